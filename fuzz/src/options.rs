@@ -8,8 +8,6 @@ use std::ffi::OsString;
 use std::iter;
 use std::os::unix::ffi::OsStringExt;
 
-use daemon::options;
-
 /// Arguments in front of the input's own, by its first byte: a line of its own, or one option's
 /// argument with what it may refer to.
 const FRONTS: &[&[&str]] = &[

@@ -39,7 +39,7 @@ pub fn takeover_wire(data: &[u8]) {
         }
     });
     shutdown(&old, rustix::net::Shutdown::Write).expect("the socket is open");
-    match daemon::read_hand_over(new) {
+    match takeover::read_hand_over(new) {
         Ok(sessions) => sessions.into_iter().for_each(|state| go_on(state, shape)),
         Err(error) => assert!(!error.is_empty()),
     }

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::{self, Display};
 use std::path::Path;
 
-use daemon::options::nearest;
+use options::nearest;
 
 /// The program's own name.
 pub(crate) const PROGRAM: &str = "ringloom";

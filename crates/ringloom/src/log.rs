@@ -8,7 +8,7 @@ use std::panic;
 use std::path::Path;
 use std::sync::Arc;
 
-use daemon::log::{Log, Severity};
+use daemon::{Log, Severity};
 use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::time::SystemTime;

@@ -2,7 +2,7 @@
 //!
 //! Started under the name `qemu-storage-daemon` it is `ringloom serve`.
 //!
-//! Not here: the options of `serve` (`daemon::options`), `tune` and `report` (`tuner`).
+//! Not here: the options of `serve` (`options`), `tune` and `report` (`tuner`).
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -17,9 +17,8 @@ use std::sync::Arc;
 
 use arguments::{Invocation, Subcommand};
 use clap::Parser;
-use daemon::log::Log;
-use daemon::options::{self, ServeCommand};
-use daemon::serve::{self, ServeError};
+use daemon::{Log, ServeError, close_inherited};
+use options::ServeCommand;
 
 fn main() -> ExitCode {
     let called = match arguments::read(env::args_os()) {
@@ -43,7 +42,7 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
         Ok(ServeCommand::Serve(plan)) => plan,
         Err(error) => return output::fail(program, &error),
     };
-    if let Err(error) = serve::close_inherited(&plan) {
+    if let Err(error) = close_inherited(&plan) {
         return output::fail(program, &error);
     }
     let log = match Log::open(&plan) {
@@ -51,7 +50,7 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
         Err(error) => return output::fail(program, &error),
     };
     log::start(&log, plan.log_file.as_deref());
-    match serve::serve(plan, &log) {
+    match daemon::serve(plan, &log) {
         Ok(()) => {
             log.settle();
             ExitCode::SUCCESS

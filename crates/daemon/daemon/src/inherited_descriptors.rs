@@ -10,7 +10,9 @@ use std::ffi::OsStr;
 use std::os::fd::RawFd;
 use std::path::Path;
 
-use crate::options::{Plan, PlanStep};
+use graph::Blockdev;
+
+use options::{Plan, PlanStep};
 
 /// Where descriptors have names.
 const DIRECTORIES: [&str; 2] = ["/dev/fd", "/proc/self/fd"];
@@ -46,8 +48,7 @@ fn paths_of(step: &PlanStep) -> Vec<&Path> {
     match step {
         PlanStep::Object(_) => Vec::new(),
         PlanStep::Blockdev(blockdev) => {
-            let files = blockdev.nodes().into_iter().flat_map(|node| node.options.needs().files);
-            files.map(|file| file.path).collect()
+            blockdev.nodes().into_iter().flat_map(Blockdev::files).collect()
         }
         PlanStep::Export(export) => vec![&export.socket.path],
     }
@@ -74,7 +75,8 @@ fn passed(for_process: Option<String>, count: Option<String>, own: u32) -> Vec<R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{ServeCommand, parse};
+    use options::ServeCommand;
+    use options::parse;
 
     #[track_caller]
     fn check(path: &str, expected: Option<RawFd>) {

@@ -20,9 +20,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use options::{Daemonize, Plan};
 use rustix::fs::OFlags;
 
-use crate::options::{Daemonize, Plan};
 use queue::{LineDestination, LogLine, LogQueue};
 use system::SystemLog;
 

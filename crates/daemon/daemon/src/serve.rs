@@ -14,26 +14,26 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use block::{LogRateLimit, OwnerProcess, SystemClock};
-use host::{DaemonizeError, ForkResult, ReadinessPipe, StartOutcome};
+use control::{BuildError, DaemonState, PreparedExport};
+use exports::{
+    DescriptorCheck, DescriptorCheckStartError, ExportClaimError, LOCK_WAIT_MAX, WaitPolicy,
+    attach_lines,
+};
+use graph::StorageWatchdog;
+use host::{
+    DaemonizeError, ForkResult, Pidfile, PidfileError, ReadinessPipe, StartOutcome, chain_of,
+};
 use kernel_io::{FileKind, FileTable};
-
-use crate::attach::attach_lines;
-use crate::build::{BuildError, Daemon, PreparedExport};
-use crate::claim::{ExportClaimError, LOCK_WAIT_MAX, WaitPolicy};
-use crate::descriptor_check::{DescriptorCheck, DescriptorCheckStartError};
-use crate::error_chain::chain_of;
-use crate::guest_memory;
-use crate::inherited_descriptors;
-use crate::log::Log;
-use crate::options::{Daemonize, Plan, PlanStep, TakeoverMode};
-use crate::pidfile::{Pidfile, PidfileError};
-use crate::sandbox::{Sandbox, SandboxError};
-use crate::signals::{MainEvent, SignalListener};
-use crate::storage_watchdog::StorageWatchdog;
-use crate::takeover::{
+use options::{Daemonize, Plan, PlanStep, TakeoverMode};
+use sandbox::{Sandbox, SandboxError};
+use takeover::{
     Predecessor, TakeoverError, TakeoverListener, TakeoverOutcome, TakeoverResult, answer,
     take_over,
 };
+
+use crate::inherited_descriptors;
+use crate::log::Log;
+use crate::signals::{MainEvent, SignalListener};
 use crate::uevents::UeventMonitor;
 
 /// How long a new process waits for the storage of one file before the old one has been asked for anything.
@@ -121,7 +121,7 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
         Sandbox::prepare(plan.sandbox, &plan.sandbox_needs()).map_err(ServeError::Sandbox)?;
     let watch = start_threads(log, sandbox.as_deref()).map_err(failed("start its threads"))?;
     let (clock, checked) = (Arc::new(SystemClock), Arc::clone(&check));
-    let mut built = Daemon::nothing(&files, &clock, sandbox.as_ref(), checked)?;
+    let mut built = DaemonState::nothing(&files, &clock, sandbox.as_ref(), checked)?;
     built.set_watchdog(&watch);
     // Before anybody is replaced, so that whoever wants to replace this one asks and does not kill.
     let takeover_listener = TakeoverListener::open();
@@ -196,7 +196,7 @@ fn raise_limits() {
 /// Carries the plan out up to where clients can connect, and wait to be accepted.
 fn start(
     plan: &Plan,
-    built: &mut Daemon,
+    built: &mut DaemonState,
     watch: &StorageWatchdog,
     attention: &mut SignalListener,
 ) -> Result<TakeoverOutcome, ServeError> {
@@ -204,13 +204,13 @@ fn start(
     match plan.takeover {
         TakeoverMode::Never => {
             // Before any wait for an image: whoever serves the socket has the image, too.
-            plan.exports().try_for_each(Daemon::check_unserved)?;
+            plan.exports().try_for_each(DaemonState::check_unserved)?;
             let policy = &mut WaitPolicy { limit: LOCK_WAIT_MAX, wait: attention, rate };
             let prepared = prepare(plan, built)?;
             prepared.iter().try_for_each(|prepared| built.claim(prepared, policy))?;
             // Whoever sees a socket may count on an end in good order.
             attention.shut_down_gracefully();
-            let listen = |prepared| Daemon::listen(&prepared).map(|socket| (prepared, socket));
+            let listen = |prepared| DaemonState::listen(&prepared).map(|socket| (prepared, socket));
             let listening = prepared.into_iter().map(listen).collect::<Result<_, _>>()?;
             Ok(TakeoverOutcome { listening, predecessor: None })
         }
@@ -227,11 +227,10 @@ fn start(
 }
 
 /// Makes what the plan asks for, in its order, up to what the exports claim. Blocks.
-fn prepare(plan: &Plan, built: &mut Daemon) -> Result<Vec<PreparedExport>, BuildError> {
+fn prepare(plan: &Plan, built: &mut DaemonState) -> Result<Vec<PreparedExport>, BuildError> {
     let mut prepared = Vec::new();
     built.allow_named_files(&plan.named_files);
-    let bytes_max = plan.guest_memory.bytes_max;
-    let bytes_max = bytes_max.unwrap_or(guest_memory::session_bytes_max(plan.exports().count()));
+    let bytes_max = plan.guest_memory.session_bytes_max(plan.exports().count());
     for step in &plan.steps {
         match step {
             PlanStep::Object(object) => built.add_object(object)?,
@@ -239,7 +238,7 @@ fn prepare(plan: &Plan, built: &mut Daemon) -> Result<Vec<PreparedExport>, Build
             PlanStep::Export(export) => prepared.push(built.prepare_export(export, bytes_max)?),
         }
     }
-    Daemon::share_descriptors(&prepared);
+    DaemonState::share_descriptors(&prepared);
     Ok(prepared)
 }
 
@@ -282,7 +281,7 @@ impl GuestState {
 }
 
 fn start_descriptor_check(plan: &Plan) -> Result<Arc<DescriptorCheck>, ServeError> {
-    let memory_files = guest_memory::files(&plan.guest_memory).map_err(BuildError::from)?;
+    let memory_files = plan.guest_memory.memory_files().map_err(BuildError::from)?;
     Ok(DescriptorCheck::start(&memory_files, plan.sandbox)?)
 }
 
@@ -296,7 +295,7 @@ fn leave_terminal(readiness: &ReadinessPipe, log: &Log) -> Result<(), ServeError
 
 /// Drains the exports, makes everything durable, and removes sockets and pidfile.
 fn take_down(
-    mut built: Daemon,
+    mut built: DaemonState,
     files: &FileTable,
     watch: &StorageWatchdog,
     pidfile: Option<Pidfile>,
@@ -322,7 +321,7 @@ fn wait(
     log: &Log,
     takeover_listener: Option<&TakeoverListener>,
     news: Option<&UeventMonitor>,
-    built: &Daemon,
+    built: &DaemonState,
 ) -> EndReason {
     // What has changed since the files were opened.
     built.review_devices();
@@ -351,7 +350,7 @@ fn wait(
 }
 
 /// What SIGHUP asks for: the log file is opened anew, and all disks are measured.
-fn look(log: &Log, built: &Daemon, review: &mut Option<JoinHandle<()>>) {
+fn look(log: &Log, built: &DaemonState, review: &mut Option<JoinHandle<()>>) {
     match log.open_again() {
         Ok(None) => tracing::info!("SIGHUP: files are measured again"),
         Ok(Some(path)) => {
@@ -391,7 +390,7 @@ fn write_pidfile_after(plan: &Plan, predecessor: &Predecessor) -> Option<Pidfile
 
 /// Takes down what was built before a step failed; clients may have written to it.
 fn abandon(
-    built: Daemon,
+    built: DaemonState,
     files: &FileTable,
     watch: &StorageWatchdog,
     error: ServeError,

@@ -13,15 +13,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Clock, LogRateLimit, SystemClock};
+use exports::{InterruptibleWait, WaitResult};
 use host::SignalEscalation;
+use options::{Daemonize, Plan};
 use rustix::event::{PollFd, PollFlags};
 use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::{pipe, signal_name};
+use takeover::TakeoverListener;
 
-use crate::claim::{InterruptibleWait, WaitResult};
-use crate::options::{Daemonize, Plan};
-use crate::takeover::TakeoverListener;
 use crate::uevents::UeventMonitor;
 
 /// What mean nothing. SIGXFSZ comes with the error of a write beyond RLIMIT_FSIZE, which is told with its request.

@@ -1,6 +1,6 @@
 //! Puts a filter of system calls up for all threads of the process.
 //!
-//! Not here: which calls are allowed (`daemon::sandbox`).
+//! Not here: which calls are allowed (`sandbox`).
 
 #![expect(unsafe_code, reason = "a filter is handed to the kernel by its address")]
 

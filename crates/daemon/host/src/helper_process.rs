@@ -1,7 +1,7 @@
 //! A process of its own beside this one, for what may end a process's life in the kernel.
 //!
 //! Threads: it is made while this process has one thread; the other process begins with one.
-//! Not here: what it does (`daemon::descriptor_check`).
+//! Not here: what it does (`exports::descriptor_check`).
 
 #![expect(unsafe_code, reason = "fork and signals that are ignored have no safe form")]
 

@@ -1,20 +1,25 @@
-//! What concerns the process as a whole: going to the background, signals, the filter of system calls, processes beside it.
+//! What concerns the process as a whole: going to the background, its pidfile, signals, the filter of system calls,
+//! processes beside it, errors as a log shows them.
 //!
 //! Not here: what an iothread waits with and does I/O with (`kernel_io`), and what the daemon makes of all this (`daemon`).
 
 #![deny(unsafe_code)]
 
+mod error_chain;
 mod exchange;
 mod filter;
 mod helper_process;
 mod peer;
+mod pidfile;
 mod process;
 mod signals;
 
+pub use error_chain::chain_of;
 pub use exchange::exchange_socket;
 pub use filter::{FilterError, RefusalLogging, filter_system_calls};
 pub use helper_process::start_apart;
 pub use peer::{Peer, gives_peer_processes, has_ended, peer_of, peer_process};
+pub use pidfile::{Pidfile, PidfileError};
 pub use process::{
     DaemonizeError, ForkResult, ReadinessPipe, StartOutcome, close_descriptors_but, daemonize,
     raise_open_files_limit,

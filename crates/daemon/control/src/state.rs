@@ -1,0 +1,320 @@
+//! The parts of a running daemon: iothreads, nodes and exports, made step by step.
+//!
+//! All exports are first prepared, up to everything that touches no other process: iothreads run and images
+//! are open. Then each export claims its node and listens, or goes on with a socket that was taken over.
+//!
+//! Invariants: an export's node is claimed before its socket exists, and until everything is
+//! flushed.
+
+mod change;
+mod inherit;
+mod remove;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{Claim, Clock};
+use exports::{
+    ActivationPolicy, AdoptedSession, DescriptorCheck, DiskParts, Export, ExportClaimError,
+    ExportError, ExportOptions, ExportSocket, ExportedDisk, MemoryDirectoryError, SocketError,
+    WaitPolicy, claim,
+};
+use graph::{
+    Blockdev, Graph, GraphError, ModelError, NamedFilesPolicy, ObjectKind, ObjectOptions,
+    PollOptions, StorageWatchdog,
+};
+use iothread::{
+    Confinement, Iothread, IothreadResources, PollArbiter, PollLimit, PollSettings, SpawnError,
+};
+use kernel_io::{FileTable, ReactorChoice};
+use sandbox::Sandbox;
+
+pub use change::GraphChangeError;
+
+/// The name of the iothread that serves exports which name none.
+const MAIN: &str = "main";
+
+/// All running parts of the daemon: iothreads, block graph, claims, exports.
+#[derive(Debug)]
+pub struct DaemonState {
+    // Dropped in this order: exports use iothreads, and what was claimed.
+    exports: Vec<Export>,
+    claims: Vec<ExportClaim>,
+    iothreads: HashMap<String, Arc<Iothread>>,
+    graph: Graph,
+    files: Arc<FileTable>,
+    clock: Arc<dyn Clock>,
+    polling: Arc<PollArbiter>,
+    sandbox: Option<Arc<Sandbox>>,
+    descriptor_check: Arc<DescriptorCheck>,
+}
+
+/// An export whose node and iothreads are ready; it lacks its claim and its socket.
+#[derive(Debug)]
+pub struct PreparedExport {
+    /// What was asked for.
+    pub options: ExportOptions,
+    /// What it offers.
+    pub offer: Arc<ExportedDisk>,
+}
+
+/// The claim of an export on its node.
+#[derive(Debug)]
+struct ExportClaim {
+    export: String,
+    /// There is none while a change of the graph is under way.
+    claim: Option<Claim>,
+}
+
+/// The daemon could not be built as the command line asks.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// The kernel does not say which CPUs there are.
+    #[error("cannot find out which CPUs may be used")]
+    Cpus(#[source] std::io::Error),
+    /// A directory that was named cannot hold guest memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryDirectoryError),
+    /// An iothread could not be started.
+    #[error(transparent)]
+    Iothread(#[from] SpawnError),
+    /// A node could not be made.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// An object or an export does not fit what there is.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// An export could not claim its node.
+    #[error(transparent)]
+    Claim(#[from] ExportClaimError),
+    /// An export's socket could not be made.
+    #[error("export {export}")]
+    Socket {
+        /// The export.
+        export: String,
+        /// Why.
+        #[source]
+        source: SocketError,
+    },
+    /// An export's thread could not be confined.
+    #[error("export {export}: its thread cannot be confined")]
+    Confine {
+        /// The export.
+        export: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// An export could not be started.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+}
+
+impl DaemonState {
+    /// Nothing yet.
+    pub fn nothing<C: Clock + 'static>(
+        files: &Arc<FileTable>,
+        clock: &Arc<C>,
+        sandbox: Option<&Arc<Sandbox>>,
+        descriptor_check: Arc<DescriptorCheck>,
+    ) -> Result<Self, BuildError> {
+        Ok(Self {
+            exports: Vec::new(),
+            claims: Vec::new(),
+            iothreads: HashMap::new(),
+            graph: Graph::new(Arc::clone(files), Arc::clone(clock) as Arc<dyn Clock>),
+            files: Arc::clone(files),
+            clock: Arc::clone(clock) as Arc<dyn Clock>,
+            polling: PollArbiter::of_process().map(Arc::new).map_err(BuildError::Cpus)?,
+            sandbox: sandbox.cloned(),
+            descriptor_check,
+        })
+    }
+
+    /// What waits for storage is told of from now on.
+    pub fn set_watchdog(&mut self, watch: &Arc<StorageWatchdog>) {
+        self.graph.set_watchdog(watch);
+    }
+
+    /// Files that only images name are opened from now on as far as this says.
+    pub fn allow_named_files(&mut self, allowed: &NamedFilesPolicy) {
+        self.graph.allow_named_files(allowed);
+    }
+
+    /// Makes an object: starts an iothread, or makes a throttle group.
+    pub fn add_object(&mut self, object: &ObjectOptions) -> Result<(), BuildError> {
+        match object.kind {
+            ObjectKind::Iothread(polling) => {
+                self.graph.add_object(object.name())?;
+                self.spawn(&object.id, settings(polling))?;
+            }
+            ObjectKind::ThrottleGroup(limits) => {
+                self.graph.add_throttle_group(&object.id, limits)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a node, and the nodes written inside it. Blocks.
+    pub fn add_node(&mut self, blockdev: &Blockdev) -> Result<(), BuildError> {
+        Ok(self.graph.add(blockdev)?)
+    }
+
+    /// Checks an export and makes what it lacks but its claim and its socket. A session of it may map so many bytes.
+    pub fn prepare_export(
+        &mut self,
+        options: &ExportOptions,
+        memory_bytes_max: u64,
+    ) -> Result<PreparedExport, BuildError> {
+        let config = options.blk_config(&**self.graph.node(&options.node_name)?)?;
+        let activity = self.graph.activity(&options.node_name)?;
+        let node = self.graph.add_export(options.entry())?;
+        let parts = DiskParts {
+            node,
+            config,
+            activity,
+            files: self.graph.files_below(&options.node_name),
+            iothreads: self.iothreads_of(options)?,
+            memory_bytes_max,
+            clock: Arc::clone(&self.clock),
+        };
+        let offer = ExportedDisk::new(&options.id, parts, &self.descriptor_check)?;
+        Ok(PreparedExport { options: options.clone(), offer: Arc::new(offer) })
+    }
+
+    /// Shares what the process may have open among the sessions of all exports.
+    pub fn share_descriptors(prepared: &[PreparedExport]) {
+        let disks: Vec<&ExportedDisk> = prepared.iter().map(|it| &*it.offer).collect();
+        exports::share_descriptors(&disks);
+    }
+
+    /// Claims what the export needs, unless it does that only when it serves rings. Blocks.
+    pub fn claim(
+        &mut self,
+        prepared: &PreparedExport,
+        policy: &mut WaitPolicy<'_>,
+    ) -> Result<(), BuildError> {
+        let ExportedDisk { id, node, activation, .. } = &*prepared.offer;
+        if let ActivationPolicy::Always = activation {
+            let claim = Some(claim(id, &**node, prepared.offer.rights(), &*self.clock, policy)?);
+            self.claims.push(ExportClaim { export: id.clone(), claim });
+        }
+        Ok(())
+    }
+
+    /// Begins to accept clients, on a thread behind the fences. What is needed has been claimed.
+    pub fn start(
+        &mut self,
+        prepared: PreparedExport,
+        socket: ExportSocket,
+        adopted: Option<AdoptedSession>,
+    ) -> Result<(), BuildError> {
+        let ExportedDisk { id, iothreads, .. } = &*prepared.offer;
+        let names: Vec<&str> = iothreads.iter().map(|iothread| iothread.name()).collect();
+        let (names, path) = (names.join(", "), socket.path().to_path_buf());
+        let clock = Arc::clone(&self.clock);
+        let (id, export) = (id.clone(), id.clone());
+        let start = || Export::start(prepared.offer, socket, adopted, clock);
+        let started = match &self.sandbox {
+            Some(sandbox) => {
+                sandbox.inside(start).map_err(|source| BuildError::Confine { export, source })?
+            }
+            None => start(),
+        };
+        self.exports.push(started?);
+        tracing::info!("export {id}: listening on {}, served by {names}", path.display());
+        Ok(())
+    }
+
+    /// The exports that were started.
+    pub fn exports(&self) -> &[Export] {
+        &self.exports
+    }
+
+    /// The files of all nodes.
+    pub fn files(&self) -> &FileTable {
+        &self.files
+    }
+
+    /// Makes the socket of an export. Clients can connect from now on, and wait.
+    pub fn listen(
+        PreparedExport { options, .. }: &PreparedExport,
+    ) -> Result<ExportSocket, BuildError> {
+        let export = options.id.clone();
+        ExportSocket::listen(&options.socket)
+            .map_err(|source| BuildError::Socket { export, source })
+    }
+
+    /// Whether nobody serves the socket of that export. Blocks for as long as a process that is about to end may take.
+    pub fn check_unserved(options: &ExportOptions) -> Result<(), BuildError> {
+        let failed = |source| BuildError::Socket { export: options.id.clone(), source };
+        exports::wait_until_unserved(&options.socket.path).map_err(failed)
+    }
+
+    /// Has every export that stands on a block device look at its size, and tell its front end if that is news.
+    pub fn review_devices(&self) {
+        for export in &self.exports {
+            export.offer().size.review_devices();
+        }
+    }
+
+    /// What all exports offer, with their sizes.
+    pub fn offers(&self) -> Vec<Arc<ExportedDisk>> {
+        self.exports.iter().map(Export::share_offer).collect()
+    }
+
+    /// Makes all exports stop, without waiting for it.
+    pub fn begin_stop(&self) {
+        for export in &self.exports {
+            export.begin_stop();
+        }
+    }
+
+    /// Stops all exports, together. Iothreads and claims stay until this is dropped.
+    pub fn stop_exports(&mut self) {
+        self.begin_stop();
+        for export in std::mem::take(&mut self.exports) {
+            let id = &export.offer().id;
+            let files = self.graph.files_below_export(id);
+            let paths: Vec<_> = files.iter().map(|it| it.path().display().to_string()).collect();
+            let what = format!("export {id} ({}): stopping", paths.join(", "));
+            self.graph.watch().during(what, || drop(export));
+        }
+    }
+
+    fn spawn(&mut self, id: &str, settings: PollSettings) -> Result<Arc<Iothread>, SpawnError> {
+        let host = IothreadResources {
+            files: Arc::clone(&self.files),
+            clock: Arc::clone(&self.clock),
+            polling: Arc::clone(&self.polling),
+            reactors: ReactorChoice::Any,
+            confine: self.sandbox.clone().map(|sandbox| sandbox as Arc<dyn Confinement>),
+        };
+        let iothread = Iothread::spawn(id, host, settings).map(Arc::new)?;
+        self.iothreads.insert(id.to_owned(), Arc::clone(&iothread));
+        Ok(iothread)
+    }
+
+    /// The iothreads that serve an export, all of which there are.
+    fn iothreads_of(&mut self, options: &ExportOptions) -> Result<Vec<Arc<Iothread>>, BuildError> {
+        if options.iothreads.is_empty() {
+            return Ok(vec![match self.iothreads.get(MAIN) {
+                Some(main) => Arc::clone(main),
+                None => self.spawn(MAIN, PollSettings::OFF)?,
+            }]);
+        }
+        Ok(options.iothreads.iter().map(|id| Arc::clone(&self.iothreads[id])).collect())
+    }
+}
+
+fn settings(options: PollOptions) -> PollSettings {
+    let PollOptions { max_ns, grow, shrink } = options;
+    let default = PollSettings::default();
+    match max_ns {
+        None => PollSettings { grow, shrink, ..default },
+        Some(ns) => {
+            PollSettings { max: Duration::from_nanos(ns), grow, shrink, limit: PollLimit::Strict }
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Changes the graph below exports while their guests run.
+//!
+//! Prepare: what would go wrong is looked for first; what the exports above need of the new nodes is
+//! claimed, so that nobody else can have it; what was written is made durable; everything that stands above is
+//! drained on all iothreads; the nodes are put into their places; what the exports need of the graph with them is
+//! claimed. Commit: lanes are opened again, on all iothreads or, if one cannot, on the old nodes; requests go on; what
+//! the exports no longer need is given back. Abort: the old nodes are put back, and requests go on there.
+//!
+//! Invariants: a change that fails leaves the graph, the claims and the guests as they were. No export is
+//! without its claim at any time, and none is in flight on a node without one. A file may take the place of another
+//! one on the same image, opened in another way: its locks are then never missing, and both are never written at once.
+//! Threads: the first one; sessions go on meanwhile and wait at most for the drain.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{Claim, ClaimError, LaneError, SystemClock};
+use exports::{ActivationPolicy, ClaimLock, Export, ExportedDisk};
+use graph::{Graph, GraphChange, GraphChangeRefusal, ModelError, NodeReplacement};
+use iothread::{DrainTimeout, DrainedSection};
+use kernel_io::{FileReplacement, LockHandOver};
+
+use super::{DaemonState, ExportClaim};
+
+/// How long a change waits for requests in flight: as long as for a lock.
+const DRAIN_MAX: Duration = Duration::from_secs(30);
+
+/// The graph could not be changed: it is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum GraphChangeError {
+    /// It may not be.
+    #[error(transparent)]
+    Fault(#[from] GraphChangeRefusal),
+    /// It may not be.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A session is waiting for the image.
+    #[error("export {export} is being activated or inactivated just now")]
+    Activation {
+        /// The export.
+        export: String,
+    },
+    /// The new node cannot be had.
+    #[error("export {export}")]
+    Claim {
+        /// The export that needs it.
+        export: String,
+        /// Why.
+        #[source]
+        source: ClaimError,
+    },
+    /// What is in flight on a disk that hangs cannot be waited for.
+    #[error(transparent)]
+    Busy(#[from] DrainTimeout),
+    /// What was written might be lost with the old node.
+    #[error("export {export}: a flush failed")]
+    Flush {
+        /// The export.
+        export: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The size of the file that takes the place of another one could not be had.
+    #[error("{}: cannot ask for its size", path.display())]
+    Measure {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// An iothread cannot use the new node.
+    #[error("iothread {iothread}")]
+    Lane {
+        /// Which one.
+        iothread: String,
+        /// Why.
+        #[source]
+        source: LaneError,
+    },
+}
+
+/// A prepared change of the graph: new nodes are in place and nothing is in flight. Dropped without commit, it is
+/// rolled back.
+#[must_use = "dropped, it is taken back"]
+struct GraphTransaction<'a> {
+    change: Option<GraphChange>,
+    // Dropped in this order, once the places are as they were: requests go on, and what was claimed for the change is
+    // given back.
+    drained: Option<DrainedSection>,
+    above: Vec<AffectedExport<'a>>,
+    _hand_over: LockHandOver<'a>,
+    graph: &'a mut Graph,
+}
+
+/// An export above a change of the graph, with its claims before and after.
+struct AffectedExport<'a> {
+    offer: &'a ExportedDisk,
+    held: ClaimAccess<'a>,
+    /// What is held of the new nodes besides.
+    new_claims: Vec<Claim>,
+    /// What is held in the graph as it is with the change.
+    after: Option<Claim>,
+}
+
+/// Access to an export's claim: a permanent one, or one on demand that is locked meanwhile.
+enum ClaimAccess<'a> {
+    Always(&'a mut Option<Claim>),
+    OnDemand(ClaimLock<'a>),
+}
+
+impl AffectedExport<'_> {
+    fn claim(&mut self) -> &mut Option<Claim> {
+        match &mut self.held {
+            ClaimAccess::Always(claim) => claim,
+            ClaimAccess::OnDemand(still) => still.claim(),
+        }
+    }
+
+    fn export(&self) -> String {
+        self.offer.id.clone()
+    }
+
+    fn flush(&mut self) -> Result<(), GraphChangeError> {
+        let export = self.export();
+        match self.claim() {
+            Some(claim) => {
+                claim.flush().map_err(|source| GraphChangeError::Flush { export, source })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Claims what the new nodes need, if it holds anything, besides what it holds.
+    fn claim_ahead(&mut self, change: &GraphChange) -> Result<(), GraphChangeError> {
+        if self.claim().is_some() {
+            for node in change.nodes() {
+                let claimed = node.claim(self.offer.rights());
+                let failed = |source| GraphChangeError::Claim { export: self.export(), source };
+                self.new_claims.push(claimed.map_err(failed)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims what the graph of now needs, besides what is held.
+    fn claim_after(&mut self) -> Result<(), GraphChangeError> {
+        let export = self.export();
+        if self.claim().is_some() {
+            let claimed = self.offer.node.claim(self.offer.rights());
+            let failed = |source| GraphChangeError::Claim { export, source };
+            self.after = Some(claimed.map_err(failed)?);
+        }
+        Ok(())
+    }
+
+    /// Holds what the graph of now needs, and no more.
+    fn settle(&mut self) {
+        if let Some(after) = self.after.take() {
+            *self.claim() = Some(after);
+            self.new_claims.clear();
+        }
+    }
+}
+
+/// What there is to know of these exports for a change below them.
+fn aboves<'a>(
+    offers: impl Iterator<Item = &'a ExportedDisk>,
+    claims: &'a mut [ExportClaim],
+) -> Result<Vec<AffectedExport<'a>>, GraphChangeError> {
+    let mut always: HashMap<&str, &mut Option<Claim>> =
+        claims.iter_mut().map(|it| (it.export.as_str(), &mut it.claim)).collect();
+    let above = |offer: &'a ExportedDisk| {
+        let held = match &offer.activation {
+            ActivationPolicy::Always => {
+                let held = always.remove(offer.id.as_str());
+                ClaimAccess::Always(held.expect("an export that was started has its claim"))
+            }
+            ActivationPolicy::WhileServed(on_demand) => {
+                let busy = || GraphChangeError::Activation { export: offer.id.clone() };
+                ClaimAccess::OnDemand(on_demand.lock_claim().ok_or_else(busy)?)
+            }
+        };
+        Ok(AffectedExport { offer, held, new_claims: Vec::new(), after: None })
+    };
+    offers.map(above).collect()
+}
+
+impl DaemonState {
+    /// Puts nodes into places below nodes or exports while guests run: all of them, or none. Each must hold the same
+    /// bytes as the one that it replaces; the graph does not look at them. Blocks, as long as the longest request in
+    /// flight, or [`DRAIN_MAX`].
+    pub fn replace(&mut self, replacements: &[NodeReplacement]) -> Result<(), GraphChangeError> {
+        self.prepare_change(replacements)?.commit()?;
+        for NodeReplacement { user, key, by } in replacements {
+            tracing::info!("{user}: its child '{key}' is node {by} now");
+        }
+        Ok(())
+    }
+
+    /// Does all of a change that can fail, but opening lanes.
+    fn prepare_change(
+        &mut self,
+        replacements: &[NodeReplacement],
+    ) -> Result<GraphTransaction<'_>, GraphChangeError> {
+        let change = self.graph.change(replacements)?;
+        let Self { exports, claims, iothreads, graph, files, .. } = self;
+        let hand_over = files.hand_over(change.successions.clone());
+        let offers = exports.iter().map(Export::offer);
+        let above = offers.filter(|offer| change.exports.contains(&offer.id));
+        let mut above = aboves(above, claims)?;
+        above.iter_mut().try_for_each(|above| above.claim_ahead(&change))?;
+        // Almost all of it while guests run, and the rest, which is soon done, while they wait.
+        above.iter_mut().try_for_each(AffectedExport::flush)?;
+        let nodes = above.iter().map(|above| Arc::clone(&above.offer.node)).collect();
+        let iothreads = iothreads.values().cloned().collect();
+        let drained = Some(DrainedSection::begin(iothreads, nodes, DRAIN_MAX, &SystemClock)?);
+        above.iter_mut().try_for_each(AffectedExport::flush)?;
+        for FileReplacement { before, after } in &change.successions {
+            let path = before.path().to_owned();
+            after.measure().map_err(|source| GraphChangeError::Measure { path, source })?;
+        }
+        let mut transaction =
+            GraphTransaction { change: Some(change), drained, above, _hand_over: hand_over, graph };
+        transaction.swap();
+        transaction.above.iter_mut().try_for_each(AffectedExport::claim_after)?;
+        Ok(transaction)
+    }
+}
+
+impl GraphTransaction<'_> {
+    fn swap(&mut self) {
+        if let Some(change) = &mut self.change {
+            change.swap();
+        }
+    }
+
+    /// Has requests go on on the new nodes. If a lane cannot be opened on one of them, the change is taken back.
+    fn commit(mut self) -> Result<(), GraphChangeError> {
+        let drained = self.drained.take().expect("it is drained until it is over");
+        if let Err(refused) = drained.end() {
+            let (iothread, source) = (refused.iothread, refused.source);
+            // If this fails too, it is said, and requests fail.
+            self.drained = Some(refused.drained);
+            return Err(GraphChangeError::Lane { iothread, source });
+        }
+        let change = self.change.take().expect("a change is committed once");
+        self.graph.changed(change);
+        for above in &mut self.above {
+            above.offer.size.set_files(self.graph.files_below_export(&above.offer.id));
+            above.settle();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for GraphTransaction<'_> {
+    fn drop(&mut self) {
+        self.swap();
+    }
+}

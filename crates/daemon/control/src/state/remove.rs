@@ -1,0 +1,47 @@
+//! Takes exports, nodes and objects away while others are served.
+//!
+//! Invariants: what something stands on, or names, stays; an export lets go of its node only when what was written is
+//! durable.
+//! Threads: the first one.
+
+use exports::ActivationPolicy;
+use graph::ModelError;
+
+use super::{DaemonState, GraphChangeError};
+
+impl DaemonState {
+    /// Ends an export: its clients are disconnected, its socket is removed. Blocks, as long as its requests in flight.
+    /// If what was written cannot be made durable the export is gone all the same, and its claim stays, so that nobody
+    /// goes on with an image that lacks something.
+    pub fn remove_export(&mut self, id: &str) -> Result<(), GraphChangeError> {
+        let place = self.exports.iter().position(|export| export.offer().id == id);
+        let missing = || ModelError::NoExport { id: id.to_owned() };
+        let export = self.exports.remove(place.ok_or_else(missing)?);
+        let offer = export.share_offer();
+        drop(export);
+        self.graph.remove_export(id)?;
+        if let ActivationPolicy::Always = offer.activation
+            && let Some(place) = self.claims.iter().position(|claimed| claimed.export == id)
+        {
+            if let Some(claim) = &self.claims[place].claim {
+                let failed = |source| GraphChangeError::Flush { export: id.to_owned(), source };
+                claim.flush().map_err(failed)?;
+            }
+            self.claims.remove(place);
+        }
+        tracing::info!("export {id}: removed");
+        Ok(())
+    }
+
+    /// Removes a node on which nothing stands, and what was written inside it and nothing else uses.
+    pub fn remove_node(&mut self, name: &str) -> Result<(), ModelError> {
+        self.graph.remove(name)
+    }
+
+    /// Removes an object that nothing names: an iothread ends.
+    pub fn remove_object(&mut self, id: &str) -> Result<(), ModelError> {
+        self.graph.remove_object(id)?;
+        self.iothreads.remove(id);
+        Ok(())
+    }
+}

@@ -1,0 +1,220 @@
+//! `--export`: vhost-user-blk on a UNIX socket.
+//!
+//! Limits: 256 queues (docs/limits.md), logical blocks of 512 bytes to 2 MiB
+//! (QEMU's), socket paths of 107 bytes (the kernel's `sun_path` with its terminating zero).
+//! Not here: nbd, fuse and vduse-blk exports; they are refused by name.
+
+use std::path::PathBuf;
+
+use block::{Access, Node};
+use graph::NewExport;
+use syntax::{
+    ArgumentError, Keys, OptionFields, Union, ValueType, is_identifier, optional, required,
+};
+use virtio::{BlkConfig, CacheMode};
+
+use crate::export_error::ExportError;
+
+/// The most queues of one export; so many offers one that offers as many as a front end asks for.
+const QUEUES_MAX: u16 = 256;
+
+/// The block size without `logical-block-size`.
+pub const LOGICAL_BLOCK_BYTES: u32 = 512;
+
+/// The largest block size, as in QEMU.
+const LOGICAL_BLOCK_BYTES_MAX: u32 = 2 << 20;
+
+/// The longest path that fits `sun_path`.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// The export types that work.
+const SUPPORTED: &[&str] = &["vhost-user-blk"];
+
+/// The export types that qemu-storage-daemon has and ringloom does not have yet.
+const LATER: &[&str] = &["nbd", "fuse", "vduse-blk"];
+
+/// The keys of `type=vhost-user-blk`.
+pub static VHOST_USER_BLK: Keys = Keys {
+    of: "--export type=vhost-user-blk",
+    supported: &[&[
+        required("type", ValueType::Text),
+        required("id", ValueType::Text),
+        required("node-name", ValueType::Text),
+        required("addr", ValueType::Union(&ADDR)),
+        optional("writable", ValueType::Flag),
+        optional("logical-block-size", ValueType::Size),
+        optional("num-queues", ValueType::Number),
+        optional("iothread", ValueType::Texts),
+        optional("writethrough", ValueType::Flag),
+    ]],
+    later: &[&["allow-inactive", "fixed-iothread"]],
+};
+
+/// The kinds of addresses.
+static ADDR: Union =
+    Union { tag: "type", default: None, branches: &[("unix", UNIX)], later: &["fd"] };
+
+const UNIX: Keys = Keys {
+    of: "addr.type=unix",
+    supported: &[&[required("type", ValueType::Text), required("path", ValueType::Text)]],
+    later: &[&["abstract", "tight"]],
+};
+
+/// The argument of `--export`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExportOptions {
+    /// Its name.
+    pub id: String,
+    /// The node to offer.
+    pub node_name: String,
+    /// Where to listen.
+    pub socket: SocketOptions,
+    /// Whether clients may write.
+    pub writable: bool,
+    /// The block size a guest sees in bytes: a power of two, 512 to 2 MiB.
+    pub logical_block_size: u32,
+    /// How many queues are offered, 1 to 256; `None` is as many as the front end asks for.
+    pub num_queues: Option<u16>,
+    /// The iothreads that serve the queues, round-robin. Empty is `none`.
+    pub iothreads: Vec<String>,
+    /// Whether changes are durable as soon as they are answered, until a driver asks for another
+    /// mode.
+    pub writethrough: bool,
+}
+
+impl ExportOptions {
+    /// The export for the model.
+    pub fn entry(&self) -> NewExport<'_> {
+        NewExport {
+            id: &self.id,
+            node: &self.node_name,
+            access: if self.writable { Access::ReadWrite } else { Access::ReadOnly },
+            iothreads: &self.iothreads,
+            socket: &self.socket.path,
+        }
+    }
+
+    /// What a guest is told about the disk, which that node is.
+    pub fn blk_config(&self, node: &dyn Node) -> Result<BlkConfig, ExportError> {
+        let (export, name) = (self.id.clone(), node.name().to_owned());
+        let block = self.logical_block_size;
+        let bytes = node.size().0.0;
+        if !bytes.is_multiple_of(u64::from(block)) {
+            return Err(ExportError::Size { export, node: name, bytes, block });
+        }
+        let limits = node.limits();
+        Ok(BlkConfig {
+            size: node.size(),
+            logical_block: block,
+            physical_block: limits.physical_block.get().max(block),
+            queues: self.num_queues.unwrap_or(QUEUES_MAX),
+            access: self.entry().access,
+            discard: self.writable,
+            discard_granularity: limits.discard_granularity.get().max(block),
+            unmap: limits.discard,
+            write_zeroes: self.writable,
+            cache: if self.writethrough { CacheMode::WriteThrough } else { CacheMode::WriteBack },
+        })
+    }
+}
+
+/// The UNIX socket of an export.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SocketOptions {
+    /// Its path as written, at most 107 bytes.
+    pub path: PathBuf,
+    /// Its permission bits, if not those the umask leaves.
+    pub mode: Option<u32>,
+    /// Its group, by name or number, if not the process's.
+    pub group: Option<String>,
+}
+
+/// A value that an export's options cannot have.
+#[derive(Debug, thiserror::Error)]
+enum ExportOptionsError {
+    /// A block size that no guest can have.
+    #[error("parameter logical-block-size must be a power of 2 between 512 and 2097152, not {0}")]
+    LogicalBlockSize(u64),
+    /// Too few or too many queues.
+    #[error("parameter num-queues must be between 1 and 256, not {0}")]
+    NumQueues(u64),
+    /// A socket path that the kernel cannot take.
+    #[error("socket path '{}' has {bytes} bytes; the limit is 107", path.display())]
+    SocketPathTooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length.
+        bytes: usize,
+    },
+}
+
+impl ExportOptions {
+    /// Reads the argument of `--export`.
+    pub fn parse(text: &str) -> Result<Self, ArgumentError> {
+        let mut fields = OptionFields::parse(text, "type")?;
+        let kind = fields.required_text("type")?;
+        if LATER.contains(&kind.as_str()) {
+            let accepted = SUPPORTED.to_vec();
+            return Err(ArgumentError::ValueNotYet {
+                key: "export type".to_owned(),
+                value: kind,
+                accepted,
+            });
+        }
+        if !SUPPORTED.contains(&kind.as_str()) {
+            return Err(fields.unknown_value("type", kind, SUPPORTED));
+        }
+        fields.check_keys(&VHOST_USER_BLK)?;
+        let id = fields.required_text("id")?;
+        if !is_identifier(&id) {
+            return Err(ArgumentError::NotAnIdentifier { key: "id", value: id });
+        }
+        Ok(Self {
+            id,
+            node_name: fields.required_text("node-name")?,
+            socket: SocketOptions { path: addr(&mut fields)?, mode: None, group: None },
+            writable: fields.flag("writable")?.unwrap_or(false),
+            logical_block_size: match fields.size("logical-block-size")? {
+                Some(bytes) => check_logical_block_size(bytes)?,
+                None => LOGICAL_BLOCK_BYTES,
+            },
+            num_queues: fields.number("num-queues")?.map(check_num_queues).transpose()?,
+            iothreads: fields.texts("iothread")?,
+            writethrough: fields.flag("writethrough")?.unwrap_or(false),
+        })
+    }
+}
+
+/// Checks a socket's path.
+pub fn check_socket_path(path: PathBuf) -> Result<PathBuf, ArgumentError> {
+    let bytes = path.as_os_str().len();
+    if bytes == 0 {
+        return Err(ArgumentError::EmptyPath { what: "socket path" });
+    }
+    if bytes > SOCKET_PATH_BYTES_MAX {
+        return Err(ArgumentError::own(ExportOptionsError::SocketPathTooLong { path, bytes }));
+    }
+    Ok(path)
+}
+
+/// Checks a number of queues.
+pub fn check_num_queues(queues: u64) -> Result<u16, ArgumentError> {
+    u16::try_from(queues)
+        .ok()
+        .filter(|queues| (1..=QUEUES_MAX).contains(queues))
+        .ok_or_else(|| ArgumentError::own(ExportOptionsError::NumQueues(queues)))
+}
+
+fn check_logical_block_size(bytes: u64) -> Result<u32, ArgumentError> {
+    u32::try_from(bytes)
+        .ok()
+        .filter(|bytes| bytes.is_power_of_two())
+        .filter(|bytes| (LOGICAL_BLOCK_BYTES..=LOGICAL_BLOCK_BYTES_MAX).contains(bytes))
+        .ok_or_else(|| ArgumentError::own(ExportOptionsError::LogicalBlockSize(bytes)))
+}
+
+fn addr(fields: &mut OptionFields) -> Result<PathBuf, ArgumentError> {
+    let missing = ArgumentError::Missing { key: fields.path("addr") };
+    let (_unix, mut addr) = fields.union("addr")?.ok_or(missing)?;
+    check_socket_path(addr.required_text("path")?.into())
+}

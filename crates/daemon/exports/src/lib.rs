@@ -1,0 +1,47 @@
+//! vhost-user-blk exports: their options, sockets, sessions, devices, claims, and what their clients may share.
+//!
+//! Where it stands: between a front end and a node of the graph. An export's thread accepts a client and runs its session;
+//! the session's rings are served on iothreads.
+//!
+//! Not here: which exports there are (`control`), what two processes say when one takes over (`takeover`).
+
+#![forbid(unsafe_code)]
+
+mod activation;
+mod attach;
+mod claim;
+mod client_log;
+mod connection;
+mod descriptor_check;
+mod descriptor_limits;
+mod device;
+mod export;
+mod export_error;
+mod export_options;
+mod export_size;
+mod guest_memory;
+mod queue_statistics;
+mod socket;
+mod takeover_pause;
+mod unshared_memory;
+
+pub use activation::{ActivationPolicy, ClaimLock, InactivateError, OnDemandClaim};
+pub use attach::{AttachFormat, attach_lines};
+pub use claim::{
+    ExportClaimError, InterruptibleWait, LOCK_WAIT_MAX, WaitPolicy, WaitResult, claim,
+};
+pub use descriptor_check::{DescriptorCheck, DescriptorCheckStartError};
+pub use descriptor_limits::share_descriptors;
+pub use device::{DiskParts, ExportedDisk};
+pub use export::{AdoptedSession, Export, FreezeRequest, FrozenExport};
+pub use export_error::ExportError;
+pub use export_options::{
+    ExportOptions, LOGICAL_BLOCK_BYTES, SocketOptions, VHOST_USER_BLK, check_num_queues,
+    check_socket_path,
+};
+pub use export_size::ExportSize;
+pub use guest_memory::{GuestMemoryOptions, MemoryDirectoryError};
+pub use socket::{
+    ExportSocket, SocketError, SocketIdentity, address, stream_socket, wait_until_unserved,
+};
+pub use takeover_pause::{TakeoverPause, monotonic};

@@ -1,0 +1,30 @@
+//! The drivers of `--blockdev`, one file each: keys, rules for children, files and objects, help, and how a node is made.
+//!
+//! Where it stands: below the graph, which asks drivers by the contract in `driver`, and the options, which read nodes by
+//! it. A new driver is a file here and a line in [`DRIVERS`].
+//!
+//! Not here: names, permissions and what stands on what (the graph).
+
+mod base;
+mod blockdev_reader;
+mod copy_on_read;
+mod delay;
+mod driver;
+mod file;
+mod file_check;
+mod node;
+mod null;
+mod qcow2;
+mod raw;
+mod stripe;
+mod table;
+#[cfg(test)]
+mod tests;
+mod throttle;
+
+pub use base::{AutoReadOnly, BASE_HELP, BaseOptions};
+pub use driver::Driver;
+pub(crate) use driver::{MadeNode, NamedFile, NodeContext, NodeError, ThrottleGroups};
+pub use file_check::{FileCheckError, file_kind, open_fault, real_directory};
+pub use node::{Blockdev, BlockdevRef, KeyedChild};
+pub use table::{DRIVERS, image_format, image_formats};

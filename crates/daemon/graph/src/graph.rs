@@ -1,0 +1,354 @@
+//! The block graph: nodes by name, built in the order of the command line, and the exports on them.
+//!
+//! Invariants: a node holds those it stands on, so upper ones are closed first, whoever lets go of them. Of
+//! a node that cannot be made nothing is left, neither what is inside it.
+
+mod change;
+mod describe;
+mod named_files;
+mod root;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use block::{Access, Clock, Node};
+use kernel_io::{Caching, FileIdentity, FileTable, OpenFile};
+use layers::{ThrottleGroup, ThrottleLimits};
+
+pub use change::GraphChangeRefusal;
+pub use change::{GraphChange, NodeReplacement};
+pub use describe::{ExportStorage, GraphPath, NodeDescription};
+pub use named_files::NamedFilesPolicy;
+pub use named_files::{NamedFileError, NamedFileRefusal, NamedFileRole};
+use root::RootNode;
+
+use crate::drivers::{
+    Blockdev, BlockdevRef, KeyedChild, MadeNode, NodeContext, NodeError, ThrottleGroups,
+};
+use crate::model::{
+    Activity, ChildRole, Edge, GraphModel, ModelError, NewExport, NewNode, NodeOwner, NodeUser,
+    ObjectName, THROTTLE_GROUP,
+};
+use crate::storage_watchdog::StorageWatchdog;
+
+/// The block graph: nodes by name, and the exports on them.
+#[derive(Debug)]
+pub struct Graph {
+    /// What there is, and what stands on what.
+    model: GraphModel,
+    /// The nodes by name.
+    vertices: HashMap<String, Vertex>,
+    /// The place below each export, by id.
+    roots: HashMap<String, Arc<block::Child>>,
+    /// The files of the images whose named files are being opened, the upper ones first.
+    naming: Vec<FileIdentity>,
+    named_files: NamedFilesPolicy,
+    throttle_groups: ThrottleGroups,
+    files: Arc<FileTable>,
+    clock: Arc<dyn Clock>,
+    watch: Arc<StorageWatchdog>,
+}
+
+/// A node of the graph, with the edges to its children.
+#[derive(Debug)]
+struct Vertex {
+    made: MadeNode,
+    places: Vec<(String, Arc<block::Child>)>,
+    /// What it was made with, by key.
+    options: Vec<(String, String)>,
+}
+
+/// The edge to a child of a node that is being made.
+#[derive(Debug)]
+struct ChildEdge {
+    edge: Edge,
+    place: Arc<block::Child>,
+}
+
+/// A node could not be made. Every message names the node.
+#[derive(Debug, thiserror::Error)]
+pub enum GraphError {
+    /// Its driver says why.
+    #[error(transparent)]
+    Driver(NodeError),
+    /// It does not fit what there is.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// What its image names cannot be opened.
+    #[error("node {node}: image {}", image.display())]
+    Named {
+        /// The node-name.
+        node: String,
+        /// The image.
+        image: PathBuf,
+        /// Why.
+        #[source]
+        source: NamedFileError,
+    },
+    /// Its file is that of an image above it which names it.
+    #[error("node {node}: {} is an image that stands on itself", path.display())]
+    StandsOnItself {
+        /// The node-name.
+        node: String,
+        /// The file.
+        path: PathBuf,
+    },
+    /// Direct I/O cannot reach the end of the file.
+    #[error(
+        "node {node}: the size of {path}, {bytes} bytes, is no multiple of the {alignment} bytes \
+         that direct I/O needs here; use cache.direct=off"
+    )]
+    Size {
+        /// The node-name.
+        node: String,
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+        /// What it should be a multiple of.
+        alignment: u32,
+    },
+}
+
+impl Graph {
+    /// An empty graph whose files go into that table. Nodes that hold requests go by that clock.
+    pub fn new(files: Arc<FileTable>, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            model: GraphModel::default(),
+            vertices: HashMap::new(),
+            roots: HashMap::new(),
+            naming: Vec::new(),
+            named_files: NamedFilesPolicy::Refused,
+            throttle_groups: HashMap::new(),
+            files,
+            clock,
+            watch: Arc::default(),
+        }
+    }
+
+    /// Files that only images name are opened from now on as far as this says.
+    pub fn allow_named_files(&mut self, allowed: &NamedFilesPolicy) {
+        self.named_files.clone_from(allowed);
+    }
+
+    /// What waits for storage is told of from now on.
+    pub fn set_watchdog(&mut self, watch: &Arc<StorageWatchdog>) {
+        self.watch = Arc::clone(watch);
+    }
+
+    /// Who tells of it.
+    pub fn watch(&self) -> &StorageWatchdog {
+        &self.watch
+    }
+
+    /// Notes an object that somebody else makes.
+    pub fn add_object(&mut self, object: ObjectName<'_>) -> Result<(), ModelError> {
+        self.model.add_object(object)
+    }
+
+    /// Makes a throttle group.
+    pub fn add_throttle_group(
+        &mut self,
+        id: &str,
+        limits: ThrottleLimits,
+    ) -> Result<(), ModelError> {
+        self.model.add_object(ObjectName { kind: THROTTLE_GROUP, id })?;
+        let group = ThrottleGroup::new(id, limits, Arc::clone(&self.clock));
+        self.throttle_groups.insert(id.to_owned(), group);
+        Ok(())
+    }
+
+    /// Lets go of an object that nothing names.
+    pub fn remove_object(&mut self, id: &str) -> Result<(), ModelError> {
+        self.model.remove_object(id)?;
+        self.throttle_groups.remove(id);
+        Ok(())
+    }
+
+    /// Makes the node that was asked for, and the nodes written inside it, or none of them. Blocks.
+    pub fn add(&mut self, blockdev: &Blockdev) -> Result<(), GraphError> {
+        let (mut made, before) = (Vec::new(), self.model.clone());
+        let name = blockdev.name_below("", "");
+        let result = self.build(blockdev, &name, NodeOwner::Operator, &mut made);
+        if result.is_err() {
+            self.model = before;
+            // Upper ones first.
+            made.iter().rev().for_each(|name| drop(self.vertices.remove(name)));
+        }
+        result
+    }
+
+    /// Lets go of a node on which nothing stands, and of what was written inside it and nothing else uses. Its files are
+    /// closed when nothing of it is in use any more.
+    pub fn remove(&mut self, name: &str) -> Result<(), ModelError> {
+        for name in self.model.remove_node(name)? {
+            self.vertices.remove(&name);
+        }
+        Ok(())
+    }
+
+    /// The node that stands below an export from now on, in a place where others may be put.
+    pub fn add_export(&mut self, export: NewExport<'_>) -> Result<Arc<dyn Node>, GraphError> {
+        let NewExport { id, node, .. } = export;
+        let place = block::Child::new(Arc::clone(self.node(node)?));
+        self.check_end(node)?;
+        self.model.add_export(export)?;
+        let root = Arc::new(RootNode::new(node, Arc::clone(&place)));
+        self.roots.insert(id.to_owned(), place);
+        Ok(root)
+    }
+
+    /// Lets go of an export.
+    pub fn remove_export(&mut self, id: &str) -> Result<(), ModelError> {
+        self.model.remove_export(id)?;
+        self.roots.remove(id);
+        Ok(())
+    }
+
+    /// The node of that name.
+    pub fn node(&self, name: &str) -> Result<&Arc<dyn Node>, ModelError> {
+        self.model.activity(name)?;
+        Ok(&self.vertices[name].made.node)
+    }
+
+    /// Which files are below that node now, each once.
+    pub fn files_below(&self, name: &str) -> Vec<Arc<OpenFile>> {
+        let (mut files, mut seen, mut next) = (Vec::new(), HashSet::new(), vec![name]);
+        while let Some(name) = next.pop() {
+            if let Some(vertex) = self.vertices.get(name).filter(|_| seen.insert(name)) {
+                files.extend(vertex.made.file.clone());
+                next.extend(self.below(name).iter().map(|edge| edge.node.as_str()));
+            }
+        }
+        files
+    }
+
+    /// Which files are below that export now, each once.
+    pub fn files_below_export(&self, id: &str) -> Vec<Arc<OpenFile>> {
+        self.model.root(id).map_or_else(Vec::new, |node| self.files_below(node))
+    }
+
+    /// Whether that node is held from the start.
+    pub fn activity(&self, name: &str) -> Result<Activity, ModelError> {
+        self.model.activity(name)
+    }
+
+    /// Adds a node that no driver makes and that stands on none, for tests.
+    ///
+    /// # Panics
+    /// If its name is taken.
+    pub fn add_made(&mut self, node: Arc<dyn Node>) {
+        let name = node.name().to_owned();
+        let (access, activity) = (node.access(), Activity::Active);
+        let (edges, objects, owner) = (Vec::new(), Vec::new(), NodeOwner::Operator);
+        let (bottom, is_filter) = (None, false);
+        let new =
+            NewNode { name: &name, access, activity, edges, objects, owner, bottom, is_filter };
+        self.model.add_node(new).expect("it stands on nothing");
+        let made = MadeNode { node, file: None, image: None };
+        let (places, options) = (Vec::new(), Vec::new());
+        self.vertices.insert(name, Vertex { made, places, options });
+    }
+
+    /// What stands below a node.
+    fn below(&self, name: &str) -> &[Edge] {
+        self.model.below(&NodeUser::Node(name.to_owned()))
+    }
+
+    /// Makes a node, and notes the names of all that were made, the lower ones first.
+    fn build(
+        &mut self,
+        blockdev: &Blockdev,
+        name: &str,
+        owner: NodeOwner,
+        made: &mut Vec<String>,
+    ) -> Result<(), GraphError> {
+        for KeyedChild { key, node } in &blockdev.children {
+            match node {
+                BlockdevRef::Reference(child) => self.model.check_child(child, name)?,
+                BlockdevRef::Inline(inner) => {
+                    self.build(inner, &inner.name_below(name, key), NodeOwner::Parent, made)?;
+                }
+            }
+        }
+        let mut blockdev = Cow::Borrowed(blockdev);
+        let access = self.model.judge(&blockdev.entry(name, blockdev.edges(name), owner))?;
+        let mut below = Vec::new();
+        for edge in blockdev.edges(name) {
+            // An image may end where it likes.
+            if edge.role != ChildRole::Metadata {
+                self.check_end(&edge.node)?;
+            }
+            let place = block::Child::new(Arc::clone(self.node(&edge.node)?));
+            below.push(ChildEdge { edge, place });
+        }
+        if access == Access::ReadOnly && !blockdev.base.read_only {
+            blockdev.to_mut().base.read_only = true;
+        }
+        self.add_named(name, &blockdev, &mut below, made)?;
+        let edges = below.iter().map(|below| below.edge.clone()).collect();
+        self.model.add_node(blockdev.entry(name, edges, owner))?;
+        made.push(name.to_owned());
+        let vertex = self.make(name, &blockdev, below)?;
+        self.vertices.insert(name.to_owned(), vertex);
+        Ok(())
+    }
+
+    /// Makes a node of that name over what is below it. Blocks.
+    fn make(
+        &self,
+        name: &str,
+        blockdev: &Blockdev,
+        below: Vec<ChildEdge>,
+    ) -> Result<Vertex, GraphError> {
+        let made = blockdev.options.make(&self.context(name, blockdev, &below));
+        let made = made.map_err(GraphError::Driver)?;
+        if let Some(file) = &made.file
+            && self.naming.contains(&file.identity())
+        {
+            let (node, path) = (name.to_owned(), file.path().to_path_buf());
+            return Err(GraphError::StandsOnItself { node, path });
+        }
+        let options = blockdev.describe(&self.throttle_groups);
+        let places = below.into_iter().map(|below| (below.edge.key, below.place)).collect();
+        Ok(Vertex { made, places, options })
+    }
+
+    fn context<'a>(
+        &'a self,
+        name: &'a str,
+        blockdev: &'a Blockdev,
+        below: &'a [ChildEdge],
+    ) -> NodeContext<'a> {
+        let child = |below: &'a ChildEdge| (below.edge.key.as_str(), &below.place);
+        let bottom = blockdev.options.needs().bottom;
+        NodeContext {
+            name,
+            base: &blockdev.base,
+            children: below.iter().map(child).collect(),
+            depth: bottom.and_then(|bottom| self.model.backing_steps(name, bottom)),
+            groups: &self.throttle_groups,
+            files: &self.files,
+            clock: &self.clock,
+            watch: &self.watch,
+        }
+    }
+
+    /// Whether direct I/O reaches the end of what a node has opened. Whoever shows its bytes asks.
+    fn check_end(&self, name: &str) -> Result<(), GraphError> {
+        if let Some(file) = &self.vertices[name].made.file {
+            let (alignment, bytes) = (file.medium().alignments().offset, file.bytes());
+            // What 512-byte blocks need is checked by the export, which has a say in the block size.
+            let direct = file.caching() == Caching::Direct;
+            if direct && alignment > 512 && !bytes.is_multiple_of(alignment.into()) {
+                let (node, path) = (name.to_owned(), file.path().to_path_buf());
+                return Err(GraphError::Size { node, path, bytes, alignment });
+            }
+        }
+        Ok(())
+    }
+}

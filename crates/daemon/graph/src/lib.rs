@@ -1,0 +1,30 @@
+//! The block graph: drivers and objects by name, the model of what stands on what, building and changing.
+//!
+//! Where it stands: whoever controls a daemon makes nodes here, exports stand on them, and what a user writes is read by
+//! the drivers and object types themselves. A new driver is a file in `drivers` and a line in its table.
+//!
+//! Not here: exports and claims (`exports`), changing a graph while guests run (`control`), names that come later on a
+//! command line (`options`).
+
+#![forbid(unsafe_code)]
+
+mod drivers;
+mod graph;
+mod model;
+mod objects;
+mod storage_watchdog;
+
+pub use drivers::{
+    AutoReadOnly, BASE_HELP, BaseOptions, Blockdev, BlockdevRef, DRIVERS, Driver, FileCheckError,
+    KeyedChild, file_kind, image_format, image_formats, open_fault, real_directory,
+};
+pub use graph::{
+    ExportStorage, Graph, GraphChange, GraphChangeRefusal, GraphError, GraphPath, NamedFileError,
+    NamedFileRefusal, NamedFileRole, NamedFilesPolicy, NodeDescription, NodeReplacement,
+};
+pub use model::{
+    Activity, ChildRole, Edge, GraphModel, ModelError, NODE, NewExport, NewNode, NodeOwner,
+    NodeUser, ObjectName, PermissionConflict, path_down,
+};
+pub use objects::{OBJECT_TYPES, ObjectKind, ObjectOptions, ObjectType, PollOptions};
+pub use storage_watchdog::{StorageWatchdog, waiting_for};

@@ -1,0 +1,388 @@
+//! What there is and what stands on what: objects, nodes, exports and sockets by name, and who uses which node for what.
+//!
+//! Where it stands: the command line feeds it step by step before anything is opened; the graph owns one and asks it
+//! before anything is made, changed or removed.
+//!
+//! Invariants: every name is used once; what is named exists; there is no circle and no conflict of permissions; no
+//! active node stands on an inactive one, and nothing writable on what is read-only. What is refused leaves it as it was.
+//! Pure: it opens nothing and knows no driver.
+//! Not here: names that come later on a command line (`options`), sizes and locks (the graph).
+
+mod fault;
+mod permissions;
+#[cfg(test)]
+mod tests;
+mod use_graph;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use block::{Access, Permission, Rights};
+
+pub use fault::ModelError;
+pub use permissions::ChildRole;
+pub use permissions::{NodeUser, PermissionConflict};
+use use_graph::UseGraph;
+pub use use_graph::{Edge, path_down};
+
+/// Whether a node is active from the start (`active=`), as in QEMU 10.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// From the start of an export to its end.
+    Active,
+    /// While an export of it serves rings.
+    Inactive,
+}
+
+impl Activity {
+    /// Whether a node that is like this may have a child that is like that.
+    fn may_stand_on(self, child: Self) -> bool {
+        match (self, child) {
+            (Self::Active, Self::Inactive) => false,
+            (Self::Active, Self::Active) | (Self::Inactive, _) => true,
+        }
+    }
+}
+
+/// What nodes are called among things that have names.
+pub const NODE: &str = "node";
+
+/// The type of objects that are threads.
+pub(crate) const IOTHREAD: &str = "iothread";
+
+/// The type of objects that are limits which several nodes share.
+pub(crate) const THROTTLE_GROUP: &str = "throttle-group";
+
+/// The type and id of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ObjectName<'a> {
+    /// Its type, as in `qom-type=`.
+    pub kind: &'static str,
+    /// Its id.
+    pub id: &'a str,
+}
+
+/// A node that is to be added.
+#[derive(Debug, Clone)]
+pub struct NewNode<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Whether it is asked to take changes.
+    pub access: Access,
+    /// Whether it is held from the start.
+    pub activity: Activity,
+    /// What stands below it.
+    pub edges: Vec<Edge>,
+    /// The objects that it names.
+    pub objects: Vec<ObjectName<'a>>,
+    /// What it goes with.
+    pub owner: NodeOwner,
+    /// The node of its chain of backing files below which it has nothing to do with that.
+    pub bottom: Option<&'a str>,
+    /// Whether it has no bytes of its own.
+    pub(crate) is_filter: bool,
+}
+
+/// What a node is removed with: only by name, or with its parent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeOwner {
+    /// Nothing: it stays until it is removed by name.
+    Operator,
+    /// The node that it is written in, or whose image names it.
+    Parent,
+}
+
+/// An export that is to be added.
+#[derive(Debug, Clone, Copy)]
+pub struct NewExport<'a> {
+    /// Its id.
+    pub id: &'a str,
+    /// Its node.
+    pub node: &'a str,
+    /// What clients may do.
+    pub access: Access,
+    /// The iothreads that it names.
+    pub iothreads: &'a [String],
+    /// Where it listens.
+    pub socket: &'a Path,
+}
+
+/// A pure model of the graph: objects, nodes, exports and edges by name, with the rules that they keep.
+#[derive(Debug, Clone, Default)]
+pub struct GraphModel {
+    /// The type of each object.
+    objects: BTreeMap<String, &'static str>,
+    nodes: BTreeMap<String, ModelNode>,
+    exports: BTreeMap<String, ModelExport>,
+    uses: UseGraph,
+}
+
+/// A node of the model.
+#[derive(Debug, Clone)]
+struct ModelNode {
+    /// Whether it takes changes, and all below it that is written with it.
+    access: Access,
+    activity: Activity,
+    objects: Vec<String>,
+    owner: NodeOwner,
+    is_filter: bool,
+}
+
+/// An export of the model.
+#[derive(Debug, Clone)]
+struct ModelExport {
+    socket: PathBuf,
+    iothreads: Vec<String>,
+}
+
+impl GraphModel {
+    /// Adds an object.
+    pub fn add_object(&mut self, object: ObjectName<'_>) -> Result<(), ModelError> {
+        let ObjectName { kind, id } = object;
+        if self.objects.contains_key(id) {
+            return Err(ModelError::Duplicate { what: "object id", name: id.to_owned() });
+        }
+        self.objects.insert(id.to_owned(), kind);
+        Ok(())
+    }
+
+    /// Takes an object away that nothing names.
+    pub fn remove_object(&mut self, id: &str) -> Result<(), ModelError> {
+        let named = self.nodes.values().flat_map(|node| &node.objects);
+        let mut named = named.chain(self.exports.values().flat_map(|export| &export.iothreads));
+        if !self.objects.contains_key(id) {
+            return Err(ModelError::NoObject { id: id.to_owned() });
+        }
+        if named.any(|named| named == id) {
+            return Err(ModelError::ObjectInUse { id: id.to_owned() });
+        }
+        self.objects.remove(id);
+        Ok(())
+    }
+
+    /// Whether a node could be added, but for conflicts with others: then whether it takes changes. What stands on a
+    /// read-only node is one, as in QEMU.
+    pub fn judge(&self, new: &NewNode<'_>) -> Result<Access, ModelError> {
+        if self.nodes.contains_key(new.name) {
+            return Err(ModelError::Duplicate { what: "node-name", name: new.name.to_owned() });
+        }
+        new.objects.iter().try_for_each(|object| self.find_object(*object))?;
+        let mut access = new.access;
+        for edge in &new.edges {
+            let below = self.find_node(&edge.node, Some(new.name))?;
+            if !new.activity.may_stand_on(below.activity) {
+                let (node, child, key) = (new.name.to_owned(), edge.node.clone(), edge.key.clone());
+                return Err(ModelError::InactiveChild { node, child, key });
+            }
+            if below.access == Access::ReadOnly && edge.role == ChildRole::CopiedTo {
+                let (node, child) = (new.name.to_owned(), edge.node.clone());
+                return Err(ModelError::ReadOnlyTarget { node, child });
+            }
+            if below.access == Access::ReadOnly && edge.role.is_written() {
+                if new.access == Access::ReadWrite && edge.role.is_always_written() {
+                    let (node, child) = (new.name.to_owned(), edge.node.clone());
+                    return Err(ModelError::ReadOnlyFile { node, child });
+                }
+                access = Access::ReadOnly;
+            }
+        }
+        if let (Some(bottom), [first, ..]) = (new.bottom, &new.edges[..]) {
+            self.check_bottom(new.name, &first.node, bottom)?;
+        }
+        Ok(access)
+    }
+
+    /// Whether a node can be the bottom for the user of that node. QEMU's sentences where it has some.
+    fn check_bottom(&self, user: &str, first: &str, bottom: &str) -> Result<(), ModelError> {
+        let (user, name) = (user.to_owned(), bottom.to_owned());
+        match self.nodes.get(bottom) {
+            None if user != bottom => Err(ModelError::NoBottom { name }),
+            Some(found) if !found.is_filter => match self.steps(first, bottom) {
+                Some(_) => Ok(()),
+                None => Err(ModelError::OtherChain { name, user }),
+            },
+            Some(_) | None => Err(ModelError::BottomFilter { name }),
+        }
+    }
+
+    /// How many backing files below the first child of a user that node is; the most that are counted are 255.
+    pub(crate) fn backing_steps(&self, user: &str, bottom: &str) -> Option<u8> {
+        let edges = self.below(&NodeUser::Node(user.to_owned()));
+        self.steps(&edges.first()?.node, bottom)
+    }
+
+    fn steps(&self, from: &str, bottom: &str) -> Option<u8> {
+        let (mut at, mut steps) = (from, 0_u8);
+        while at != bottom {
+            let edges = self.below(&NodeUser::Node(at.to_owned()));
+            let leads_down =
+                |edge: &&Edge| edge.role.is_same_disk() || edge.role == ChildRole::Backing;
+            let edge = edges.iter().find(leads_down)?;
+            steps = steps.saturating_add(u8::from(edge.role == ChildRole::Backing));
+            at = &edge.node;
+        }
+        Some(steps)
+    }
+
+    /// Whether there is a node for that user to stand on. What is written inside the user later may have its name.
+    pub fn check_child(&self, child: &str, user: &str) -> Result<(), ModelError> {
+        self.find_node(child, Some(user)).map(drop)
+    }
+
+    /// Adds a node over those that are there.
+    pub fn add_node(&mut self, new: NewNode<'_>) -> Result<(), ModelError> {
+        let access = self.judge(&new)?;
+        let NewNode { name, access: asked, activity, edges, objects, owner, is_filter, .. } = new;
+        self.uses.add_node(name, asked, edges)?;
+        let objects = objects.iter().map(|object| object.id.to_owned()).collect();
+        self.nodes
+            .insert(name.to_owned(), ModelNode { access, activity, objects, owner, is_filter });
+        Ok(())
+    }
+
+    /// Takes a node away on which nothing stands, and what was written inside it and nothing else uses, as in QEMU. Gives
+    /// the names of all that are gone, upper ones first.
+    pub fn remove_node(&mut self, name: &str) -> Result<Vec<String>, ModelError> {
+        self.find_node(name, None)?;
+        if self.uses.is_used(name) {
+            return Err(ModelError::NodeInUse { name: name.to_owned() });
+        }
+        let (mut gone, mut next) = (Vec::new(), vec![name.to_owned()]);
+        while let Some(name) = next.pop() {
+            let user = NodeUser::Node(name.clone());
+            let below: Vec<_> = self.below(&user).iter().map(|edge| edge.node.clone()).collect();
+            self.uses.remove(&user);
+            self.nodes.remove(&name);
+            gone.push(name);
+            let is_alone = |name: &String| {
+                let node = self.nodes.get(name);
+                node.is_some_and(|it| it.owner == NodeOwner::Parent) && !self.uses.is_used(name)
+            };
+            next.extend(below.into_iter().filter(is_alone));
+        }
+        Ok(gone)
+    }
+
+    /// Adds an export, which uses what its clients may do and shares all, as those of qemu-storage-daemon do.
+    pub fn add_export(&mut self, new: NewExport<'_>) -> Result<(), ModelError> {
+        let NewExport { id, node, access, iothreads, socket } = new;
+        if self.exports.contains_key(id) {
+            return Err(ModelError::Duplicate { what: "export id", name: id.to_owned() });
+        }
+        let below = self.find_node(node, None)?.access;
+        if (access, below) == (Access::ReadWrite, Access::ReadOnly) {
+            return Err(ModelError::ReadOnlyNode { node_name: node.to_owned() });
+        }
+        for (place, id) in iothreads.iter().enumerate() {
+            self.find_object(ObjectName { kind: IOTHREAD, id })?;
+            if iothreads[..place].contains(id) {
+                return Err(ModelError::IothreadTwice { id: id.clone() });
+            }
+        }
+        if self.exports.values().any(|export| export.socket == socket) {
+            let name = socket.display().to_string();
+            return Err(ModelError::Duplicate { what: "an export with socket", name });
+        }
+        self.uses.add_export(id, node, Rights::of_user(access).uses)?;
+        let (socket, iothreads) = (socket.to_owned(), iothreads.to_vec());
+        self.exports.insert(id.to_owned(), ModelExport { socket, iothreads });
+        Ok(())
+    }
+
+    /// Takes an export away.
+    pub fn remove_export(&mut self, id: &str) -> Result<(), ModelError> {
+        if self.exports.remove(id).is_none() {
+            return Err(ModelError::NoExport { id: id.to_owned() });
+        }
+        self.uses.remove(&NodeUser::Export(id.to_owned()));
+        Ok(())
+    }
+
+    /// Puts another node in the place below a user; gives the name of the one that was there.
+    pub fn replace(&mut self, user: &NodeUser, key: &str, by: &str) -> Result<String, ModelError> {
+        let edge = self.below(user).iter().find(|edge| edge.key == key);
+        let Some(edge) = edge else {
+            return Err(ModelError::NoPlace { user: user.clone(), key: key.to_owned() });
+        };
+        let (before, found) = (edge.node.clone(), self.find_node(by, None)?);
+        if let NodeUser::Node(above) = user {
+            if let Some(way) = self.uses.path(by, above) {
+                return Err(ModelError::Circle { way: [vec![above.clone()], way].concat() });
+            }
+            let activity = self.find_node(above, None)?.activity;
+            if !activity.may_stand_on(found.activity) {
+                let (node, child, key) = (above.clone(), by.to_owned(), key.to_owned());
+                return Err(ModelError::InactiveChild { node, child, key });
+            }
+        }
+        if self.takes_changes(user) && found.access == Access::ReadOnly {
+            let (child, user) = (by.to_owned(), user.clone());
+            return Err(ModelError::ReadOnlyBelow { child, user });
+        }
+        self.uses.replace(user, key, by)?;
+        Ok(before)
+    }
+
+    /// What stands below a user, in order.
+    pub fn below(&self, user: &NodeUser) -> &[Edge] {
+        self.uses.below(user)
+    }
+
+    /// The node below an export.
+    pub fn root(&self, export: &str) -> Option<&str> {
+        let edges = self.below(&NodeUser::Export(export.to_owned()));
+        edges.first().map(|edge| edge.node.as_str())
+    }
+
+    /// Whether something writes to that node.
+    pub fn is_written(&self, node: &str) -> bool {
+        let used = self.uses.used(node);
+        used.has(Permission::Write) || used.has(Permission::WriteUnchanged)
+    }
+
+    /// The exports that stand on a node, directly or not, or the export itself.
+    pub(crate) fn exports_above(&self, user: &NodeUser) -> BTreeSet<String> {
+        match user {
+            NodeUser::Node(name) => self.uses.exports_above(name),
+            NodeUser::Export(id) => BTreeSet::from([id.clone()]),
+        }
+    }
+
+    /// Whether that node is held from the start.
+    pub fn activity(&self, node: &str) -> Result<Activity, ModelError> {
+        self.find_node(node, None).map(|node| node.activity)
+    }
+
+    /// The names of all nodes, and of all objects of a type.
+    pub fn names(&self, what: &str) -> Vec<&str> {
+        let objects = self.objects.iter().filter(|(_, kind)| **kind == what);
+        let nodes = self.nodes.keys().filter(|_| what == NODE);
+        nodes.chain(objects.map(|(id, _)| id)).map(String::as_str).collect()
+    }
+
+    fn takes_changes(&self, user: &NodeUser) -> bool {
+        match user {
+            NodeUser::Node(name) => {
+                self.nodes.get(name).is_some_and(|node| node.access == Access::ReadWrite)
+            }
+            NodeUser::Export(_) => self.uses.writes(user),
+        }
+    }
+
+    fn find_node(&self, name: &str, user: Option<&str>) -> Result<&ModelNode, ModelError> {
+        let missing = || ModelError::NotFound {
+            what: NODE,
+            name: name.to_owned(),
+            user: user.map(str::to_owned),
+        };
+        self.nodes.get(name).ok_or_else(missing)
+    }
+
+    fn find_object(&self, object: ObjectName<'_>) -> Result<(), ModelError> {
+        let ObjectName { kind, id } = object;
+        if self.objects.get(id) == Some(&kind) {
+            return Ok(());
+        }
+        Err(ModelError::NotFound { what: kind, name: id.to_owned(), user: None })
+    }
+}

@@ -1,0 +1,97 @@
+//! `--object`: one entry for each type, with its keys and what reads them.
+//!
+//! A new type is a file in `objects/`, an entry in [`OBJECT_TYPES`] and a variant of [`ObjectKind`].
+//!
+//! Not here: the other objects of qemu-storage-daemon; they are refused by name.
+
+mod iothread;
+mod throttle_group;
+
+use layers::ThrottleLimits;
+use syntax::{ArgumentError, Keys, OptionFields, is_identifier};
+
+use crate::model::{IOTHREAD, ObjectName, THROTTLE_GROUP};
+
+/// The argument of `--object`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectOptions {
+    /// Its name, which no other object has.
+    pub id: String,
+    /// What it is.
+    pub kind: ObjectKind,
+}
+
+/// What an object is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ObjectKind {
+    /// A thread, and how long it looks for work before it sleeps.
+    Iothread(PollOptions),
+    /// What the nodes that name it may do together.
+    ThrottleGroup(ThrottleLimits),
+}
+
+impl ObjectOptions {
+    /// The object for the model.
+    pub fn name(&self) -> ObjectName<'_> {
+        let kind = match self.kind {
+            ObjectKind::Iothread(_) => IOTHREAD,
+            ObjectKind::ThrottleGroup(_) => THROTTLE_GROUP,
+        };
+        ObjectName { kind, id: &self.id }
+    }
+}
+
+/// The polling of an iothread, as in QEMU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PollOptions {
+    /// The longest time to look, in nanoseconds; 0 switches polling off. `None` leaves it to the
+    /// daemon.
+    pub max_ns: Option<u64>,
+    /// By how much a time that was too short grows; 0 leaves it to the daemon.
+    pub grow: u32,
+    /// By how much a time that was in vain shrinks; 0 leaves it to the daemon.
+    pub shrink: u32,
+}
+
+/// A type of `--object`: its name and keys, and how it is read.
+#[derive(Debug, Clone, Copy)]
+pub struct ObjectType {
+    /// Its name, as in `qom-type=`.
+    name: &'static str,
+    /// All its keys.
+    pub keys: Keys,
+    /// Reads the keys that only this type has.
+    read: fn(&mut OptionFields) -> Result<ObjectKind, ArgumentError>,
+}
+
+/// The object types that work.
+pub const OBJECT_TYPES: &[ObjectType] = &[iothread::ENTRY, throttle_group::ENTRY];
+
+/// The object types that qemu-storage-daemon has and ringloom does not have yet.
+const LATER: &str = "authz-list authz-listfile authz-pam authz-simple main-loop pr-manager-helper \
+    secret secret_keyring thread-context tls-cipher-suites tls-creds-anon tls-creds-psk tls-creds-x509";
+
+impl ObjectOptions {
+    /// Reads the argument of `--object`.
+    pub fn parse(text: &str) -> Result<Self, ArgumentError> {
+        let mut fields = OptionFields::parse(text, "qom-type")?;
+        let kind = fields.required_text("qom-type")?;
+        let Some(entry) = OBJECT_TYPES.iter().find(|entry| entry.name == kind) else {
+            let accepted: Vec<&str> = OBJECT_TYPES.iter().map(|entry| entry.name).collect();
+            if LATER.split(' ').any(|known| known == kind) {
+                return Err(ArgumentError::ValueNotYet {
+                    key: "object type".to_owned(),
+                    value: kind,
+                    accepted,
+                });
+            }
+            return Err(fields.unknown_value("qom-type", kind, &accepted));
+        };
+        fields.check_keys(&entry.keys)?;
+        let id = fields.required_text("id")?;
+        if !is_identifier(&id) {
+            return Err(ArgumentError::NotAnIdentifier { key: "id", value: id });
+        }
+        Ok(Self { id, kind: (entry.read)(&mut fields)? })
+    }
+}

@@ -1,0 +1,37 @@
+//! The object type `iothread`.
+
+use syntax::{ArgumentError, Keys, OptionFields, ValueType, optional, required};
+
+use super::{ObjectKind, ObjectType, PollOptions};
+
+/// `qom-type=iothread`.
+pub(super) const ENTRY: ObjectType = ObjectType {
+    name: "iothread",
+    keys: Keys {
+        of: "--object iothread",
+        supported: &[&[
+            required("qom-type", ValueType::Text),
+            required("id", ValueType::Text),
+            optional("poll-max-ns", ValueType::Number),
+            optional("poll-grow", ValueType::Number),
+            optional("poll-shrink", ValueType::Number),
+        ]],
+        later: &[&["aio-max-batch", "thread-pool-max", "thread-pool-min"]],
+    },
+    read,
+};
+
+fn read(fields: &mut OptionFields) -> Result<ObjectKind, ArgumentError> {
+    Ok(ObjectKind::Iothread(PollOptions {
+        max_ns: fields.number("poll-max-ns")?,
+        grow: factor("poll-grow", fields.number("poll-grow")?.unwrap_or(0))?,
+        shrink: factor("poll-shrink", fields.number("poll-shrink")?.unwrap_or(0))?,
+    }))
+}
+
+/// A factor of polling; what is more than a million is no factor that anybody wants.
+fn factor(key: &'static str, value: u64) -> Result<u32, ArgumentError> {
+    const MAX: u32 = 1_000_000;
+    let fits = u32::try_from(value).ok().filter(|factor| *factor <= MAX);
+    fits.ok_or(ArgumentError::Expects { key: key.to_owned(), expected: "a number up to 1000000" })
+}

@@ -1,0 +1,139 @@
+//! What can be wrong with a command line as a whole, in the operator's words.
+//!
+//! A [`CommandLineError`] says which argument, its source what is wrong with it; whoever prints joins the chain.
+
+use std::fmt::{self, Display};
+use std::path::PathBuf;
+
+use syntax::{ArgumentError, Hint, NameList};
+
+/// A command line that cannot be served: which argument, and what is wrong with it.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandLineError {
+    /// An argument of an option is wrong.
+    #[error("{option} {text}")]
+    Argument {
+        /// The option, as `--blockdev`.
+        option: &'static str,
+        /// Its argument as written.
+        text: String,
+        /// What is wrong with it.
+        #[source]
+        fault: Box<ArgumentError>,
+    },
+    /// The image of the short form is wrong.
+    #[error("serve {}", path.display())]
+    Image {
+        /// The image as written.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        fault: Box<ArgumentError>,
+    },
+    /// The line as a whole is wrong.
+    #[error(transparent)]
+    Line(#[from] LineError),
+}
+
+/// What is wrong with a command line as a whole.
+#[derive(Debug, thiserror::Error)]
+pub enum LineError {
+    /// No such option.
+    #[error("unknown option '{option}'{}", Hint(*nearest))]
+    Unknown {
+        /// The option as written.
+        option: String,
+        /// What was probably meant.
+        nearest: Option<&'static str>,
+    },
+    /// An abbreviation of options that cannot be abbreviated.
+    #[error(
+        "unknown option '{option}'; did you mean {}? (of options that qemu-storage-daemon does not have, \
+         write the whole name)",
+        QuotedNames(names)
+    )]
+    NotAbbreviated {
+        /// The option as written.
+        option: String,
+        /// What it could be.
+        names: Vec<&'static str>,
+    },
+    /// An abbreviation of several options.
+    #[error("option '{option}' is ambiguous; it could be {}", NameList(names))]
+    Ambiguous {
+        /// The option as written.
+        option: String,
+        /// What it could be.
+        names: Vec<&'static str>,
+    },
+    /// An option of qemu-storage-daemon that ringloom does not have yet.
+    #[error("option '{option}' is not supported yet")]
+    NotYet {
+        /// The option.
+        option: &'static str,
+    },
+    /// An option without its argument.
+    #[error("option '{option}' requires an argument")]
+    NeedsArgument {
+        /// The option.
+        option: &'static str,
+    },
+    /// An argument where none is taken.
+    #[error("option '{option}' takes no argument")]
+    TakesNoArgument {
+        /// The option.
+        option: &'static str,
+    },
+    /// An argument that is not UTF-8.
+    #[error("{option} {}: not valid UTF-8", text.display())]
+    NotUtf8 {
+        /// The option.
+        option: &'static str,
+        /// Its argument.
+        text: PathBuf,
+    },
+    /// An option of the short form in the long form.
+    #[error("{short} cannot be combined with {long}: give either an image or the long options")]
+    Mixed {
+        /// What belongs to the short form.
+        short: String,
+        /// What belongs to the long form.
+        long: &'static str,
+    },
+    /// Two images in the short form.
+    #[error(
+        "{}: unexpected argument; the short form serves one image ({}), use --blockdev and \
+         --export for several",
+        second.display(), first.display()
+    )]
+    SecondImage {
+        /// The first image.
+        first: PathBuf,
+        /// The one too many.
+        second: PathBuf,
+    },
+    /// An option of the short form without an image.
+    #[error("{option} needs an image to serve, as in: ringloom serve disk.img --socket disk.sock")]
+    NoImage {
+        /// The option.
+        option: &'static str,
+    },
+    /// The short form without a socket.
+    #[error("serve {}: option '--socket' is missing", image.display())]
+    NoSocket {
+        /// The image.
+        image: PathBuf,
+    },
+    /// An empty line.
+    #[error("nothing to serve: give an image, or --blockdev and --export; see --help")]
+    Nothing,
+}
+
+/// Names in quotes, for a message.
+struct QuotedNames<'a>(&'a [&'static str]);
+
+impl Display for QuotedNames<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "'{}'", self.0.join("', '"))
+    }
+}

@@ -1,0 +1,305 @@
+//! Cuts a command line into options and their arguments, as `getopt_long` does.
+//!
+//! Invariants: the first help or version word wins over everything after it and over what is
+//! wrong in the arguments before it, as in qemu-storage-daemon; a broken line before it does not.
+//! Not here: what the arguments mean (`long`, `short`).
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use syntax::{ArgumentError, nearest};
+
+use super::fault::{CommandLineError, LineError};
+
+/// What an option is, which says where it may stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OptionKind {
+    /// `--help`.
+    Help,
+    /// `--version`.
+    Version,
+    /// Makes something: the long form.
+    Step(LongFormOption),
+    /// Belongs to both forms.
+    Shared(CommonOption),
+    /// Belongs to the short form.
+    Short(ShortFormOption),
+    /// qemu-storage-daemon's, not here yet.
+    Later,
+}
+
+/// The options of the long form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LongFormOption {
+    Object,
+    Blockdev,
+    Export,
+}
+
+/// The options of both forms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CommonOption {
+    Pidfile,
+    LogFile,
+    Daemonize,
+    Print,
+    SocketMode,
+    SocketGroup,
+    Sandbox,
+    Takeover,
+    NamedFiles,
+    MemoryFiles,
+    MaxGuestMemory,
+}
+
+/// The image and the options of the short form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ShortFormOption {
+    Image,
+    Socket,
+    Iothreads,
+    ReadOnly,
+    NumQueues,
+    Direct,
+    Format,
+}
+
+impl OptionKind {
+    /// Whether it may be abbreviated, as in qemu-storage-daemon. Options of ringloom may not:
+    /// adding one must not break a line that worked.
+    fn may_be_abbreviated(self) -> bool {
+        match self {
+            Self::Help | Self::Version | Self::Step(_) | Self::Later => true,
+            Self::Shared(CommonOption::Pidfile | CommonOption::Daemonize) => true,
+            Self::Shared(
+                CommonOption::Print
+                | CommonOption::LogFile
+                | CommonOption::SocketMode
+                | CommonOption::SocketGroup
+                | CommonOption::Sandbox
+                | CommonOption::Takeover
+                | CommonOption::NamedFiles
+                | CommonOption::MemoryFiles
+                | CommonOption::MaxGuestMemory,
+            ) => false,
+            Self::Short(_) => false,
+        }
+    }
+
+    /// Whether nothing after it matters.
+    fn ends_the_line(self) -> bool {
+        matches!(self, Self::Help | Self::Version)
+    }
+}
+
+/// Whether an option takes an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ArgumentUse {
+    Nothing,
+    Argument,
+}
+
+/// One entry of the table of options.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OptionSpec {
+    /// Its long form.
+    pub(super) long: &'static str,
+    short: Option<u8>,
+    /// What it is for.
+    pub(super) name: OptionKind,
+    takes: ArgumentUse,
+}
+
+const fn known(long: &'static str, name: OptionKind, takes: ArgumentUse) -> OptionSpec {
+    OptionSpec { long, short: None, name, takes }
+}
+
+const fn brief(short: u8, of: OptionSpec) -> OptionSpec {
+    OptionSpec { short: Some(short), ..of }
+}
+
+/// Every option there is.
+pub(super) const OPTIONS: &[OptionSpec] = &[
+    brief(b'h', known("--help", OptionKind::Help, ArgumentUse::Nothing)),
+    brief(b'V', known("--version", OptionKind::Version, ArgumentUse::Nothing)),
+    known("--object", OptionKind::Step(LongFormOption::Object), ArgumentUse::Argument),
+    known("--blockdev", OptionKind::Step(LongFormOption::Blockdev), ArgumentUse::Argument),
+    known("--export", OptionKind::Step(LongFormOption::Export), ArgumentUse::Argument),
+    known("--pidfile", OptionKind::Shared(CommonOption::Pidfile), ArgumentUse::Argument),
+    known("--log-file", OptionKind::Shared(CommonOption::LogFile), ArgumentUse::Argument),
+    known("--daemonize", OptionKind::Shared(CommonOption::Daemonize), ArgumentUse::Nothing),
+    known("--print", OptionKind::Shared(CommonOption::Print), ArgumentUse::Argument),
+    known("--socket-mode", OptionKind::Shared(CommonOption::SocketMode), ArgumentUse::Argument),
+    known("--socket-group", OptionKind::Shared(CommonOption::SocketGroup), ArgumentUse::Argument),
+    known("--sandbox", OptionKind::Shared(CommonOption::Sandbox), ArgumentUse::Argument),
+    known("--takeover", OptionKind::Shared(CommonOption::Takeover), ArgumentUse::Nothing),
+    known("--named-files", OptionKind::Shared(CommonOption::NamedFiles), ArgumentUse::Argument),
+    known("--memory-files", OptionKind::Shared(CommonOption::MemoryFiles), ArgumentUse::Argument),
+    known(
+        "--max-guest-memory",
+        OptionKind::Shared(CommonOption::MaxGuestMemory),
+        ArgumentUse::Argument,
+    ),
+    known("--socket", OptionKind::Short(ShortFormOption::Socket), ArgumentUse::Argument),
+    known("--iothreads", OptionKind::Short(ShortFormOption::Iothreads), ArgumentUse::Argument),
+    known("--read-only", OptionKind::Short(ShortFormOption::ReadOnly), ArgumentUse::Nothing),
+    known("--num-queues", OptionKind::Short(ShortFormOption::NumQueues), ArgumentUse::Argument),
+    known("--direct", OptionKind::Short(ShortFormOption::Direct), ArgumentUse::Argument),
+    known("--format", OptionKind::Short(ShortFormOption::Format), ArgumentUse::Argument),
+    known("--chardev", OptionKind::Later, ArgumentUse::Argument),
+    known("--monitor", OptionKind::Later, ArgumentUse::Argument),
+    known("--nbd-server", OptionKind::Later, ArgumentUse::Argument),
+    brief(b'T', known("--trace", OptionKind::Later, ArgumentUse::Argument)),
+];
+
+/// An option of the command line, with its argument.
+#[derive(Debug)]
+pub(super) struct ParsedOption {
+    /// What it is for.
+    pub(super) name: OptionKind,
+    /// Its long form, for messages.
+    pub(super) option: &'static str,
+    /// Its argument; empty if it takes none.
+    pub(super) argument: OsString,
+}
+
+impl ParsedOption {
+    fn new(known: &OptionSpec, argument: OsString) -> Self {
+        Self { name: known.name, option: known.long, argument }
+    }
+
+    fn image(argument: OsString) -> Self {
+        Self { name: OptionKind::Short(ShortFormOption::Image), option: "an image", argument }
+    }
+
+    /// What is wrong with the argument.
+    pub(super) fn wrong(&self, fault: ArgumentError) -> CommandLineError {
+        let text = self.argument.display().to_string();
+        CommandLineError::Argument { option: self.option, text, fault: Box::new(fault) }
+    }
+
+    /// The argument as text.
+    pub(super) fn text(&self) -> Result<&str, LineError> {
+        let not_utf8 =
+            || LineError::NotUtf8 { option: self.option, text: PathBuf::from(&self.argument) };
+        self.argument.to_str().ok_or_else(not_utf8)
+    }
+}
+
+/// Cuts a line, without the name of the program, up to the first help or version word.
+pub(super) fn split(
+    arguments: impl IntoIterator<Item = OsString>,
+) -> Result<Vec<ParsedOption>, LineError> {
+    let mut arguments = arguments.into_iter();
+    let mut words = Vec::new();
+    while let Some(argument) = arguments.next() {
+        let bytes = argument.as_bytes();
+        if bytes == b"--" {
+            words.extend(arguments.by_ref().map(ParsedOption::image));
+        } else if bytes.starts_with(b"--") {
+            words.push(long(&argument, &mut arguments)?);
+        } else if bytes.starts_with(b"-") && bytes.len() > 1 {
+            short(bytes, &mut arguments, &mut words)?;
+        } else {
+            words.push(ParsedOption::image(argument));
+        }
+        if words.last().is_some_and(|word| word.name.ends_the_line()) {
+            break;
+        }
+    }
+    Ok(words)
+}
+
+/// `--option`, `--option argument` or `--option=argument`.
+fn long(
+    given: &OsStr,
+    rest: &mut impl Iterator<Item = OsString>,
+) -> Result<ParsedOption, LineError> {
+    let bytes = given.as_bytes();
+    let (option, attached) = match bytes.iter().position(|byte| *byte == b'=') {
+        Some(equals) => (&bytes[..equals], Some(OsStr::from_bytes(&bytes[equals + 1..]))),
+        None => (bytes, None),
+    };
+    let known = find(&String::from_utf8_lossy(option))?;
+    let option = known.long;
+    match (known.takes, attached) {
+        (ArgumentUse::Nothing, None) => Ok(ParsedOption::new(known, OsString::new())),
+        (ArgumentUse::Nothing, Some(_)) => Err(LineError::TakesNoArgument { option }),
+        (ArgumentUse::Argument, Some(attached)) => {
+            Ok(ParsedOption::new(known, attached.to_owned()))
+        }
+        (ArgumentUse::Argument, None) => {
+            let argument = rest.next().ok_or(LineError::NeedsArgument { option })?;
+            Ok(ParsedOption::new(known, argument))
+        }
+    }
+}
+
+/// The option with this name, or the only one that it abbreviates.
+fn find(option: &str) -> Result<&'static OptionSpec, LineError> {
+    if let Some(known) = OPTIONS.iter().find(|known| known.long == option) {
+        return Ok(known);
+    }
+    let meant: Vec<&'static OptionSpec> = OPTIONS
+        .iter()
+        .filter(|known| known.name.may_be_abbreviated())
+        .filter(|known| option.len() > 2 && known.long.starts_with(option))
+        .collect();
+    match meant.as_slice() {
+        [only] => Ok(only),
+        [] => Err(unknown(option.to_owned())),
+        several => Err(LineError::Ambiguous {
+            option: option.to_owned(),
+            names: several.iter().map(|known| known.long).collect(),
+        }),
+    }
+}
+
+fn unknown(option: String) -> LineError {
+    let there_yet =
+        || OPTIONS.iter().filter(|known| known.name != OptionKind::Later).map(|it| it.long);
+    let names: Vec<_> =
+        there_yet().filter(|name| option.len() > 2 && name.starts_with(option.as_str())).collect();
+    if !names.is_empty() {
+        return LineError::NotAbbreviated { option, names };
+    }
+    // The dashes are right, and say nothing of what was meant.
+    let letters = option.trim_start_matches('-');
+    let nearest = there_yet().find(|name| {
+        let name = name.trim_start_matches('-');
+        nearest(letters, there_yet().map(|it| it.trim_start_matches('-'))) == Some(name)
+    });
+    LineError::Unknown { option, nearest }
+}
+
+/// A cluster of one-letter options.
+fn short(
+    cluster: &[u8],
+    rest: &mut impl Iterator<Item = OsString>,
+    words: &mut Vec<ParsedOption>,
+) -> Result<(), LineError> {
+    for (position, letter) in cluster.iter().enumerate().skip(1) {
+        let known = OPTIONS
+            .iter()
+            .find(|known| known.short == Some(*letter))
+            .ok_or_else(|| unknown(String::from_utf8_lossy(cluster).into_owned()))?;
+        let attached = &cluster[position + 1..];
+        match known.takes {
+            ArgumentUse::Nothing => words.push(ParsedOption::new(known, OsString::new())),
+            ArgumentUse::Argument if attached.is_empty() => {
+                let option = known.long;
+                let argument = rest.next().ok_or(LineError::NeedsArgument { option })?;
+                words.push(ParsedOption::new(known, argument));
+            }
+            ArgumentUse::Argument => {
+                words.push(ParsedOption::new(known, OsString::from_vec(attached.to_vec())));
+                return Ok(());
+            }
+        }
+        if known.name.ends_the_line() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,204 @@
+//! The help texts of `ringloom serve`.
+//!
+//! Invariants: every option and key that works is in the text and in `docs/options.md`; the tests
+//! hold both against the tables that the parser reads.
+
+use graph::{BASE_HELP, DRIVERS};
+
+use super::HelpTopic;
+
+/// The text for a topic, ending in a newline.
+pub fn help(topic: HelpTopic) -> String {
+    match topic {
+        HelpTopic::Object => OBJECT.to_owned(),
+        HelpTopic::Blockdev => blockdev(),
+        HelpTopic::Export => EXPORT.to_owned(),
+        HelpTopic::Serve => {
+            let blockdev = blockdev();
+            format!("{HEAD}\n{SHORT}\n{LONG}\n{OBJECT}\n{blockdev}\n{EXPORT}\n{BOTH}\n{EXAMPLES}")
+        }
+    }
+}
+
+/// The version line, ending in a newline.
+pub fn version() -> String {
+    format!("ringloom {}\n", env!("CARGO_PKG_VERSION"))
+}
+
+fn blockdev() -> String {
+    let drivers = DRIVERS.iter().map(|driver| driver.help);
+    drivers.chain([BASE_HELP]).collect()
+}
+
+const HEAD: &str = "\
+Usage: ringloom serve IMAGE --socket PATH [OPTIONS]
+       ringloom serve [--object …] [--blockdev …] [--export …] [OPTIONS]
+Serves virtual disks to virtual machines over vhost-user-blk.
+Under the name qemu-storage-daemon it takes the same options.
+";
+
+const SHORT: &str = "\
+One disk:
+  IMAGE                  a raw disk image or a block device; a file that looks like an image
+                         format needs --format
+  --socket PATH          listen here
+  --iothreads N|none     how many threads serve the queues, 1 to 64; none: the main thread
+  --read-only            refuse writes
+  --num-queues N         offer so many queues, 1 to 256; default: as many as the guest asks for
+  --direct on|off        go past the host's page cache; default: on
+  --format raw|qcow2     serve the file's bytes as they are, whatever it looks like, or the disk
+                         in a qcow2 image
+";
+
+const LONG: &str = "\
+Several disks, as for qemu-storage-daemon. Options are carried out in the order given, and each
+names only what came before it. ARGUMENT is key=value,… (a comma in a value is doubled) or JSON.
+";
+
+const OBJECT: &str =
+    "  --object [qom-type=]iothread,id=ID[,poll-max-ns=NS][,poll-grow=N][,poll-shrink=N]
+                         create a thread that serves queues; it looks for work up to NS
+                         nanoseconds before it sleeps (0: never; default: about 32768), longer and
+                         shorter by these factors (default 0: twice, and not at all)
+  --object [qom-type=]throttle-group,id=ID[,limits.LIMIT=N]…
+                         limits that the throttle nodes which name the group share: bytes and
+                         operations per second, of all requests, reads or writes. LIMIT:
+                           bps-total   bps-total-max   bps-total-max-length
+                           bps-read    bps-read-max    bps-read-max-length
+                           bps-write   bps-write-max   bps-write-max-length
+                           iops-total  iops-total-max  iops-total-max-length
+                           iops-read   iops-read-max   iops-read-max-length
+                           iops-write  iops-write-max  iops-write-max-length
+                         -max: the rate in bursts of so many seconds (-max-length; default: 1);
+                         iops-size: larger requests count as several. x-LIMIT=N is the same
+";
+
+const EXPORT: &str =
+    "  --export [type=]vhost-user-blk,id=ID,node-name=N,addr.type=unix,addr.path=PATH
+           [,writable=on|off][,logical-block-size=BYTES][,num-queues=N]
+           [,iothread=ID | ,iothread.0=ID,iothread.1=ID,…][,writethrough=on|off]
+                         offer a node on a socket. Queues go to the iothreads round-robin; none
+                         named: the main thread. Default: read-only, blocks of 512 bytes, as many
+                         queues as the guest asks for (at most 256), write-back.
+                         writethrough: a change is durable when it is answered, until the guest
+                         switches to write-back
+";
+
+const BOTH: &str = "\
+Always:
+  --socket-mode MODE     permission bits of the sockets in octal, as 0660
+  --socket-group GROUP   group of the sockets, by name or number
+  --print qemu|libvirt   print the lines that attach a guest; default: qemu for one disk given
+                         as IMAGE, otherwise none
+  --sandbox on|off       on: give up all rights that serving does not need, or do not start;
+                         off: give up nothing; default: give up what the host allows
+  --named-files DIRECTORY|on|off
+                         which files may be opened that only an image names, its backing or data
+                         file: those below a directory for reading (can be given several times),
+                         all, or none, which is the default
+  --memory-files DIRECTORY
+                         guest memory may also be a file on the file system of this directory (can
+                         be given several times); default: only memfd, tmpfs, hugetlbfs and dax
+  --max-guest-memory SIZE
+                         how much memory a guest may share, as 2T; default: 16 TiB, or an equal
+                         share of 96 TiB for each export if that is less
+  --daemonize            go to the background once everything is set up
+  --pidfile PATH         write the process id here once everything is set up
+  --log-file PATH        append the log to this file, with the time; default: stderr, with
+                         --daemonize the host's journal or syslog. SIGHUP opens it anew
+  --takeover             take the place of the ringloom or qemu-storage-daemon that serves these
+                         sockets now; guests go on without a lost request
+  -h, --help             print this help and leave; --object help and the like print a part
+  -V, --version          print the version and leave
+SIGTERM and SIGINT finish the open requests, flush and leave; one that comes half a second later
+leaves at once. SIGHUP does so too, unless there is --daemonize or --log-file: there it opens the
+log file anew and has the sizes of all files looked at.
+RINGLOOM_LOG=error|warn|info|debug|trace sets what is logged; default: info.
+";
+
+const EXAMPLES: &str = "\
+Examples:
+  ringloom serve disk.img --socket /run/vm1.sock --iothreads 4
+  ringloom serve \\
+    --object iothread,id=t0 --object iothread,id=t1 \\
+    --blockdev host_device,node-name=n0,filename=/dev/vg0/vm1,cache.direct=on,discard=unmap \\
+    --export vhost-user-blk,id=vm1,node-name=n0,writable=on,addr.type=unix,\\
+addr.path=/run/vm1.sock,iothread.0=t0,iothread.1=t1
+  ringloom serve vm1.qcow2 --format qcow2 --named-files /srv/base --socket /run/vm1.sock
+  ringloom serve --blockdev '{\"driver\": \"null-co\", \"node-name\": \"n0\"}' \\
+    --export '{\"type\": \"vhost-user-blk\", \"id\": \"e0\", \"node-name\": \"n0\",
+              \"addr\": {\"type\": \"unix\", \"path\": \"/run/e0.sock\"}}'
+";
+
+#[cfg(test)]
+mod tests {
+    use exports::VHOST_USER_BLK;
+    use graph::OBJECT_TYPES;
+    use syntax::{Key, Keys};
+
+    use super::*;
+    use crate::getopt::{self, OptionKind};
+
+    /// Every name that a user can write and that works: the options and the keys of their arguments.
+    /// The documents are checked against it.
+    fn documented_names() -> Vec<String> {
+        let options = getopt::OPTIONS
+            .iter()
+            .filter(|known| known.name != OptionKind::Later)
+            .map(|known| known.long.to_owned());
+        let objects = OBJECT_TYPES.iter().map(|entry| &entry.keys);
+        let drivers = DRIVERS.iter().map(|driver| &driver.keys);
+        let all = objects.chain(drivers).chain([&VHOST_USER_BLK]).flat_map(|keys| names(keys, ""));
+        // A property of a throttle group is an `x-` before what is a limit as well; the texts say that and name the limits.
+        options.chain(all.filter(|name| !name.starts_with("x-"))).collect()
+    }
+
+    /// The names of keys, and of those inside them where there are such: of these two with what stands before them.
+    fn names(keys: &Keys, prefix: &str) -> Vec<String> {
+        let name = |key: &Key| {
+            let prefixed = format!("{prefix}{}", key.name);
+            let before = if ["cache", "addr"].contains(&key.name) {
+                format!("{}.", key.name)
+            } else {
+                String::new()
+            };
+            let inner = key.takes.inner().into_iter().flat_map(|keys| names(keys, &before));
+            if before.is_empty() {
+                inner.chain([prefixed]).collect::<Vec<_>>()
+            } else {
+                inner.collect()
+            }
+        };
+        keys.supported().flat_map(name).collect()
+    }
+
+    /// Whether the text has the name as a word: not as a part of a longer name.
+    fn has_name(text: &str, name: &str) -> bool {
+        let part = |char: char| char.is_ascii_alphanumeric() || char == '-' || char == '_';
+        text.match_indices(name).any(|(start, _)| {
+            !text[..start].ends_with(part) && !text[start + name.len()..].starts_with(part)
+        })
+    }
+
+    #[test]
+    fn every_name_that_works_is_documented() {
+        let text = help(HelpTopic::Serve);
+        let document = include_str!("../../../../docs/options.md");
+        for name in documented_names() {
+            assert!(has_name(&text, &name), "the help does not mention {name}");
+            assert!(has_name(document, &name), "docs/options.md does not mention {name}");
+        }
+    }
+
+    #[test]
+    fn lines_of_the_help_fit_a_terminal() {
+        for line in help(HelpTopic::Serve).lines() {
+            assert!(line.chars().count() <= 100, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_version_has_the_form_of_qemus() {
+        assert_eq!(version(), concat!("ringloom ", env!("CARGO_PKG_VERSION"), "\n"));
+    }
+}

@@ -1,0 +1,27 @@
+//! The command line of `ringloom serve`: qemu-storage-daemon's, and a short form.
+//!
+//! Where it stands: the binary calls [`parse`] and hands the [`Plan`] to the daemon. An argument goes
+//! through two steps: as written (`getopt` and `syntax`) and as valid (their own crates,
+//! then `references` and the model of `graph` for what it refers to).
+//!
+//! Invariants: what ringloom does not do yet is refused by name, never accepted and ignored.
+//! Not here: building what was asked for (the graph).
+
+#![forbid(unsafe_code)]
+
+mod fault;
+mod getopt;
+mod help;
+mod line;
+mod long;
+mod plan;
+mod references;
+mod short;
+#[cfg(test)]
+mod tests;
+
+pub use fault::{CommandLineError, LineError};
+pub use help::{help, version};
+pub use line::parse;
+pub use plan::{Daemonize, HelpTopic, Plan, PlanStep, ServeCommand, TakeoverMode};
+pub use syntax::nearest;

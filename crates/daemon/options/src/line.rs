@@ -1,0 +1,201 @@
+//! The line as a whole: help and version, the form it has, and what both forms share.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use exports::{AttachFormat, GuestMemoryOptions};
+use graph::{NamedFilesPolicy, real_directory};
+use sandbox::SandboxMode;
+use syntax::{ArgumentError, parse_flag, parse_size};
+
+use super::fault::{CommandLineError, LineError};
+use super::getopt::{CommonOption, OptionKind, ParsedOption, ShortFormOption};
+use super::plan::{Daemonize, HelpTopic, Plan, PlanStep, ServeCommand, TakeoverMode};
+use super::{getopt, long, short};
+/// Reads the arguments of `ringloom serve` or qemu-storage-daemon, without the program's name.
+///
+/// It looks at the files that are named, but changes nothing.
+pub fn parse(
+    arguments: impl IntoIterator<Item = OsString>,
+) -> Result<ServeCommand, CommandLineError> {
+    let words = getopt::split(arguments)?;
+    match words.last().map(|word| word.name) {
+        Some(OptionKind::Help) => return Ok(ServeCommand::Help(HelpTopic::Serve)),
+        Some(OptionKind::Version) => return Ok(ServeCommand::Version),
+        Some(
+            OptionKind::Step(_) | OptionKind::Shared(_) | OptionKind::Short(_) | OptionKind::Later,
+        )
+        | None => {}
+    }
+    if let Some(topic) = words.iter().find_map(long::help_topic) {
+        return Ok(ServeCommand::Help(topic));
+    }
+    if let Some(word) = words.iter().find(|word| word.name == OptionKind::Later) {
+        return Err(LineError::NotYet { option: word.option }.into());
+    }
+    let CommonOptions { mut plan, socket_mode, socket_group } = CommonOptions::read(&words)?;
+    let form = form(&words)?;
+    plan.steps = match form {
+        CommandLineForm::Long => long::steps(&words)?,
+        CommandLineForm::Short => short::steps(&words)?,
+    };
+    for step in &mut plan.steps {
+        if let PlanStep::Export(export) = step {
+            export.socket.mode = socket_mode;
+            export.socket.group.clone_from(&socket_group);
+        }
+    }
+    // Whoever uses the short form has no other place to learn how to attach a guest.
+    plan.print = plan.print.or((form == CommandLineForm::Short).then_some(AttachFormat::Qemu));
+    Ok(ServeCommand::Serve(plan))
+}
+
+/// Whether a command line is in the long form or the short one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CommandLineForm {
+    /// Step by step, as for qemu-storage-daemon.
+    Long,
+    /// An image and what to do with it.
+    Short,
+}
+
+/// Which form a line has. The two cannot be mixed.
+fn form(words: &[ParsedOption]) -> Result<CommandLineForm, LineError> {
+    let long = words.iter().find(|word| matches!(word.name, OptionKind::Step(_)));
+    let short = words.iter().find(|word| matches!(word.name, OptionKind::Short(_)));
+    match (long, short) {
+        (Some(long), Some(short)) => {
+            let short = if short.name == OptionKind::Short(ShortFormOption::Image) {
+                format!("'{}'", short.argument.display())
+            } else {
+                short.option.to_owned()
+            };
+            Err(LineError::Mixed { short, long: long.option })
+        }
+        (Some(_), None) => Ok(CommandLineForm::Long),
+        (None, Some(_)) => Ok(CommandLineForm::Short),
+        (None, None) => Err(LineError::Nothing),
+    }
+}
+
+/// The options that both forms have: a plan without steps. The last of several wins, as in qemu-storage-daemon.
+#[derive(Debug)]
+struct CommonOptions {
+    plan: Plan,
+    socket_mode: Option<u32>,
+    socket_group: Option<String>,
+}
+
+impl CommonOptions {
+    fn read(words: &[ParsedOption]) -> Result<Self, CommandLineError> {
+        let plan = Plan {
+            steps: Vec::new(),
+            pidfile: None,
+            log_file: None,
+            daemonize: Daemonize::Foreground,
+            takeover: TakeoverMode::Never,
+            print: None,
+            sandbox: SandboxMode::Possible,
+            named_files: NamedFilesPolicy::Refused,
+            guest_memory: GuestMemoryOptions::default(),
+        };
+        let mut shared = Self { plan, socket_mode: None, socket_group: None };
+        for word in words {
+            if let OptionKind::Shared(name) = word.name {
+                shared.take(name, word)?;
+            }
+        }
+        Ok(shared)
+    }
+
+    fn take(&mut self, name: CommonOption, word: &ParsedOption) -> Result<(), CommandLineError> {
+        let wrong = |fault| word.wrong(fault);
+        let path = |what| match word.argument.is_empty() {
+            true => Err(wrong(ArgumentError::EmptyPath { what })),
+            false => Ok(PathBuf::from(&word.argument)),
+        };
+        match name {
+            CommonOption::Pidfile => self.plan.pidfile = Some(path("pidfile's path")?),
+            CommonOption::LogFile => self.plan.log_file = Some(path("log file's path")?),
+            CommonOption::Daemonize => self.plan.daemonize = Daemonize::Background,
+            CommonOption::Takeover => self.plan.takeover = TakeoverMode::WhereServed,
+            CommonOption::Print => self.plan.print = Some(print(word.text()?).map_err(wrong)?),
+            CommonOption::SocketMode => {
+                self.socket_mode = Some(socket_mode(word.text()?).map_err(wrong)?);
+            }
+            CommonOption::SocketGroup => {
+                let text = word.text()?;
+                if text.is_empty() {
+                    return Err(wrong(ArgumentError::ExpectsAlone { expected: "a group" }));
+                }
+                self.socket_group = Some(text.to_owned());
+            }
+            CommonOption::NamedFiles => self.allow_named_files(&word.argument).map_err(wrong)?,
+            CommonOption::MemoryFiles => {
+                let directory = directory(Path::new(&word.argument)).map_err(wrong)?;
+                self.plan.guest_memory.directories.push(directory);
+            }
+            CommonOption::MaxGuestMemory => {
+                let text = word.text()?;
+                let fault = ArgumentError::ExpectsAlone { expected: "a size above 0, as 16T" };
+                let bytes = parse_size(text).filter(|bytes| *bytes > 0);
+                let bytes = bytes.ok_or_else(|| wrong(fault))?;
+                self.plan.guest_memory.bytes_max = Some(bytes);
+            }
+            CommonOption::Sandbox => {
+                let text = word.text()?;
+                let fault = ArgumentError::ExpectsAlone { expected: "'on' or 'off'" };
+                self.plan.sandbox = match parse_flag(text) {
+                    Some(true) => SandboxMode::Required,
+                    Some(false) => SandboxMode::Off,
+                    None => return Err(wrong(fault)),
+                };
+            }
+        }
+        Ok(())
+    }
+}
+
+impl CommonOptions {
+    /// Directories add up; `on` and `off` put an end to what was said before.
+    fn allow_named_files(&mut self, argument: &OsStr) -> Result<(), ArgumentError> {
+        match argument.to_str().and_then(parse_flag) {
+            Some(true) => self.plan.named_files = NamedFilesPolicy::Anywhere,
+            Some(false) => self.plan.named_files = NamedFilesPolicy::Refused,
+            None if argument.is_empty() => {
+                return Err(ArgumentError::ExpectsAlone { expected: "'on', 'off' or a directory" });
+            }
+            None => {
+                let directory = directory(Path::new(argument))?;
+                match &mut self.plan.named_files {
+                    NamedFilesPolicy::Below(directories) => directories.push(directory),
+                    NamedFilesPolicy::Refused | NamedFilesPolicy::Anywhere => {
+                        self.plan.named_files = NamedFilesPolicy::Below(vec![directory]);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn directory(path: &Path) -> Result<PathBuf, ArgumentError> {
+    real_directory(path).map_err(ArgumentError::own)
+}
+
+fn print(text: &str) -> Result<AttachFormat, ArgumentError> {
+    match text {
+        "qemu" => Ok(AttachFormat::Qemu),
+        "libvirt" => Ok(AttachFormat::Libvirt),
+        _ => Err(ArgumentError::ExpectsAlone { expected: "'qemu' or 'libvirt'" }),
+    }
+}
+
+/// Permission bits in octal, with or without a leading zero.
+fn socket_mode(text: &str) -> Result<u32, ArgumentError> {
+    let all_digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|mode| all_digits && *mode <= 0o777)
+        .ok_or(ArgumentError::ExpectsAlone { expected: "permission bits in octal, 0 to 0777" })
+}

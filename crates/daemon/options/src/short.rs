@@ -1,0 +1,256 @@
+//! The short form: `ringloom serve disk.img --socket disk.sock --iothreads 4`.
+//!
+//! It is written out to the same steps that the long form gives: iothreads `iothread0` and up,
+//! one node `disk`, one export named after the file.
+//!
+//! Limits: [`IOTHREADS_MAX`] iothreads.
+
+use std::fmt::{self, Display};
+use std::path::{Path, PathBuf};
+
+use exports::{
+    ExportOptions, LOGICAL_BLOCK_BYTES, SocketOptions, check_num_queues, check_socket_path,
+};
+use formats::FileExtension;
+use graph::{
+    BaseOptions, Blockdev, Driver, ObjectKind, ObjectOptions, PollOptions, file_kind, image_format,
+    image_formats, open_fault, waiting_for,
+};
+use kernel_io::FileKind;
+use syntax::{ArgumentError, ConvertHint, nearest, parse_flag, parse_number};
+
+use super::fault::{CommandLineError, LineError};
+use super::getopt::{OptionKind, ParsedOption, ShortFormOption};
+use super::long::check_files;
+use super::plan::PlanStep;
+
+/// The most iothreads of the short form: four times what QEMU's own advice tops out at. More can
+/// be had in the long form.
+const IOTHREADS_MAX: u64 = 64;
+
+/// The options of the short form, as written.
+#[derive(Debug)]
+struct ShortForm {
+    image: PathBuf,
+    socket: PathBuf,
+    iothreads: u64,
+    read_only: bool,
+    num_queues: Option<u16>,
+    cache_direct: bool,
+    /// What `--format` says.
+    format: Option<&'static Driver>,
+}
+
+/// The bytes of a file as they are need no driver above the file.
+const RAW: &str = "raw";
+
+/// What `--format` takes.
+fn format_names() -> Vec<&'static str> {
+    image_formats().map(|format| format.name).collect()
+}
+
+/// An image that cannot be served as it was given.
+#[derive(Debug, thiserror::Error)]
+enum ImageArgumentError {
+    /// Neither a regular file nor a block device.
+    #[error("not a regular file or a block device")]
+    NeitherFileNorDevice,
+    /// A file that looks like an image format, without `--format`.
+    #[error(
+        "looks like {format} ({reason}); say --format raw to serve its bytes as they are, {}",
+        FormatHint(format)
+    )]
+    FormatNotSaid {
+        /// What it looks like.
+        format: &'static str,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A hint how to serve the disk inside an image of this format.
+struct FormatHint<'a>(&'a str);
+
+impl Display for FormatHint<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let format = self.0;
+        if format_names().contains(&format) {
+            return write!(formatter, "or --format {format} for the disk inside it");
+        }
+        ConvertHint("or ", format).fmt(formatter)
+    }
+}
+
+/// Reads the short form and writes it out to steps.
+pub(super) fn steps(words: &[ParsedOption]) -> Result<Vec<PlanStep>, CommandLineError> {
+    let short = ShortForm::read(words)?;
+    let image =
+        |fault| CommandLineError::Image { path: short.image.clone(), fault: Box::new(fault) };
+    if short.format.is_none() {
+        check_name(&short.image).map_err(|fault| image(ArgumentError::own(fault)))?;
+    }
+    let kind = waiting_for(&short.image, || file_kind(&short.image));
+    let kind = kind.map_err(|fault| image(ArgumentError::own(fault)))?;
+    let kind =
+        kind.ok_or_else(|| image(ArgumentError::own(ImageArgumentError::NeitherFileNorDevice)))?;
+    if short.format.is_none() {
+        check_head(&short.image).map_err(image)?;
+    }
+    let steps = short.steps(kind);
+    steps.iter().try_for_each(check_files).map_err(image)?;
+    Ok(steps)
+}
+
+/// Refuses a file whose name says that it is an image format. Nothing is inferred from it: the
+/// operator has to say what is meant. The file need not be there.
+fn check_name(path: &Path) -> Result<(), ImageArgumentError> {
+    match formats::of_name(path) {
+        Some(FileExtension { extension, format }) => {
+            let reason = format!("its name ends in .{extension}");
+            Err(ImageArgumentError::FormatNotSaid { format, reason })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses a file whose first bytes say that it is an image format, as [`check_name`] does. Nothing else of it is read.
+fn check_head(path: &Path) -> Result<(), ArgumentError> {
+    let head = waiting_for(path, || formats::of_head(path));
+    match head.map_err(|cause| ArgumentError::own(open_fault(path, cause)))? {
+        Some(format) => {
+            let reason = "by its first bytes".to_owned();
+            Err(ArgumentError::own(ImageArgumentError::FormatNotSaid { format, reason }))
+        }
+        None => Ok(()),
+    }
+}
+
+impl ShortForm {
+    fn read(words: &[ParsedOption]) -> Result<Self, CommandLineError> {
+        let mut short = Self {
+            image: image(words)?,
+            socket: PathBuf::new(),
+            iothreads: 0,
+            read_only: false,
+            num_queues: None,
+            cache_direct: true,
+            format: None,
+        };
+        for word in words {
+            let OptionKind::Short(name) = word.name else {
+                continue;
+            };
+            short.take(name, word).map_err(|fault| word.wrong(fault))?;
+        }
+        if short.socket.as_os_str().is_empty() {
+            return Err(LineError::NoSocket { image: short.image }.into());
+        }
+        Ok(short)
+    }
+
+    fn take(&mut self, name: ShortFormOption, word: &ParsedOption) -> Result<(), ArgumentError> {
+        // Text that is not UTF-8 is no number and no known word, and so is the empty one.
+        let text = word.argument.to_str().unwrap_or_default();
+        match name {
+            ShortFormOption::Image => {}
+            ShortFormOption::Socket => {
+                self.socket = check_socket_path(PathBuf::from(&word.argument))?
+            }
+            ShortFormOption::Iothreads => self.iothreads = iothreads(text)?,
+            ShortFormOption::ReadOnly => self.read_only = true,
+            ShortFormOption::NumQueues => {
+                let expected = ArgumentError::ExpectsAlone { expected: "a number from 1 to 256" };
+                self.num_queues = Some(check_num_queues(parse_number(text).ok_or(expected)?)?);
+            }
+            ShortFormOption::Direct => {
+                let expected = ArgumentError::ExpectsAlone { expected: "'on' or 'off'" };
+                self.cache_direct = parse_flag(text).ok_or(expected)?;
+            }
+            ShortFormOption::Format => self.format = Some(format(text)?),
+        }
+        Ok(())
+    }
+
+    /// What the long form would say.
+    fn steps(&self, kind: FileKind) -> Vec<PlanStep> {
+        let iothreads: Vec<String> =
+            (0..self.iothreads).map(|number| format!("iothread{number}")).collect();
+        let object = |id| ObjectOptions { id, kind: ObjectKind::Iothread(PollOptions::default()) };
+        let objects = iothreads.iter().cloned().map(|id| PlanStep::Object(object(id)));
+        let (read_only, cache_direct) = (self.read_only, self.cache_direct);
+        let base = BaseOptions { read_only, cache_direct, ..BaseOptions::DEFAULT };
+        let image = self.image.clone();
+        let mut node = match self.format {
+            Some(format) if format.name != RAW => Blockdev::of_image(format, image, kind, base),
+            Some(_) | None => Blockdev::of_file(image, kind, base),
+        };
+        node.node_name = Some("disk".to_owned());
+        let export = ExportOptions {
+            id: export_id(&self.image),
+            node_name: "disk".to_owned(),
+            socket: SocketOptions { path: self.socket.clone(), mode: None, group: None },
+            writable: !self.read_only,
+            logical_block_size: LOGICAL_BLOCK_BYTES,
+            num_queues: self.num_queues,
+            iothreads: iothreads.clone(),
+            writethrough: false,
+        };
+        objects.chain([PlanStep::Blockdev(node), PlanStep::Export(export)]).collect()
+    }
+}
+
+/// The one image.
+fn image(words: &[ParsedOption]) -> Result<PathBuf, LineError> {
+    let mut images = words
+        .iter()
+        .filter(|word| word.name == OptionKind::Short(ShortFormOption::Image))
+        .map(|word| PathBuf::from(&word.argument));
+    match (images.next(), images.next()) {
+        (Some(first), Some(second)) => Err(LineError::SecondImage { first, second }),
+        (Some(only), None) => Ok(only),
+        (None, _) => {
+            let option = words.iter().find(|word| matches!(word.name, OptionKind::Short(_)));
+            Err(option
+                .map_or(LineError::Nothing, |word| LineError::NoImage { option: word.option }))
+        }
+    }
+}
+
+fn iothreads(text: &str) -> Result<u64, ArgumentError> {
+    if text == "none" {
+        return Ok(0);
+    }
+    parse_number(text)
+        .filter(|number| (1..=IOTHREADS_MAX).contains(number))
+        .ok_or(ArgumentError::ExpectsAlone { expected: "a number from 1 to 64, or 'none'" })
+}
+
+fn format(text: &str) -> Result<&'static Driver, ArgumentError> {
+    if let Some(format) = image_format(text) {
+        return Ok(format);
+    }
+    let (key, value, accepted) = ("format".to_owned(), text.to_owned(), format_names());
+    if formats::names().any(|format| format == text) {
+        return Err(ArgumentError::ValueNotYet { key, value, accepted });
+    }
+    let nearest = nearest(text, accepted.iter().copied());
+    Err(ArgumentError::UnknownValue { key, value, nearest, accepted })
+}
+
+/// An export id that says which file it is: the name without extension, other characters than an
+/// identifier's as `-`, with `disk-` before it if it starts with no letter.
+fn export_id(image: &Path) -> String {
+    let stem = image.file_stem().unwrap_or_default().to_string_lossy();
+    let id: String = stem
+        .chars()
+        .map(|char| match char {
+            '-' | '.' | '_' => char,
+            char if char.is_ascii_alphanumeric() => char,
+            _ => '-',
+        })
+        .collect();
+    if id.starts_with(|first: char| first.is_ascii_alphabetic()) {
+        return id;
+    }
+    format!("disk-{id}")
+}

@@ -1,0 +1,10 @@
+//! The fences around the daemon: files, privileges, system calls.
+
+#![forbid(unsafe_code)]
+
+mod sandbox;
+
+pub use sandbox::{
+    LandlockError, Sandbox, SandboxError, SandboxMode, SandboxNeeds, SeccompError,
+    confine_descriptor_check,
+};

@@ -1,0 +1,229 @@
+//! The fences around the daemon: what a guest gets that has taken an iothread over.
+//!
+//! Where it stands in the life of a request: around all of them. Prepared before the first thread;
+//! iothreads and exports go behind the fences of files and privileges as they start, the first
+//! thread when everything is set up, and then system calls are filtered for all.
+//!
+//! Invariants: a thread is behind the fences before it serves anybody ([`Sandbox::confine`],
+//! [`Sandbox::inside`]); [`Sandbox::look_at_threads`] finds one that is not. No
+//! fence can be widened or taken down. Why, and what each holds: docs/sandbox.md.
+//! Not here: the restriction of io_uring (`kernel_io::uring`), which always holds.
+
+mod file_grants;
+mod landlock;
+mod privileges;
+mod seccomp;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use host::chain_of;
+use iothread::Confinement;
+
+pub use landlock::LandlockError;
+pub use seccomp::SeccompError;
+
+use file_grants::GrantPurpose;
+use landlock::LandlockRules;
+use seccomp::{FilterNeeds, SeccompFilters};
+
+/// Whether the sandbox is off, used as far as possible, or required (`--sandbox`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SandboxMode {
+    /// Nothing.
+    Off,
+    /// What the host lets it; the rest is said.
+    Possible,
+    /// All of it; if something cannot be given up, it does not serve.
+    Required,
+}
+
+/// What the daemon still does behind the fences, which have to let that through.
+#[derive(Debug, Default)]
+pub struct SandboxNeeds<'a> {
+    /// Sockets and the pidfile: removed at the end.
+    pub removed: Vec<&'a Path>,
+    /// The log file, which may be made anew.
+    pub log_file: Option<&'a Path>,
+    /// Whether a block device may be written.
+    pub writes_devices: bool,
+}
+
+/// The sandbox of the process: landlock, dropped capabilities, seccomp filters.
+#[derive(Debug)]
+pub struct Sandbox {
+    required: FenceRequirement,
+    /// With landlock's version.
+    files: Option<(LandlockRules, i32)>,
+    /// Where a log file may be made anew.
+    logs: Option<PathBuf>,
+    privileges: Option<PrivilegeFence>,
+    calls: Option<SeccompFilters>,
+    /// Whether they are up for all threads, now and later.
+    closed: AtomicBool,
+}
+
+/// Proof that capabilities can be dropped.
+#[derive(Debug)]
+struct PrivilegeFence;
+
+/// Whether a part of the sandbox that cannot be had is an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FenceRequirement {
+    /// It is said, and left out.
+    No,
+    /// The daemon does not start.
+    Yes,
+}
+
+/// A fence cannot be put up.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// Around files.
+    #[error("cannot confine the daemon to the files that are open")]
+    Files(#[source] LandlockError),
+    /// Around privileges.
+    #[error("cannot give privileges up")]
+    Privileges(#[source] io::Error),
+    /// Around system calls.
+    #[error("cannot filter system calls")]
+    Calls(#[source] SeccompError),
+    /// Threads cannot be looked at.
+    #[error("cannot find out whether all threads are confined")]
+    Look(#[source] io::Error),
+    /// A thread is not behind the fences.
+    #[error("not all threads are confined: {}", names.join(", "))]
+    Threads {
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// No thread to try the fences on.
+    #[error("cannot try the fences")]
+    Try(#[source] io::Error),
+}
+
+impl Sandbox {
+    /// Finds out which fences can be had, and says which cannot. Call it in the process that
+    /// stays, in the directory that paths are relative to; fences nothing yet.
+    pub fn prepare(
+        mode: SandboxMode,
+        needs: &SandboxNeeds<'_>,
+    ) -> Result<Option<Arc<Self>>, SandboxError> {
+        let required = match mode {
+            SandboxMode::Off => return Ok(None),
+            SandboxMode::Possible => FenceRequirement::No,
+            SandboxMode::Required => FenceRequirement::Yes,
+        };
+        let grants = file_grants::of(&needs.removed, needs.log_file);
+        let opening = grants.iter().any(|grant| grant.for_what.opens());
+        let ids = !host::gives_peer_processes().map_err(SandboxError::Try)?;
+        let needs = FilterNeeds { opening, discards: needs.writes_devices, ids };
+        let files = LandlockRules::new(&grants).and_then(|fence| {
+            let version = on_another_thread(|| fence.put_up());
+            version.map_err(LandlockError::Share)?.map(|version| (fence, version))
+        });
+        let privileges = on_another_thread(privileges::give_up).map_err(SandboxError::Try)?;
+        let files = required.judge(files.map_err(SandboxError::Files))?;
+        Ok(Some(Arc::new(Self {
+            required,
+            files,
+            logs: grants.into_iter().find(|it| it.for_what == GrantPurpose::Logs).map(|it| it.path),
+            privileges: required
+                .judge(privileges.map(|()| PrivilegeFence).map_err(SandboxError::Privileges))?,
+            calls: required.judge(SeccompFilters::new(needs).map_err(SandboxError::Calls))?,
+            closed: AtomicBool::new(false),
+        })))
+    }
+
+    /// Does this on a thread behind the fences; the threads that it starts are behind them too.
+    pub fn inside<T: Send>(&self, start: impl FnOnce() -> T + Send) -> io::Result<T> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Ok(start());
+        }
+        on_another_thread(|| self.confine().map(|()| start()))?
+    }
+
+    /// Finds out whether all other threads are behind the fences. Call it when they are started.
+    pub fn look_at_threads(&self) -> Result<(), SandboxError> {
+        if self.privileges.is_none() {
+            return Ok(());
+        }
+        let names = privileges::unconfined().map_err(SandboxError::Look);
+        let found = names.and_then(|names| match names.as_slice() {
+            [] => Ok(()),
+            [..] => Err(SandboxError::Threads { names }),
+        });
+        self.required.judge(found).map(drop)
+    }
+
+    /// Puts the fences up for the calling thread, the last one, and filters the system calls of
+    /// all. From here on nothing but what the daemon does now can be done.
+    pub fn close(&self) -> Result<(), SandboxError> {
+        self.confine().map_err(SandboxError::Privileges)?;
+        let filtered = self.calls.as_ref().map(SeccompFilters::put_up).transpose();
+        let filtered = self.required.judge(filtered.map_err(SandboxError::Calls))?;
+        let is_filtered = filtered.flatten().is_some();
+        self.closed.store(true, Ordering::Relaxed);
+        let files = match (&self.files, &self.logs) {
+            (None, None) if is_filtered => "no file can be opened".to_owned(),
+            (None, _) => "all files can be opened".to_owned(),
+            (Some((_, version)), None) => format!("no file can be opened (landlock {version})"),
+            (Some((_, version)), Some(logs)) => {
+                format!("no file can be opened but in {} (landlock {version})", logs.display())
+            }
+        };
+        let privileges = if self.privileges.is_some() { "no" } else { "all" };
+        let calls = if is_filtered { "filtered" } else { "unfiltered" };
+        tracing::info!("sandbox: {files}, {privileges} capabilities, system calls {calls}");
+        Ok(())
+    }
+}
+
+/// Puts all fences around this process, which does nothing but look at descriptors and has one thread.
+pub fn confine_descriptor_check() -> Result<(), SandboxError> {
+    let files = LandlockRules::new(&[]).and_then(|fence| fence.put_up().map(drop));
+    let privileges = privileges::give_up();
+    let calls = SeccompFilters::of_descriptor_check().and_then(|calls| calls.put_up());
+    files.map_err(SandboxError::Files)?;
+    privileges.map_err(SandboxError::Privileges)?;
+    calls.map_err(SandboxError::Calls)
+}
+
+impl Confinement for Sandbox {
+    fn confine(&self) -> io::Result<()> {
+        if let Some((files, _)) = &self.files {
+            files.put_up().map_err(io::Error::other)?;
+        }
+        if self.privileges.is_some() {
+            privileges::give_up()?;
+        }
+        Ok(())
+    }
+}
+
+impl FenceRequirement {
+    /// What there is of a fence: an error if there must be one, otherwise a sentence.
+    fn judge<T>(self, fence: Result<T, SandboxError>) -> Result<Option<T>, SandboxError> {
+        match (fence, self) {
+            (Ok(fence), _) => Ok(Some(fence)),
+            (Err(error), Self::Yes) => Err(error),
+            (Err(error), Self::No) => {
+                tracing::warn!("sandbox: {}; serving without this fence", chain_of(&error));
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Does this on a thread of its own, which ends: what it gives up is given up there alone.
+fn on_another_thread<T: Send>(task: impl FnOnce() -> T + Send) -> io::Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("sandbox".to_owned());
+        let thread = thread.spawn_scoped(scope, task)?;
+        Ok(thread.join().expect("a panic of a starting thread ends the process"))
+    })
+}

@@ -1,0 +1,21 @@
+//! How options are written: QEMU's two notations, typed keys, and what can be wrong with a value.
+//!
+//! Where it stands: below all that has options. A driver, an object or an export says its keys as a table; [`OptionFields`]
+//! takes values by it.
+//!
+//! Not here: what the keys mean.
+
+#![forbid(unsafe_code)]
+
+mod fault;
+mod fields;
+mod keys;
+mod keyval;
+mod nearest;
+
+pub use fault::ArgumentError;
+pub use fault::{ConvertHint, Hint, NameList};
+pub use fields::{OptionFields, TextOrObject, is_identifier, parse_flag, parse_number, parse_size};
+pub use keys::{Key, Keys, Union, ValueType, optional, required};
+pub use keyval::asks_for_help;
+pub use nearest::nearest;
