@@ -35,6 +35,7 @@ use load::probe::CacheMode;
 use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
 use request_path::{
     ControlEngines, FrontEnd, FrontEndContext, FrontEndSource, Interest, NewRequest, SleepDecision,
+    StreamTransfer,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use virtio::{BlkRules, Ring};
@@ -110,6 +111,14 @@ impl FrontEnd for Refilling {
             // No kick comes from a guest on this thread.
             port.call();
         }
+    }
+
+    fn unpublished(&self) -> usize {
+        self.ring.unpublished()
+    }
+
+    fn transfer_over(&mut self, transfer: StreamTransfer) {
+        self.ring.transfer_over(transfer);
     }
 
     fn check(&self) -> Result<(), BlkRingFault> {

@@ -32,7 +32,7 @@ use testkit::deadline::Deadline;
 use testkit::rng::Rng;
 
 use crate::subjects::{FileEnd, Medium, RemoteEnd, Twice};
-use client::{Client, OnPlainMemory, OnRing};
+use client::{Client, OnPlainMemory, OnRing, OnStream};
 use image::Image;
 use segments::REQUEST_SECTORS_MAX;
 
@@ -167,10 +167,10 @@ impl Player {
 
     fn add_client(&mut self) -> Result<()> {
         let durability = if self.rng.one_in(4) { Durability::Stable } else { Durability::Cached };
-        let client: Box<dyn Client> = if self.rng.one_in(3) {
-            Box::new(OnPlainMemory::new()?)
-        } else {
-            Box::new(OnRing::new(durability)?)
+        let client: Box<dyn Client> = match self.rng.below(4) {
+            0 => Box::new(OnPlainMemory::new()?),
+            1 => Box::new(OnStream::new(self.node.size())?),
+            _ => Box::new(OnRing::new(durability)?),
         };
         self.clients.push(client);
         self.start(self.clients.len() - 1)

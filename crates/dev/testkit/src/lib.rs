@@ -38,5 +38,6 @@ pub mod rng;
 mod seccomp;
 pub mod silent_file;
 pub mod slow_disk;
+pub mod stream_front;
 pub mod trespass;
 pub mod twice;

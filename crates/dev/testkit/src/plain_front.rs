@@ -18,7 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use anyhow::{Context, Result, ensure};
 use block::{Buffers, Operation, Outcome, RequestSlot, Segment};
 use request_path::{
-    FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision, UnitIndex,
+    FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision, StreamTransfer,
+    UnitIndex,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -217,6 +218,14 @@ impl FrontEnd for PlainFront {
             self.shared.queues().over.append(&mut self.staged);
             port.signal(self.shared.call.as_fd(), "call");
         }
+    }
+
+    fn unpublished(&self) -> usize {
+        self.staged.len()
+    }
+
+    fn transfer_over(&mut self, transfer: StreamTransfer) {
+        panic!("none was begun: {transfer:?}")
     }
 
     fn check(&self) -> Result<(), Infallible> {

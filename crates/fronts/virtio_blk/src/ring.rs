@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 use block::{Operation, Outcome, RequestSlot, Sector, Segment};
 use request_path::{
-    FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision, UnitIndex,
+    FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision, StreamTransfer,
+    UnitIndex,
 };
 use virtio::{
     BlkHeader, BlkRequest, BlkRequestKind, BlkRules, Chain, Head, Interrupt, Ring, RingBase,
@@ -232,6 +233,15 @@ impl FrontEnd for BlkRing {
         if self.ring.publish() == Interrupt::Wanted || self.interrupts.are_pending() {
             self.interrupts.send(port);
         }
+    }
+
+    /// A used ring has an element for each request that a driver makes.
+    fn unpublished(&self) -> usize {
+        0
+    }
+
+    fn transfer_over(&mut self, transfer: StreamTransfer) {
+        panic!("a ring has no socket: {transfer:?}")
     }
 
     fn check(&self) -> Result<(), BlkRingFault> {

@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use block::{ByteOffset, Durability, Segment};
 use rustix::io::Errno;
 
+use crate::StreamDirection;
 use crate::allocation::AllocationAttempt;
 use crate::extent::FileExtent;
 use crate::in_flight::IoKind;
@@ -110,6 +111,30 @@ unsafe fn write(
     }
     // SAFETY: as above.
     unsafe { libc::pwritev2(fd, iovecs, segments, place, write_flags(durability)) }
+}
+
+/// Transfers on a socket what can be transferred without waiting. The result is that of a completion: bytes transferred, or
+/// minus the errno.
+///
+/// # Safety
+/// As for [`perform`].
+pub(crate) unsafe fn transfer_now(
+    direction: StreamDirection,
+    socket: RawFd,
+    (iovecs, segments): Iovecs,
+) -> i64 {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: of this structure all zeroes are a value: no address, no memory, no descriptors.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = iovecs.cast_mut();
+    message.msg_iovlen = segments.unsigned_abs() as usize;
+    let result = match direction {
+        // SAFETY: the caller keeps the iovecs and their memory during the call, and the message lives as long.
+        StreamDirection::Receive => unsafe { libc::recvmsg(socket, &raw mut message, flags) },
+        // SAFETY: as above.
+        StreamDirection::Send => unsafe { libc::sendmsg(socket, &raw const message, flags) },
+    };
+    if result < 0 { (-last_errno()).into() } else { i64::try_from(result).unwrap_or(i64::MAX) }
 }
 
 /// Discards or zeroes a range. The result is that of a completion: 0, or minus the errno.

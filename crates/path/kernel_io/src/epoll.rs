@@ -17,16 +17,18 @@ use std::time::Duration;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use crate::Interest;
 use crate::in_flight::SlotIndex;
 use crate::reactor::Completion;
-use crate::{Alarm, WaitMode};
+use crate::{Alarm, Interest, StreamDirection, WaitMode};
 
 /// Events taken with one call; the others come with the next.
 const BATCH: usize = 128;
 
 /// What the alarm is known by; slots are numbered by 32 bits.
 const ALARM: u64 = u64::MAX;
+
+/// What the sockets of transfers are known by, with their descriptor.
+const STREAM: u64 = 1 << 32;
 
 /// No waiting.
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -37,6 +39,8 @@ pub(crate) struct Epoll {
     ready: Vec<epoll::Event>,
     /// Completions that were not yet worked off, in order.
     completed: VecDeque<Completion>,
+    /// Transfers that wait for their sockets, by descriptor: a receive, and a send.
+    streams: Vec<[Option<SlotIndex>; 2]>,
     /// Ends waits that have a limit, which epoll itself knows in milliseconds and ends late on purpose;
     /// made when it is first needed, and `None` if the host has none.
     alarm: Option<Option<Alarm>>,
@@ -51,7 +55,8 @@ impl std::fmt::Debug for Epoll {
 impl Epoll {
     pub(crate) fn new() -> io::Result<Self> {
         let fd = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Self { fd, ready: Vec::with_capacity(BATCH), completed: VecDeque::new(), alarm: None })
+        let (ready, completed) = (Vec::with_capacity(BATCH), VecDeque::new());
+        Ok(Self { fd, ready, completed, streams: Vec::new(), alarm: None })
     }
 
     /// Watches a descriptor, which stays open until the end of the watch has been told.
@@ -77,6 +82,72 @@ impl Epoll {
         self.completed.push_back(Completion { index, result: 0, more: false });
     }
 
+    /// Watches the socket of a transfer until a call can do something: one completion follows.
+    pub(crate) fn watch_stream(
+        &mut self,
+        index: SlotIndex,
+        socket: RawFd,
+        direction: StreamDirection,
+    ) {
+        let place = place_of(socket);
+        if place >= self.streams.len() {
+            self.streams.resize(place + 1, [None; 2]);
+        }
+        let waiting = &mut self.streams[place][direction as usize];
+        assert!(waiting.is_none(), "two transfers of one direction on descriptor {socket}");
+        *waiting = Some(index);
+        self.arm_stream(socket);
+    }
+
+    /// Ends that, if it was not told yet: its completion follows.
+    pub(crate) fn unwatch_stream(&mut self, socket: RawFd, direction: StreamDirection) {
+        let waiting =
+            self.streams.get_mut(place_of(socket)).map(|both| &mut both[direction as usize]);
+        // What the socket is still watched for finds nobody then.
+        if let Some(index) = waiting.and_then(Option::take) {
+            self.completed.push_back(Completion { index, result: 0, more: false });
+        }
+    }
+
+    /// Has the next thing told that one of a socket's transfers waits for.
+    fn arm_stream(&mut self, socket: RawFd) {
+        let mut flags = epoll::EventFlags::ONESHOT;
+        let both = self.streams[place_of(socket)];
+        for (waiting, wanted) in both.iter().zip([epoll::EventFlags::IN, epoll::EventFlags::OUT]) {
+            flags.set(wanted, waiting.is_some());
+        }
+        let data = epoll::EventData::new_u64(STREAM | place_of(socket) as u64);
+        // It stays known, and silent, from the first time on until it is closed.
+        let armed = match epoll::modify(&self.fd, borrow(socket), data, flags) {
+            Err(Errno::NOENT) => epoll::add(&self.fd, borrow(socket), data, flags),
+            other => other,
+        };
+        if let Err(errno) = armed {
+            let result = (-errno.raw_os_error()).into();
+            for index in std::mem::take(&mut self.streams[place_of(socket)]).into_iter().flatten() {
+                self.completed.push_back(Completion { index, result, more: false });
+            }
+        }
+    }
+
+    /// A socket is ready for transfers.
+    fn stream_ready(&mut self, socket: RawFd, readiness: epoll::EventFlags) {
+        let failed = epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+        let both = &mut self.streams[place_of(socket)];
+        for (waiting, wanted) in
+            both.iter_mut().zip([epoll::EventFlags::IN, epoll::EventFlags::OUT])
+        {
+            if readiness.intersects(wanted | failed)
+                && let Some(index) = waiting.take()
+            {
+                self.completed.push_back(Completion { index, result: 1, more: false });
+            }
+        }
+        if both.iter().any(Option::is_some) {
+            self.arm_stream(socket);
+        }
+    }
+
     /// Waits for a completion, if told so and none is there.
     pub(crate) fn wait(&mut self, wait: WaitMode) -> io::Result<()> {
         let limit = match wait {
@@ -93,7 +164,13 @@ impl Epoll {
             Err(errno) => return Err(errno.into()),
         }
         // An alarm of before, which nobody waits for any more, ends a wait as well: that does no harm.
-        for event in self.ready.iter().filter(|event| event.data.u64() != ALARM) {
+        let ready = std::mem::take(&mut self.ready);
+        for event in ready.iter().filter(|event| event.data.u64() != ALARM) {
+            if let Some(socket) = event.data.u64().checked_sub(STREAM) {
+                let socket = RawFd::try_from(socket).expect("a descriptor");
+                self.stream_ready(socket, event.flags);
+                continue;
+            }
             let index = u32::try_from(event.data.u64()).expect("the data is a slot's number");
             // The bits are those of poll(2), as io_uring has them.
             let readiness = event.flags;
@@ -101,6 +178,7 @@ impl Epoll {
             let completion = Completion { index: SlotIndex(index), result, more: true };
             self.completed.push_back(completion);
         }
+        self.ready = ready;
         Ok(())
     }
 
@@ -127,6 +205,11 @@ fn new_alarm(epoll: &OwnedFd) -> Option<Alarm> {
         tracing::warn!("no timer, so waits end up to a millisecond late: {error}");
     }
     alarm.ok()
+}
+
+/// Where a descriptor's transfers are.
+fn place_of(socket: RawFd) -> usize {
+    usize::try_from(socket).expect("an open descriptor")
 }
 
 fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {

@@ -10,8 +10,8 @@
 
 use block::{ByteOffset, Durability, FileId, Interest, Segment, Tag};
 
-use crate::BounceBuffer;
 use crate::allocation::AllocationAttempt;
+use crate::{BounceBuffer, StreamTransfer};
 
 /// For so many segments a slot keeps room when its operation is over.
 const ROOM_KEPT: usize = 256;
@@ -78,6 +78,7 @@ enum State {
     Free,
     Operation(InFlightOp),
     Poll(PollState),
+    Transfer(StreamTransfer),
 }
 
 /// A multishot poll of a descriptor, and who is told.
@@ -121,11 +122,12 @@ struct Slot {
     done: usize,
 }
 
-/// What a slot of the in-flight table has: an operation or a poll.
+/// What a slot of the in-flight table has: an operation, a poll, or a transfer on a socket.
 #[derive(Debug)]
 pub(crate) enum SlotContent<'a> {
     Operation(&'a mut InFlightOp),
     Poll(&'a mut PollState),
+    Transfer(&'a mut StreamTransfer),
 }
 
 /// The in-flight table of one iothread: all that the kernel may still touch.
@@ -137,7 +139,7 @@ pub(crate) struct InFlightTable {
 }
 
 impl InFlightTable {
-    /// Operations in flight, polls not counted.
+    /// Operations and transfers in flight, polls not counted.
     pub(crate) fn operations(&self) -> usize {
         self.operations
     }
@@ -158,6 +160,35 @@ impl InFlightTable {
         index
     }
 
+    /// Parks a transfer on a socket, with its memory.
+    pub(crate) fn park_transfer(&mut self, mut transfer: StreamTransfer) -> SlotIndex {
+        let index = self.slot();
+        let slot = &mut self.slots[index.0 as usize];
+        slot.segments.clear();
+        transfer.name_left(&mut slot.segments);
+        slot.done = 0;
+        slot.state = State::Transfer(transfer);
+        self.operations += 1;
+        index
+    }
+
+    /// The slot of a transfer with such a tag. Looks at all slots.
+    pub(crate) fn find_transfer(&self, is_it: impl Fn(Tag) -> bool) -> Option<SlotIndex> {
+        let is_it = |slot: &Slot| matches!(&slot.state, State::Transfer(it) if is_it(it.tag()));
+        let place = self.slots.iter().position(is_it)?;
+        Some(SlotIndex(u32::try_from(place).expect("slots are numbered by u32")))
+    }
+
+    /// Takes a transfer out that is over.
+    pub(crate) fn take_transfer(&mut self, index: SlotIndex) -> StreamTransfer {
+        match self.empty(index) {
+            State::Transfer(transfer) => transfer,
+            other @ (State::Free | State::Operation(_) | State::Poll(_)) => {
+                panic!("slot {} holds no transfer: {other:?}", index.0)
+            }
+        }
+    }
+
     /// Parks a poll.
     pub(crate) fn park_poll(&mut self, poll: PollState) -> SlotIndex {
         let index = self.slot();
@@ -171,6 +202,7 @@ impl InFlightTable {
             State::Free => None,
             State::Operation(parked) => Some(SlotContent::Operation(parked)),
             State::Poll(poll) => Some(SlotContent::Poll(poll)),
+            State::Transfer(transfer) => Some(SlotContent::Transfer(transfer)),
         }
     }
 
@@ -214,20 +246,23 @@ impl InFlightTable {
 
     /// Takes a finished operation out.
     pub(crate) fn take(&mut self, index: SlotIndex) -> InFlightOp {
-        let slot = &mut self.slots[index.0 as usize];
-        match std::mem::replace(&mut slot.state, State::Free) {
-            State::Operation(parked) => {
-                let room = if index.0 < WARM_SLOTS { ROOM_KEPT } else { ROOM_KEPT_BEYOND };
-                slot.segments.clear();
-                slot.segments.shrink_to(room);
-                self.operations -= 1;
-                self.free.push(index);
-                parked
-            }
-            other @ (State::Free | State::Poll(_)) => {
+        match self.empty(index) {
+            State::Operation(parked) => parked,
+            other @ (State::Free | State::Poll(_) | State::Transfer(_)) => {
                 panic!("the kernel completed slot {}, which holds {other:?}", index.0)
             }
         }
+    }
+
+    /// Frees the slot of what was in flight.
+    fn empty(&mut self, index: SlotIndex) -> State {
+        let slot = &mut self.slots[index.0 as usize];
+        let room = if index.0 < WARM_SLOTS { ROOM_KEPT } else { ROOM_KEPT_BEYOND };
+        slot.segments.clear();
+        slot.segments.shrink_to(room);
+        self.operations -= 1;
+        self.free.push(index);
+        std::mem::replace(&mut slot.state, State::Free)
     }
 
     /// Frees the slot of a poll that has ended.

@@ -8,12 +8,13 @@
 //! thread that made it (SINGLE_ISSUER); only [`EngineKernel::wait`] blocks.
 //! Limits: the caller bounds the operations in flight.
 //! Files that live in memory are read and written inline (`inline`), which bounds each turn.
-//! Not here: which engine a file is given (`io_engine`), descriptors that are watched (`polls`).
+//! Not here: which engine a file is given (`io_engine`), descriptors that are watched (`polls`), sockets (`streams`).
 
 #![expect(unsafe_code, reason = "a submission names memory that the kernel will use")]
 
 mod io_engine;
 mod polls;
+mod streams;
 
 use std::collections::VecDeque;
 use std::io;
@@ -41,7 +42,7 @@ use crate::uring::{UringFd, UringOp};
 use crate::workers::Workers;
 use crate::{
     AllocationGoal, BOUNCE_BYTES, BounceBuffer, EngineKernel, FairQueue, FairShare, FileKind,
-    FileTable, Interest, IoFailure, Tag, WaitMode,
+    FileTable, Interest, IoFailure, StreamTransfer, Tag, WaitMode,
 };
 
 /// Transfers through the page cache that io_uring has at once: for one file 32, if it is alone. For reads the kernel reads ahead
@@ -76,6 +77,13 @@ pub enum Event {
     Writable {
         /// Whose.
         tag: Tag,
+    },
+    /// A transfer on a socket is over; it says how.
+    Transferred {
+        /// Whose.
+        tag: Tag,
+        /// It.
+        transfer: StreamTransfer,
     },
     /// A cancelled poll is over: no [`Event::Ready`] of it comes any more.
     PollEnded {
@@ -513,6 +521,7 @@ impl Kernel {
                     self.submit(index);
                 }
             }
+            Some(SlotContent::Transfer(_)) => self.complete_transfer(index, completion.result),
             None => panic!("the kernel completed slot {} twice", index.0),
         }
         Ok(())
@@ -569,6 +578,7 @@ enum InlineAmount {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
+        self.cancel_transfers();
         while self.in_flight.operations() > 0 {
             if let Err(error) = self.wait(WaitMode::Block) {
                 let operations = self.in_flight.operations();

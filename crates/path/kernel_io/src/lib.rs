@@ -30,6 +30,7 @@ mod linux_aio;
 mod notifier;
 mod queue_limits;
 mod reactor;
+mod stream;
 mod uring;
 mod workers;
 
@@ -52,3 +53,4 @@ pub use inline::{InlineBudget, ServedRings};
 pub use kernel::{Event, Kernel, KernelError};
 pub use notifier::Notifier;
 pub use reactor::{ReactorChoice, ReactorKind, WaitMode};
+pub use stream::{StreamDirection, StreamEnd, StreamGoal, StreamTransfer};

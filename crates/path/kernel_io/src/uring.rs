@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use crate::blocking_calls::{Iovecs, NOWAIT, write_flags};
 use crate::in_flight::{IoKind, SlotIndex};
 use crate::reactor::Completion;
-use crate::{Caching, Interest, KernelError, OpenFile, WaitMode};
+use crate::{Caching, Interest, KernelError, OpenFile, StreamDirection, WaitMode};
 
 /// Submission entries: a batch; more are submitted on the way.
 const SUBMISSIONS: u32 = 256;
@@ -96,6 +96,10 @@ pub(crate) enum UringOp {
     CachedRead,
     /// The same; EAGAIN if it would have to wait.
     CachedWrite(Durability),
+    /// From a socket, which the kernel watches until there is something; EAGAIN if its owner does not want that.
+    StreamRead,
+    /// To a socket; the same.
+    StreamWrite,
 }
 
 impl UringOp {
@@ -121,6 +125,14 @@ impl UringOp {
         }
     }
 
+    /// What a ring does for a transfer on a socket.
+    pub(crate) fn of_stream(direction: StreamDirection) -> Self {
+        match direction {
+            StreamDirection::Receive => Self::StreamRead,
+            StreamDirection::Send => Self::StreamWrite,
+        }
+    }
+
     /// Whether it is copied when it is submitted, by the iothread.
     pub(crate) fn is_cached(self) -> bool {
         matches!(self, Self::CachedRead | Self::CachedWrite(_))
@@ -132,7 +144,7 @@ impl UringOp {
             Self::Write(durability) | Self::CachedWrite(durability) => {
                 NOWAIT | write_flags(durability)
             }
-            Self::CachedRead => 0,
+            Self::CachedRead | Self::StreamRead | Self::StreamWrite => 0,
         }
     }
 }
@@ -233,19 +245,22 @@ impl Uring {
         let single = (segments == 1).then(|| unsafe { *iovecs }).and_then(whole);
         let rw_flags = transfer.flags();
         let entry = match (transfer, single) {
-            (UringOp::Read | UringOp::CachedRead, Some((base, bytes))) => {
+            (UringOp::Read | UringOp::CachedRead | UringOp::StreamRead, Some((base, bytes))) => {
                 let read = opcode::Read::new(fd, base, bytes).offset(offset.0);
                 read.rw_flags(rw_flags).build()
             }
-            (UringOp::Read | UringOp::CachedRead, None) => {
+            (UringOp::Read | UringOp::CachedRead | UringOp::StreamRead, None) => {
                 let read = opcode::Readv::new(fd, iovecs, count).offset(offset.0);
                 read.rw_flags(rw_flags).build()
             }
-            (UringOp::Write(_) | UringOp::CachedWrite(_), Some((base, bytes))) => {
+            (
+                UringOp::Write(_) | UringOp::CachedWrite(_) | UringOp::StreamWrite,
+                Some((base, bytes)),
+            ) => {
                 let write = opcode::Write::new(fd, base, bytes).offset(offset.0);
                 write.rw_flags(rw_flags).build()
             }
-            (UringOp::Write(_) | UringOp::CachedWrite(_), None) => {
+            (UringOp::Write(_) | UringOp::CachedWrite(_) | UringOp::StreamWrite, None) => {
                 let write = opcode::Writev::new(fd, iovecs, count).offset(offset.0);
                 write.rw_flags(rw_flags).build()
             }
@@ -266,7 +281,24 @@ impl Uring {
         unsafe { self.push(&poll.user_data(u64::from(index.0))) };
     }
 
-    /// Queues the end of a poll. Its last completion follows.
+    /// Queues a poll that ends with its first completion, for a transfer whose socket is in the mode not to wait.
+    pub(crate) fn push_stream_poll(
+        &mut self,
+        index: SlotIndex,
+        socket: RawFd,
+        direction: StreamDirection,
+    ) {
+        let events = match direction {
+            StreamDirection::Receive => libc::POLLIN,
+            StreamDirection::Send => libc::POLLOUT,
+        };
+        let events = u32::try_from(events).expect("positive constants");
+        let poll = opcode::PollAdd::new(types::Fd(socket), events).build();
+        // SAFETY: a poll names no memory.
+        unsafe { self.push(&poll.user_data(u64::from(index.0))) };
+    }
+
+    /// Queues the end of a poll, or of a transfer on a socket. Its last completion follows.
     pub(crate) fn push_cancel(&mut self, index: SlotIndex) {
         // POLL_REMOVE gives up (EALREADY) when the poll is about to fire; ASYNC_CANCEL does not.
         let entry = opcode::AsyncCancel::new(u64::from(index.0)).build().user_data(UNNAMED);

@@ -1,18 +1,18 @@
 //! Which sources have, or had, requests in flight on this iothread, and how their outcomes reach
 //! them.
 //!
-//! Invariants: a route is kept until its last request is finished, also after its source has moved
+//! Invariants: a route is kept until its last request and transfer is over, also after its source has moved
 //! away. While the source is here outcomes are handed over directly, afterwards by its mailbox.
 
 use std::sync::Arc;
 
 use block::{Outcome, RequestSlot};
 
-use crate::{Mailbox, SourceKey};
+use crate::{Mailbox, SourceKey, StreamTransfer};
 
 /// The index of a source's entry in [`CompletionRoutes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RouteIndex(u32);
+pub(crate) struct RouteIndex(pub(crate) u32);
 
 /// Names the source and slot of a request. Consumed by its completion: exactly one answer for each.
 #[derive(Debug)]
@@ -34,6 +34,7 @@ impl Ticket {
 struct Route {
     mailbox: Arc<Mailbox>,
     residence: SourceLocation,
+    /// Its requests, and its transfers.
     requests: u32,
 }
 
@@ -51,6 +52,8 @@ enum SourceLocation {
 #[derive(Debug, Default)]
 pub(crate) struct CompletionRoutes {
     entries: Vec<Option<Route>>,
+    /// By route: transfers that are over and were not taken, by direction.
+    transfers: Vec<[Option<StreamTransfer>; 2]>,
     /// Routes where something was finished since the last look.
     called: Vec<RouteIndex>,
 }
@@ -69,6 +72,7 @@ impl CompletionRoutes {
         let place = self.entries.iter().position(Option::is_none).unwrap_or(self.entries.len());
         if place == self.entries.len() {
             self.entries.push(None);
+            self.transfers.push([None, None]);
         }
         self.entries[place] = Some(entry);
         RouteIndex(u32::try_from(place).expect("fewer sources than descriptors"))
@@ -77,6 +81,7 @@ impl CompletionRoutes {
     /// The source moves away; what is still in flight will be posted. It must have taken what is
     /// finished before.
     pub(crate) fn leave(&mut self, route: RouteIndex) {
+        assert!(!self.has_transfers(route), "a source leaves transfers behind that are over");
         let entry = self.entry(route);
         if let SourceLocation::Here { finished, .. } = &entry.residence {
             assert!(finished.is_empty(), "a source leaves outcomes behind");
@@ -119,6 +124,34 @@ impl CompletionRoutes {
         }
     }
 
+    /// A transfer begins.
+    pub(crate) fn begin_transfer(&mut self, route: RouteIndex) {
+        self.entry(route).requests += 1;
+    }
+
+    /// A transfer is over: it goes to whoever owns the source now.
+    pub(crate) fn transfer_over(&mut self, route: RouteIndex, transfer: StreamTransfer) {
+        let entry = self.entry(route);
+        entry.requests -= 1;
+        match entry.residence {
+            SourceLocation::Here { .. } => {
+                let place = &mut self.transfers[route.0 as usize][transfer.direction() as usize];
+                assert!(place.is_none(), "a {:?} was over twice", transfer.direction());
+                *place = Some(transfer);
+                self.called.push(route);
+            }
+            SourceLocation::Away => {
+                entry.mailbox.post_transfer(transfer);
+                self.forget_if_over(route);
+            }
+        }
+    }
+
+    /// Takes the transfers of a source that are over.
+    pub(crate) fn take_transfers(&mut self, route: RouteIndex, take: impl FnMut(StreamTransfer)) {
+        self.transfers[route.0 as usize].iter_mut().filter_map(Option::take).for_each(take);
+    }
+
     /// Takes what is finished for a source, into an empty list that is swapped in.
     pub(crate) fn take(&mut self, route: RouteIndex, into: &mut Vec<(RequestSlot, Outcome)>) {
         if let SourceLocation::Here { finished, .. } = &mut self.entry(route).residence {
@@ -128,16 +161,21 @@ impl CompletionRoutes {
 
     /// The sources that have something finished waiting which they were not told of yet.
     pub(crate) fn drain_called(&mut self) -> impl Iterator<Item = SourceKey> + '_ {
-        let entries = &self.entries;
-        self.called.drain(..).filter_map(|route| match &entries[route.0 as usize] {
+        let Self { entries, transfers, called } = self;
+        called.drain(..).filter_map(|route| match &entries[route.0 as usize] {
             Some(Route { residence: SourceLocation::Here { key, finished }, .. })
-                if !finished.is_empty() =>
+                if !finished.is_empty()
+                    || transfers[route.0 as usize].iter().any(Option::is_some) =>
             {
                 Some(*key)
             }
             // Taken already, in the source's own turn.
             Some(_) | None => None,
         })
+    }
+
+    fn has_transfers(&self, route: RouteIndex) -> bool {
+        self.transfers[route.0 as usize].iter().any(Option::is_some)
     }
 
     fn entry(&mut self, route: RouteIndex) -> &mut Route {

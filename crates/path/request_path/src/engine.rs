@@ -20,6 +20,7 @@ mod pieces;
 mod status;
 mod syncs;
 mod timed_turns;
+mod transfers;
 
 use std::collections::VecDeque;
 use std::io;
@@ -119,6 +120,8 @@ pub struct Engine<K = Kernel> {
     /// What those count for, in bytes.
     new_bytes: usize,
     timed_turns: TimedTurns,
+    /// Transfers that are not over.
+    transfers: usize,
     report: FailureReporter,
     /// Rings when it is time to tell how many sentences were left out; made when it is first needed.
     alarm: Option<Alarm>,
@@ -170,6 +173,7 @@ impl<K: EngineKernel> Engine<K> {
             new_segments: 0,
             new_bytes: 0,
             timed_turns: TimedTurns::default(),
+            transfers: 0,
             report: FailureReporter::new(clock),
             alarm: None,
         }
@@ -431,10 +435,11 @@ impl<K: EngineKernel> Engine<K> {
         self.jobs.open() > self.held
     }
 
-    /// Whether nothing is in flight or held here, nor is a lane about to go on by itself.
+    /// Whether nothing is in flight or held here, no transfer under way, nor is a lane about to go on by itself.
     pub fn is_over(&self) -> bool {
         let lanes = &self.lanes;
-        self.jobs.open() == 0 && !lanes.any_woken() && !lanes.channels.any_woken()
+        let is_idle = self.jobs.open() == 0 && self.transfers == 0;
+        is_idle && !lanes.any_woken() && !lanes.channels.any_woken()
     }
 
     /// Starts a mapped job, once nobody else is changing what it changes.

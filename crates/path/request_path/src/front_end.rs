@@ -5,7 +5,7 @@
 //! between is the same for all protocols and stands in `FrontEndSource`.
 //!
 //! Invariants: a [`RequestSlot`] that was brought is not brought again before it was answered (`FrontEndSource` checks
-//! it). Answers come on the iothread that serves the front end, each exactly once. Threads: a front end belongs to one
+//! it). Answers and transfers that are over come on the iothread that serves the front end, each exactly once. Threads: a front end belongs to one
 //! iothread at a time and travels whole, with its requests in flight. Limits: [`FrontEnd::slots`] requests in flight.
 //! Not here: turns, fairness and drains (`front_end_source`), when a source gets a turn (`iothread`).
 
@@ -15,7 +15,7 @@ use std::os::fd::BorrowedFd;
 
 use block::{Buffers, FailKind, Operation, Outcome, RequestSlot};
 
-use crate::{FrontEndContext, Interest, SleepDecision};
+use crate::{FrontEndContext, Interest, SleepDecision, StreamTransfer};
 
 /// What a protocol implements: takes requests from a client, and answers them (virtio-blk now; NBD, jobs later).
 pub trait FrontEnd: fmt::Debug + Send + 'static {
@@ -47,6 +47,16 @@ pub trait FrontEnd: fmt::Debug + Send + 'static {
     /// Shows its client everything answered since the last time, or as much as there is room for. Called at the end of
     /// each turn.
     fn publish(&mut self, port: &mut FrontEndContext<'_>);
+
+    /// How many answers its client was not shown, for want of room. A stop does not wait for a client that makes none: they
+    /// stay with the front end, which whoever stops it has back. That one may have it served again, and loses nothing.
+    fn unpublished(&self) -> usize;
+
+    /// A transfer on its socket is over that it has begun ([`FrontEndContext::receive`]), and says how
+    /// ([`StreamTransfer::end`](crate::StreamTransfer::end)). Once for each, wherever the front end is served by then. One
+    /// that was cancelled, as all are when the source moves or stops, has kept what was transferred and can be gone on with.
+    /// The next one is begun in [`FrontEnd::publish`] or [`FrontEnd::arrive`].
+    fn transfer_over(&mut self, transfer: StreamTransfer);
 
     /// Whether it can still be served. Asked at the end of each turn in which it may bring something new.
     fn check(&self) -> Result<(), Self::Fault>;

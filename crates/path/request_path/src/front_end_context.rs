@@ -1,6 +1,7 @@
 //! What a front end uses of the iothread that serves it.
 //!
-//! Where it stands in the life of a request: at its end, when the client is told.
+//! Where it stands in the life of a request: at its end, when the client is told; of a client behind a socket also before
+//! its beginning, when it is received.
 //!
 //! Threads: only there, and only as long as the call that it was lent for.
 
@@ -9,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use block::{Buffers, RequestSlot};
 
-use crate::{Engine, RouteIndex};
+use crate::open_transfers::OpenTransfers;
+use crate::{Engine, RouteIndex, StreamDirection, StreamGoal, StreamTransfer};
 
-/// What a front end can use of the iothread that serves it: clock, eventfds, timers, its open reads.
+/// What a front end can use of the iothread that serves it: clock, eventfds, timers, its socket, its open reads.
 #[derive(Debug)]
 pub struct FrontEndContext<'a> {
     engine: &'a mut Engine,
@@ -19,6 +21,7 @@ pub struct FrontEndContext<'a> {
     /// A read that waits for room in its lane.
     waiting: Option<(RequestSlot, &'a Buffers)>,
     wants_turn: bool,
+    transfers: OpenTransfers,
 }
 
 impl<'a> FrontEndContext<'a> {
@@ -26,8 +29,9 @@ impl<'a> FrontEndContext<'a> {
         engine: &'a mut Engine,
         route: RouteIndex,
         waiting: Option<(RequestSlot, &'a Buffers)>,
+        transfers: OpenTransfers,
     ) -> Self {
-        Self { engine, route, waiting, wants_turn: false }
+        Self { engine, route, waiting, wants_turn: false, transfers }
     }
 
     /// Tells the other side by its eventfd. Does not sleep, whatever that side did to it.
@@ -60,7 +64,62 @@ impl<'a> FrontEndContext<'a> {
         self.engine.reads_in_flight(self.route).chain(self.waiting)
     }
 
+    /// Begins to receive into the memory of `transfer`, which belongs to the in-flight table until
+    /// [`FrontEnd::transfer_over`](crate::FrontEnd::transfer_over) gives it back. What was received before stays, and counts.
+    /// Handed back at once if the source leaves this iothread or stops: the front end begins again when it arrives
+    /// somewhere. No other receive may be under way.
+    ///
+    /// The socket stays open until then, and is not the kick.
+    pub fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        transfer: StreamTransfer,
+        goal: StreamGoal,
+    ) -> Result<(), StreamTransfer> {
+        self.begin(socket, transfer, (StreamDirection::Receive, goal))
+    }
+
+    /// Begins to send what is left of `transfer`, as with [`FrontEndContext::receive`]. No other send may be under way.
+    pub fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        transfer: StreamTransfer,
+    ) -> Result<(), StreamTransfer> {
+        self.begin(socket, transfer, (StreamDirection::Send, StreamGoal::All))
+    }
+
+    /// Has a transfer end soon that is under way, whatever the peer does. Nothing happens to one that an iothread has begun
+    /// which the source has left: that was cancelled then.
+    pub fn cancel_transfer(&mut self, direction: StreamDirection) {
+        if self.transfers.has(direction) {
+            self.engine.cancel_transfer(self.route, direction);
+        }
+    }
+
+    /// Whether a transfer of this direction is under way.
+    pub fn has_transfer(&self, direction: StreamDirection) -> bool {
+        self.transfers.has(direction)
+    }
+
+    fn begin(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        transfer: StreamTransfer,
+        (direction, goal): (StreamDirection, StreamGoal),
+    ) -> Result<(), StreamTransfer> {
+        if self.transfers.is_closed {
+            return Err(transfer);
+        }
+        self.transfers.begin(direction);
+        self.engine.begin_transfer(self.route, socket, transfer, (direction, goal));
+        Ok(())
+    }
+
     pub(crate) fn wants_turn(&self) -> bool {
         self.wants_turn
+    }
+
+    pub(crate) fn transfers(&self) -> OpenTransfers {
+        self.transfers
     }
 }

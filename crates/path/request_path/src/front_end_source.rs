@@ -6,6 +6,8 @@
 //!
 //! Invariants: exactly one answer for each request (`open_requests`). After a fault nothing is taken any more, wherever the
 //! source goes. A batch is of one unit: one call of its lane.
+//! Transfers on a socket are cancelled when the source leaves, so none keeps it where it is, and come by mail if they end
+//! later.
 //! Threads: belongs to the iothread that serves it and travels with all its requests.
 //! Limits: of several units, a request whose unit has no room waits here, and nothing is taken after it.
 //! Not here: what a request is and how it is answered ([`FrontEnd`]).
@@ -21,9 +23,11 @@ use crate::engine::BatchExecution;
 use crate::front_end::{NewRequest, RequestAction, UnitIndex};
 use crate::gauges::{SourceGauges, SourceMeter, Ticks, WaitingCounts};
 use crate::open_requests::{OpenRequests, RequestKind};
+use crate::open_transfers::OpenTransfers;
 use crate::{
     BatchLimit, Counters, Engine, FrontEnd, FrontEndContext, Interest, LaneIndex, Mailbox,
-    RouteIndex, SharedBudget, SleepDecision, Source, SourceKey, TurnBudget, TurnResult, Wake,
+    RouteIndex, SharedBudget, SleepDecision, Source, SourceKey, StreamDirection, StreamTransfer,
+    TurnBudget, TurnResult, Wake,
 };
 
 /// The most requests taken on in one turn that were in flight before the source came.
@@ -38,6 +42,7 @@ pub struct FrontEndSource<F: FrontEnd> {
     attachment: Option<Attachment>,
     health: FrontEndHealth,
     open: OpenRequests<F::Reply>,
+    transfers: OpenTransfers,
     meter: SourceMeter,
     /// New requests that the last measured turn has left.
     left: u32,
@@ -116,6 +121,7 @@ impl<F: FrontEnd> FrontEndSource<F> {
             attachment: None,
             health: FrontEndHealth::Sound,
             open: OpenRequests::new(slots),
+            transfers: OpenTransfers::default(),
             meter: SourceMeter::new(),
             left: 0,
             wait: None,
@@ -148,12 +154,19 @@ impl<F: FrontEnd> FrontEndSource<F> {
         Ticks::after(at.saturating_duration_since(*self.epoch.get_or_insert(at)))
     }
 
-    /// Requests taken from the client and not yet answered.
+    /// The front end, once nothing of it is in flight: with those answers that its client was not shown.
+    pub fn into_front(self) -> F {
+        assert_eq!(self.in_flight(), 0, "a front end is kept until nothing of it is in flight");
+        self.front
+    }
+
+    /// Requests taken from the client and not yet answered, and transfers that are not over.
     pub fn in_flight(&self) -> usize {
+        let open = self.open.count() + self.transfers.count();
         match self.health {
-            FrontEndHealth::Sound => self.open.count() + self.front.inherited(),
+            FrontEndHealth::Sound => open + self.front.inherited(),
             // What is still to be taken never will be.
-            FrontEndHealth::Broken => self.open.count(),
+            FrontEndHealth::Broken => open,
         }
     }
 
@@ -185,8 +198,12 @@ impl<F: FrontEnd> FrontEndSource<F> {
         lent: impl FnOnce(&mut F, &mut FrontEndContext<'_>) -> R,
     ) -> R {
         let route = self.attachment().route;
-        let waiting = self.waiting.as_ref().and_then(PendingRequest::as_read);
-        lent(&mut self.front, &mut FrontEndContext::new(engine, route, waiting))
+        let Self { front, waiting, transfers, .. } = self;
+        let waiting = waiting.as_ref().and_then(PendingRequest::as_read);
+        let mut port = FrontEndContext::new(engine, route, waiting, *transfers);
+        let result = lent(front, &mut port);
+        *transfers = port.transfers();
+        result
     }
 
     /// Takes new requests on, as many as it may.
@@ -327,6 +344,21 @@ impl<F: FrontEnd> FrontEndSource<F> {
         self.collect_here(engine);
         let Self { front, open, meter, mailbox, .. } = self;
         mailbox.drain(|slot, outcome| answer(front, open, meter, slot, outcome));
+        if self.transfers.count() > 0 {
+            self.collect_transfers(engine);
+        }
+    }
+
+    /// Gives back the transfers that are over, here or on a thread the source has left.
+    fn collect_transfers(&mut self, engine: &mut Engine) {
+        let route = self.attachment().route;
+        let Self { front, transfers, mailbox, .. } = self;
+        let mut over = |transfer: StreamTransfer| {
+            transfers.end(transfer.direction());
+            front.transfer_over(transfer);
+        };
+        mailbox.drain_transfers(&mut over);
+        engine.take_transfers(route, over);
     }
 
     /// Takes back what is finished here.
@@ -395,6 +427,7 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
         let route = engine.attach(&self.mailbox, self.front.slots(), key);
         self.attachment = Some(Attachment { route, lanes });
         self.has_had_requests = false;
+        self.transfers.is_closed = false;
         self.with_port(engine, |front, port| front.arrive(port));
     }
 
@@ -452,6 +485,16 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
         match self.health {
             FrontEndHealth::Sound => self.front.rest(),
             FrontEndHealth::Broken => SleepDecision::MaySleep,
+        }
+    }
+
+    fn begin_leaving(&mut self, engine: &mut Engine) {
+        self.transfers.is_closed = true;
+        let route = self.attachment().route;
+        for direction in [StreamDirection::Receive, StreamDirection::Send] {
+            if self.transfers.has(direction) {
+                engine.cancel_transfer(route, direction);
+            }
         }
     }
 

@@ -11,8 +11,8 @@ use block::{
 };
 
 use crate::bounce_transfer::BounceTransfer;
-use crate::completion_routes::Ticket;
-use crate::{LaneIndex, SourceKey};
+use crate::completion_routes::{RouteIndex, Ticket};
+use crate::{LaneIndex, SourceKey, StreamDirection};
 
 /// For so many pieces, segments and the like a job keeps room when it is over.
 const ROOM_KEPT: usize = 256;
@@ -320,12 +320,16 @@ pub(crate) enum EventTarget {
     Channel(ChannelId),
     /// A source's kick.
     Kick(SourceKey),
+    /// The transfer of a source on its socket.
+    Transfer(RouteIndex, StreamDirection),
     /// This iothread's notifier.
     Bell,
     /// The time to say how many sentences were left out.
     Alarm,
 }
 
+const SEND: u64 = 1 << 57;
+const TRANSFER: u64 = 1 << 58;
 const CHANNEL: u64 = 1 << 59;
 const SYNC: u64 = 1 << 60;
 const ALARM: u64 = 1 << 61;
@@ -340,6 +344,8 @@ impl EventTarget {
             Self::Sync(StorageId::Channel(channel)) => SYNC | CHANNEL | u64::from(channel.0),
             Self::Channel(channel) => CHANNEL | u64::from(channel.0),
             Self::Kick(key) => KICK | u64::from(key.0),
+            Self::Transfer(route, StreamDirection::Receive) => TRANSFER | u64::from(route.0),
+            Self::Transfer(route, StreamDirection::Send) => TRANSFER | SEND | u64::from(route.0),
             Self::Bell => BELL,
             Self::Alarm => ALARM,
         })
@@ -359,6 +365,10 @@ impl EventTarget {
             } else {
                 StorageId::Channel(ChannelId(low))
             })
+        } else if tag.0 & TRANSFER != 0 {
+            let is_send = tag.0 & SEND != 0;
+            let direction = if is_send { StreamDirection::Send } else { StreamDirection::Receive };
+            Self::Transfer(RouteIndex(low), direction)
         } else if tag.0 & CHANNEL != 0 {
             Self::Channel(ChannelId(low))
         } else {
@@ -381,6 +391,8 @@ mod tests {
             EventTarget::Sync(StorageId::Channel(ChannelId(u32::MAX))),
             EventTarget::Channel(ChannelId(u32::MAX)),
             EventTarget::Kick(SourceKey(u32::MAX)),
+            EventTarget::Transfer(RouteIndex(u32::MAX), StreamDirection::Receive),
+            EventTarget::Transfer(RouteIndex(0), StreamDirection::Send),
             EventTarget::Bell,
             EventTarget::Alarm,
         ] {

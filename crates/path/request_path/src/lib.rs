@@ -22,6 +22,7 @@ mod lane_wakeups;
 mod lanes;
 mod mailbox;
 mod open_requests;
+mod open_transfers;
 mod range_locks;
 mod requests;
 mod source;
@@ -37,6 +38,8 @@ pub use front_end_source::FrontEndSource;
 pub use gauges::{LatencyHistogram, Sampler, SourceGauges};
 /// What the kick of a front end is watched for.
 pub use kernel_io::Interest;
+/// Transfers on the socket of a front end.
+pub use kernel_io::{StreamDirection, StreamEnd, StreamGoal, StreamTransfer};
 pub use lanes::LaneIndex;
 pub use mailbox::{Mailbox, Wake};
 pub use requests::Requests;

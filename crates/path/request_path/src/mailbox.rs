@@ -5,17 +5,19 @@
 //! is woken to drain it.
 //!
 //! Invariants: capacity is the number of slots and a slot has at most one request in flight, so there
-//! is a place for every outcome and posting never waits for room. Each outcome is drained exactly
+//! is a place for every outcome and posting never waits for room; so it is with transfers, of each direction. Each is drained exactly
 //! once. A new owner drains after it has become the owner; a poster posts before it asks who the
 //! owner is; so either the new owner finds the outcome or the poster wakes it (model-checked
 //! below with loom).
 //! Threads: anyone posts; the owner drains. The mutex guards one pointer and is only taken when a
 //! source moves or an outcome arrives after a move.
 
+use std::ops::DerefMut;
 use std::sync::Arc;
 
 use block::{FailKind, Outcome, RequestSlot};
 
+use crate::StreamTransfer;
 use crate::sync::{AtomicU8, AtomicU64, Mutex, Ordering};
 
 /// Something by which another thread wakes an iothread.
@@ -30,13 +32,18 @@ impl Wake for kernel_io::Notifier {
     }
 }
 
-/// Outcomes of a source's requests that finished on an iothread which it has left, until its owner takes them.
+/// What a source has left on another iothread and has ended there, until its owner takes it: outcomes of requests, and
+/// transfers on its socket.
 #[derive(Debug)]
 pub struct Mailbox {
     /// One bit for each slot whose outcome waits.
     waiting: Box<[AtomicU64]>,
     /// The outcomes by slot; valid where the bit is set.
     outcomes: Box<[AtomicU8]>,
+    /// Transfers that ended there, by direction.
+    transfers: Mutex<[Option<StreamTransfer>; 2]>,
+    /// A bit for each of those, changed with them.
+    transfers_waiting: AtomicU8,
     owner: Mutex<Arc<dyn Wake>>,
 }
 
@@ -49,6 +56,8 @@ impl Mailbox {
         Self {
             waiting: (0..slots.div_ceil(SLOTS_PER_WORD)).map(|_| AtomicU64::new(0)).collect(),
             outcomes: (0..slots).map(|_| AtomicU8::new(0)).collect(),
+            transfers: Mutex::new([None, None]),
+            transfers_waiting: AtomicU8::new(0),
             owner: Mutex::new(owner),
         }
     }
@@ -68,9 +77,38 @@ impl Mailbox {
         self.owner.lock().expect("no holder of this lock panics").wake();
     }
 
+    /// Leaves a transfer that is over for the source's owner and wakes it. From any thread.
+    pub fn post_transfer(&self, transfer: StreamTransfer) {
+        let direction = transfer.direction();
+        let place = direction as usize;
+        let mut transfers = self.transfers();
+        let before = transfers[place].replace(transfer);
+        assert!(before.is_none(), "a {direction:?} was over twice");
+        self.transfers_waiting.fetch_or(1 << place, Ordering::AcqRel);
+        drop(transfers);
+        self.owner.lock().expect("no holder of this lock panics").wake();
+    }
+
+    /// Takes out all transfers that wait. Only the owner may call it.
+    pub fn drain_transfers(&self, take: impl FnMut(StreamTransfer)) {
+        if self.transfers_waiting.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut transfers = self.transfers();
+        self.transfers_waiting.store(0, Ordering::Release);
+        let [receive, send] = std::mem::take(&mut *transfers);
+        drop(transfers);
+        receive.into_iter().chain(send).for_each(take);
+    }
+
+    fn transfers(&self) -> impl DerefMut<Target = [Option<StreamTransfer>; 2]> + '_ {
+        self.transfers.lock().expect("no holder of this lock panics")
+    }
+
     /// Whether anything waits. Cheap; only the owner's answer means something.
     pub fn is_empty(&self) -> bool {
         self.waiting.iter().all(|word| word.load(Ordering::Relaxed) == 0)
+            && self.transfers_waiting.load(Ordering::Relaxed) == 0
     }
 
     /// Takes out all outcomes that wait. Only the owner may call it.
@@ -152,6 +190,28 @@ mod tests {
         assert_eq!(drained(&mailbox), slots.into_iter().zip(kinds).collect::<Vec<_>>());
         assert!(mailbox.is_empty());
         assert!(drained(&mailbox).is_empty());
+    }
+
+    #[test]
+    fn a_transfer_of_each_direction_comes_out_once() {
+        let mailbox = Mailbox::new(1, Arc::new(Nobody));
+        // Both are receives, as new ones are.
+        mailbox.post_transfer(StreamTransfer::default());
+        assert!(!mailbox.is_empty());
+        let mut count = 0;
+        (0..2).for_each(|_| mailbox.drain_transfers(|_| count += 1));
+        assert!(mailbox.is_empty());
+        mailbox.post_transfer(StreamTransfer::default());
+        mailbox.drain_transfers(|_| count += 1);
+        assert_eq!(count, 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "a Receive was over twice")]
+    fn a_second_transfer_of_a_direction_is_a_mistake() {
+        let mailbox = Mailbox::new(1, Arc::new(Nobody));
+        mailbox.post_transfer(StreamTransfer::default());
+        mailbox.post_transfer(StreamTransfer::default());
     }
 
     #[test]
@@ -254,6 +314,36 @@ mod loom_tests {
             late_on_b.join().unwrap();
             serve(&mailbox, &a, &mut seen);
             assert_eq!(seen, [1, 1]);
+        });
+    }
+
+    #[test]
+    fn loom_a_transfer_that_ends_while_its_source_moves_is_found_once_and_never_forgotten() {
+        loom::model(|| {
+            let (a, b) = (Arc::new(Bell::default()), Arc::new(Bell::default()));
+            let mailbox = Arc::new(Mailbox::new(1, a.clone() as Arc<dyn Wake>));
+            let poster = {
+                let mailbox = mailbox.clone();
+                loom::thread::spawn(move || mailbox.post_transfer(StreamTransfer::default()))
+            };
+            let arrival = {
+                let (mailbox, b) = (mailbox.clone(), b.clone());
+                loom::thread::spawn(move || {
+                    mailbox.set_owner(b.clone() as Arc<dyn Wake>);
+                    let mut seen = 0;
+                    mailbox.drain_transfers(|_| seen += 1);
+                    if b.rung.swap(0, Ordering::SeqCst) > 0 && !mailbox.is_empty() {
+                        mailbox.drain_transfers(|_| seen += 1);
+                    }
+                    seen
+                })
+            };
+            poster.join().unwrap();
+            let mut seen = arrival.join().unwrap();
+            if b.rung.swap(0, Ordering::SeqCst) > 0 && !mailbox.is_empty() {
+                mailbox.drain_transfers(|_| seen += 1);
+            }
+            assert_eq!(seen, 1);
         });
     }
 }

@@ -158,9 +158,12 @@ pub trait Source: Any + std::fmt::Debug + Send {
     /// Asks for kicks, so that the iothread need not look any more.
     fn rest(&mut self) -> SleepDecision;
 
+    /// It will leave the calling iothread soon, or stop: what waits for its client only is cancelled.
+    fn begin_leaving(&mut self, engine: &mut Engine);
+
     /// Leaves the calling iothread and its lanes: takes along what is finished, leaves what is in flight.
     fn depart(&mut self, engine: &mut Engine);
 
-    /// Requests taken from the client and not yet answered.
+    /// Requests taken from the client and not yet answered, and transfers that are not over.
     fn in_flight(&self) -> usize;
 }

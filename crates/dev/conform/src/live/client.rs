@@ -1,4 +1,4 @@
-//! Clients of the disk under test: guests with a ring each, and threads with plain memory.
+//! Clients of the disk under test: guests with a ring each, threads with plain memory, and peers behind a socket.
 //!
 //! Where it stands: the player brings its requests through any of them, and does not know which.
 
@@ -7,13 +7,15 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use block::{Durability, Node, Operation, Outcome};
+use block::{DiskSize, Durability, Node, Operation, Outcome};
 use iothread::{Iothread, PlacedSource};
 use kernel_io::Notifier;
 use request_path::{FrontEnd, FrontEndSource, UnitIndex};
 use testkit::conformance::workload::{Ended, Request};
 use testkit::plain_front::{PlainClient, PlainFront, PlainRequest};
 use testkit::rng::Rng;
+use testkit::stream_front::StreamFront;
+use testkit::stream_front::client::StreamClient;
 use virtio::{BlkRules, Ring, RingBase};
 use virtio_blk::{BlkRing, BlkRingSetup, Capacity};
 
@@ -205,6 +207,95 @@ impl Client for OnPlainMemory {
             let open = open[usize::from(slot.0)].take();
             let Open { mut request, segments } = open.context("a request of that slot")?;
             take_in(client.memory(), &mut request, &segments)?;
+            let ended = match outcome {
+                Outcome::Done => Ended::Well,
+                Outcome::Failed(_) => Ended::FailedSomehow,
+            };
+            Ok((request, ended))
+        })
+        .collect()
+    }
+}
+
+/// A peer behind a socket.
+pub(crate) struct OnStream {
+    client: StreamClient,
+    /// By slot.
+    open: [Option<Request>; SLOTS],
+    /// While it is not served.
+    front: Option<StreamFront>,
+    placed: Option<PlacedSource<StreamFront>>,
+}
+
+impl OnStream {
+    pub(crate) fn new(size: DiskSize) -> Result<Self> {
+        let (slots, bytes) = (u16::try_from(SLOTS)?, SLOT_BYTES);
+        let (client, front) = StreamClient::new(vec![size], slots, bytes)?;
+        let open = std::array::from_fn(|_| None);
+        Ok(Self { client, open, front: Some(front), placed: None })
+    }
+}
+
+impl Client for OnStream {
+    fn start(&mut self, node: &Arc<dyn Node>, on: &Arc<Iothread>, watch: Watch) -> Result<()> {
+        let front = self.front.take().context("it is served already")?;
+        self.placed = Some(place(front, node, on, watch)?);
+        Ok(())
+    }
+
+    fn change_iothread(&self, iothreads: &[Arc<Iothread>; 2]) -> Result<()> {
+        self.placed.as_ref().map_or(Ok(()), |placed| to_the_other(placed, iothreads))
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        if let Some(placed) = self.placed.take() {
+            // With the answers that were not sent.
+            self.front = Some(stop(placed)?.into_front());
+        }
+        Ok(())
+    }
+
+    fn has_room(&self) -> bool {
+        self.client.free_slot().is_some()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.client.in_flight()
+    }
+
+    fn call(&self) -> BorrowedFd<'_> {
+        self.client.call()
+    }
+
+    fn asks_status(&self) -> bool {
+        false
+    }
+
+    fn submit(&mut self, request: Request, _: &mut Rng) -> Result<()> {
+        let slot = self.client.free_slot().context("a free slot")?;
+        let data = match request.operation {
+            Operation::Write(..) => &request.data[..],
+            Operation::Read(_)
+            | Operation::Status(_)
+            | Operation::Discard(..)
+            | Operation::WriteZeroes(..)
+            | Operation::Flush => &[],
+        };
+        self.client.submit(slot, UnitIndex(0), request.operation, data)?;
+        self.open[usize::from(slot.0)] = Some(request);
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<(Request, Ended)>> {
+        let Self { client, open, .. } = self;
+        let over = client.collect()?.into_iter();
+        over.map(|(slot, outcome, data)| {
+            let mut request = open[usize::from(slot.0)].take().context("a request of that slot")?;
+            if let Operation::Read(_) = request.operation
+                && outcome == Outcome::Done
+            {
+                request.data = data;
+            }
             let ended = match outcome {
                 Outcome::Done => Ended::Well,
                 Outcome::Failed(_) => Ended::FailedSomehow,

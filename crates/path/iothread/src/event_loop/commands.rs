@@ -118,6 +118,10 @@ impl EventLoop {
         assert!(served.watch == KickWatch::On, "a source leaves once");
         served.state = state;
         served.watch = KickWatch::Ending;
+        let Self { sources, engine, .. } = self;
+        if let Some(served) = &mut sources[key.0 as usize] {
+            served.bundle.source.begin_leaving(engine);
+        }
         self.engine.unwatch(key);
         self.release_if_stopping(key);
     }

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use block::{Outcome, RequestSlot};
 use iothread::{PlacedSource, SourceObserver};
 use kernel_io::FileTable;
-use request_path::{FrontEnd, FrontEndContext, Interest, NewRequest, SleepDecision};
+use request_path::{
+    FrontEnd, FrontEndContext, Interest, NewRequest, SleepDecision, StreamTransfer,
+};
 use virtio::RingError;
 use virtio_blk::{BlkReply, BlkRing, BlkRingFault};
 
@@ -60,6 +62,14 @@ impl FrontEnd for BreaksAtTheEnd {
 
     fn publish(&mut self, port: &mut FrontEndContext<'_>) {
         self.ring.publish(port);
+    }
+
+    fn unpublished(&self) -> usize {
+        self.ring.unpublished()
+    }
+
+    fn transfer_over(&mut self, transfer: StreamTransfer) {
+        self.ring.transfer_over(transfer);
     }
 
     fn check(&self) -> Result<(), BlkRingFault> {

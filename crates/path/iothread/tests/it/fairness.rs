@@ -13,7 +13,9 @@ use block::{Lane, Mapping, Node, Outcome, PieceList, RequestSlot};
 use disk::ReadContent;
 use iothread::{Iothread, PlacedSource};
 use kernel_io::FileTable;
-use request_path::{FrontEnd, FrontEndContext, Interest, NewRequest, SleepDecision};
+use request_path::{
+    FrontEnd, FrontEndContext, Interest, NewRequest, SleepDecision, StreamTransfer,
+};
 use virtio_blk::BlkRing;
 
 use crate::guest::{Ask, BULKS, Guest};
@@ -195,6 +197,14 @@ impl<P: Player + 'static> FrontEnd for Played<P> {
         if self.player.get_mut().after_turn() {
             port.call();
         }
+    }
+
+    fn unpublished(&self) -> usize {
+        self.ring.unpublished()
+    }
+
+    fn transfer_over(&mut self, transfer: StreamTransfer) {
+        self.ring.transfer_over(transfer);
     }
 
     fn check(&self) -> Result<(), Self::Fault> {

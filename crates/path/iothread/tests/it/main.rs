@@ -23,6 +23,7 @@ mod moves;
 mod open_requests;
 mod setup;
 mod socket;
+mod streams;
 mod syncs;
 mod twice;
 mod units;

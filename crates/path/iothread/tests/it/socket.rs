@@ -14,7 +14,9 @@ use block::{Outcome, RequestSlot};
 use disk::ReadContent;
 use iothread::{PlacedSource, SourceObserver};
 use kernel_io::FileTable;
-use request_path::{FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision};
+use request_path::{
+    FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision, StreamTransfer,
+};
 use rustix::net::{RecvFlags, recv};
 
 use crate::lanes::null_disk;
@@ -72,6 +74,14 @@ impl FrontEnd for OnSocket {
                 Err(error) => return assert_eq!(error.kind(), ErrorKind::WouldBlock),
             }
         }
+    }
+
+    fn unpublished(&self) -> usize {
+        self.unsent.len().div_ceil(ANSWER_BYTES)
+    }
+
+    fn transfer_over(&mut self, transfer: StreamTransfer) {
+        panic!("none was begun: {transfer:?}")
     }
 
     fn check(&self) -> Result<(), Infallible> {

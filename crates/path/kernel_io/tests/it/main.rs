@@ -5,6 +5,7 @@
 mod inline;
 mod interest;
 mod misled;
+mod streams;
 mod waits;
 
 use std::io::Write;
@@ -92,7 +93,8 @@ fn finished(kernel: &mut Kernel, expected: Tag) -> Result<(), IoFailure> {
         | Event::Extent { .. }
         | Event::Ready { .. }
         | Event::Writable { .. }
-        | Event::PollEnded { .. }) => {
+        | Event::PollEnded { .. }
+        | Event::Transferred { .. }) => {
             panic!("expected the end of {expected:?}, got {other:?}")
         }
     }
@@ -279,7 +281,8 @@ fn a_poll_that_is_cancelled_while_it_fires_ends_every_time() {
                     Event::Ready { tag } => assert_eq!(tag, Tag(round)),
                     other @ (Event::Finished { .. }
                     | Event::Extent { .. }
-                    | Event::Writable { .. }) => panic!("{other:?}"),
+                    | Event::Writable { .. }
+                    | Event::Transferred { .. }) => panic!("{other:?}"),
                 }
             }
             notifier.clear();

@@ -25,6 +25,7 @@ impl<K: EngineKernel> Engine<K> {
             match event {
                 Event::Finished { tag, result, bounce } => self.operation_over(tag, result, bounce),
                 Event::Extent { tag, found } => self.extent_found(tag, found),
+                Event::Transferred { tag, transfer } => self.transfer_over(tag, transfer),
                 Event::Ready { tag } => match EventTarget::from_tag(tag) {
                     EventTarget::Kick(key) => signals.push(EngineEvent::Kicked(key)),
                     EventTarget::Bell => {
@@ -36,7 +37,7 @@ impl<K: EngineKernel> Engine<K> {
                     }
                     EventTarget::Alarm => self.alarm_rang(),
                     EventTarget::Channel(channel) => self.lanes.channels.ready(channel),
-                    EventTarget::Job(..) | EventTarget::Sync(_) => {
+                    EventTarget::Job(..) | EventTarget::Sync(_) | EventTarget::Transfer(..) => {
                         panic!("an operation is no descriptor")
                     }
                 },
@@ -46,7 +47,8 @@ impl<K: EngineKernel> Engine<K> {
                     EventTarget::Bell
                     | EventTarget::Alarm
                     | EventTarget::Job(..)
-                    | EventTarget::Sync(_) => {
+                    | EventTarget::Sync(_)
+                    | EventTarget::Transfer(..) => {
                         panic!("only kicks and channels are watched for room")
                     }
                 },
@@ -56,7 +58,8 @@ impl<K: EngineKernel> Engine<K> {
                     EventTarget::Bell
                     | EventTarget::Alarm
                     | EventTarget::Job(..)
-                    | EventTarget::Sync(_) => {
+                    | EventTarget::Sync(_)
+                    | EventTarget::Transfer(..) => {
                         panic!("only kicks and channels are unwatched")
                     }
                 },
@@ -76,6 +79,7 @@ impl<K: EngineKernel> Engine<K> {
             EventTarget::Kick(_)
             | EventTarget::Bell
             | EventTarget::Alarm
+            | EventTarget::Transfer(..)
             | EventTarget::Channel(_) => {
                 panic!("only requests have operations")
             }
