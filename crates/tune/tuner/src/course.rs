@@ -212,7 +212,7 @@ mod tests {
     fn command(lines: &mut Vec<Line>, works: impl Fn(&RunKey) -> bool) -> Vec<RunKey> {
         let settings = settings("--op randread --bs 4k --sentinel 5", 2);
         let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
-        let recorded = Recorded::from(std::mem::take(lines));
+        let recorded = Recorded::from_iter(std::mem::take(lines));
         let mut course = Course::new(&matrix, &settings, &recorded);
         let mut asked = Vec::new();
         *lines = recorded.into_lines();
@@ -245,7 +245,7 @@ mod tests {
                 let key = all[*place].key.clone();
                 Line::Run(Box::new(Run { key, ..run(all[0].key.cell, Contender::Host, 0, 1000) }))
             };
-            let recorded = Recorded::from(done.iter().map(measured).collect::<Vec<_>>());
+            let recorded = Recorded::from_iter(done.iter().map(measured));
             let left = Course::new(&matrix, &settings, &recorded).outlook(None);
             left.into_iter().map(|run| run.key).collect()
         };
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(sentinels(&command(&mut lines, |key| !is_one_of(key, &[1]))), [1, 3]);
         let settings = settings("--op randread --bs 4k --sentinel 5", 2);
         let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
-        let mut course = Course::new(&matrix, &settings, &Recorded::from(lines.clone()));
+        let mut course = Course::new(&matrix, &settings, &Recorded::from_iter(lines.clone()));
         assert!(course.next(&|_| false).is_none(), "without time for it");
         assert_eq!(sentinels(&command(&mut lines, |_| true)), [1]);
         assert_eq!(command(&mut lines, |_| true), []);

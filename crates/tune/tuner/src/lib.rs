@@ -22,7 +22,7 @@
 //!    one number with its price, certainty and doubts, `report` renders, `emit` writes configurations, `compare` compares
 //!    two runs.
 //!
-//! `simulation` (tests only) drives course, summary and answer on machines whose truth is known (`testkit::machines`).
+//! `tests::simulation` drives course, summary and answer on machines whose truth is known (`testkit::machines`).
 //!
 //! Not here: the load generators (crate `load`) and anything of the daemon, which is only known as a
 //! process.
@@ -66,8 +66,6 @@ mod run;
 mod scratch;
 mod search;
 mod settings;
-#[cfg(test)]
-mod simulation;
 mod ssh;
 mod stats;
 mod steady;
@@ -75,6 +73,8 @@ mod storage;
 mod summary;
 mod table;
 mod target;
+#[cfg(test)]
+mod tests;
 mod units;
 mod variant;
 mod weights;

@@ -6,7 +6,6 @@
 
 mod claim;
 mod header;
-mod latest;
 mod lenient;
 mod line;
 mod recorded;
@@ -82,12 +81,10 @@ impl Parsed {
         };
         let header = whole(first).context("line 1").context(DAMAGED)?;
         let parse = |(number, line): (usize, &[u8])| {
-            whole(line)
-                .and_then(|line| check_figures(&line).map(|()| line))
-                .with_context(|| format!("line {number}"))
-                .context(DAMAGED)
+            let line = whole(line).and_then(check_figures);
+            line.with_context(|| format!("line {number}")).context(DAMAGED)
         };
-        let recorded = Recorded::from(lines.map(parse).collect::<Result<Vec<_>>>()?);
+        let recorded = lines.map(parse).collect::<Result<Recorded>>()?;
         Ok(Self { header, recorded, complete_bytes })
     }
 }
@@ -101,16 +98,10 @@ fn whole<T: DeserializeOwned>(line: &[u8]) -> Result<T> {
 }
 
 /// Refuses what would overflow a sum; a run without a rate is one all the same.
-fn check_figures(line: &Line) -> Result<()> {
-    let found = match line {
-        Line::Run(run) => sane::check(run),
-        Line::Failure(failure) => sane::check_key(&failure.key),
-    };
-    match found {
-        Ok(()) | Err(sane::Fault::NoTime) => Ok(()),
-        Err(sane::Fault::Absurd(what)) => {
-            bail!("{}: {what}, which cannot be", line.key())
-        }
+fn check_figures(line: Line) -> Result<Line> {
+    match sane::check(&line) {
+        Ok(()) | Err(sane::Fault::NoTime) => Ok(line),
+        Err(sane::Fault::Absurd(what)) => bail!("{}: {what}, which cannot be", line.key()),
     }
 }
 
@@ -199,7 +190,5 @@ pub(crate) fn check_same(directory: &Path, differences: &[String]) -> Result<()>
     bail!("cannot resume {name}, its runs would not compare:\n  {list}")
 }
 
-#[cfg(test)]
-mod document;
 #[cfg(test)]
 pub(crate) mod tests;

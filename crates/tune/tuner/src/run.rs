@@ -466,7 +466,7 @@ mod tests {
     #[test]
     fn a_rate_is_a_share_of_the_maximum_of_the_same_cell() {
         let point = |step, jobs| key(Purpose::Curve, step, jobs);
-        let recorded = Recorded::from(vec![
+        let recorded = Recorded::from_iter(vec![
             measured(&point(CURVE_MAXIMUM, 2), 1000),
             failed(&point(CURVE_MAXIMUM, 4)),
         ]);

@@ -31,6 +31,14 @@ impl Line {
             Self::Failure(failure) => &failure.key,
         }
     }
+
+    /// What was measured, if it was.
+    pub(crate) fn run(&self) -> Option<&Run> {
+        match self {
+            Self::Run(run) => Some(run),
+            Self::Failure(_) => None,
+        }
+    }
 }
 
 /// A run that failed.

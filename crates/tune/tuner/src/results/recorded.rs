@@ -1,47 +1,77 @@
-//! The runs and failures of a results file, in the order in which they were written.
+//! The runs and failures of a results file, in the order in which their keys first came.
 //!
 //! Invariants: of several lines with one key the last counts, be it a run or a failure; a phase of a probe that was
 //! measured is done again where the probe was cut, and may fail then.
 //! Not here: reading and writing them (`results`), and what may be summarised together (`lenient`).
 
-use super::latest::Latest;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use super::{Failure, Line, Run};
 use crate::plan::{PlannedRun, RunKey};
 
-/// All lines but the header.
+/// The lines of a file that count, but for the header.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Recorded {
-    lines: Vec<Line>,
+    /// With the number of lines before each.
+    lines: Vec<(usize, Line)>,
+    places: HashMap<RunKey, usize>,
+    /// How many there are, with those that count no more.
+    count: usize,
 }
 
-impl From<Vec<Line>> for Recorded {
-    fn from(lines: Vec<Line>) -> Self {
-        Self { lines }
+impl FromIterator<Line> for Recorded {
+    fn from_iter<I: IntoIterator<Item = Line>>(lines: I) -> Self {
+        let mut recorded = Self::default();
+        for line in lines {
+            recorded.push(line);
+        }
+        recorded
     }
 }
 
 impl Recorded {
     pub(super) fn len(&self) -> usize {
-        self.lines.len()
+        self.count
     }
 
     #[cfg(test)]
     pub(crate) fn into_lines(self) -> Vec<Line> {
-        self.lines
+        self.lines.into_iter().map(|(_, line)| line).collect()
     }
 
-    pub(crate) fn push(&mut self, line: Line) {
-        self.lines.push(line);
+    /// Adds a line; the one with its key, which counts no more.
+    pub(crate) fn push(&mut self, line: Line) -> Option<Line> {
+        let key = line.key().clone();
+        let line = (self.count, line);
+        self.count += 1;
+        match self.places.entry(key) {
+            Entry::Occupied(place) => {
+                Some(std::mem::replace(&mut self.lines[*place.get()], line).1)
+            }
+            Entry::Vacant(place) => {
+                place.insert(self.lines.len());
+                self.lines.push(line);
+                None
+            }
+        }
+    }
+
+    /// The measured runs and the failures that count.
+    pub(super) fn into_parts(self) -> (Vec<Run>, Vec<Failure>) {
+        let (mut runs, mut failures) = (Vec::new(), Vec::new());
+        for (_, line) in self.lines {
+            match line {
+                Line::Run(run) => runs.push(*run),
+                Line::Failure(failure) => failures.push(failure),
+            }
+        }
+        (runs, failures)
     }
 
     /// All measured runs that did not fail since; of one that was done again the last.
     pub(crate) fn runs(&self) -> Vec<Run> {
-        let latest: Latest<&Line> = self.lines.iter().collect();
-        let run = |line: &Line| match line {
-            Line::Run(run) => Some(Run::clone(run)),
-            Line::Failure(_) => None,
-        };
-        latest.into_lines().into_iter().filter_map(run).collect()
+        self.lines.iter().filter_map(|(_, line)| line.run().cloned()).collect()
     }
 
     /// The runs that failed and were not measured since.
@@ -51,25 +81,22 @@ impl Recorded {
 
     /// Those of the lines from this one on.
     pub(super) fn failures_from(&self, first: usize) -> Vec<Failure> {
-        let latest: Latest<&Line> = self.lines.iter().skip(first).collect();
-        let failure = |line: &Line| match line {
-            Line::Run(_) => None,
-            Line::Failure(failure) => Some(failure.clone()),
+        let failure = |(number, line): &(usize, Line)| match line {
+            Line::Failure(failure) if *number >= first => Some(failure.clone()),
+            Line::Failure(_) | Line::Run(_) => None,
         };
-        latest.into_lines().into_iter().filter_map(failure).collect()
+        self.lines.iter().filter_map(failure).collect()
     }
 
     /// The measured run with this key.
     pub(crate) fn run(&self, key: &RunKey) -> Option<&Run> {
-        self.last(|it| it == key)
+        self.places.get(key).and_then(|place| self.lines[*place].1.run())
     }
 
     /// The run in the last of the lines whose keys are wanted, unless that is a failure.
     pub(crate) fn last(&self, wanted: impl Fn(&RunKey) -> bool) -> Option<&Run> {
-        match self.lines.iter().rev().find(|line| wanted(line.key()))? {
-            Line::Run(run) => Some(run),
-            Line::Failure(_) => None,
-        }
+        let wanted = self.lines.iter().filter(|(_, line)| wanted(line.key()));
+        wanted.max_by_key(|(number, _)| *number)?.1.run()
     }
 
     pub(crate) fn has(&self, planned: &PlannedRun) -> bool {
@@ -105,7 +132,7 @@ mod tests {
         let (low, high) = (phase(0), phase(1));
         let before =
             |recorded: &Recorded| recorded.last(|key| high.key.follows(key, &[2, 8])).cloned();
-        let mut recorded = Recorded::from(vec![measured(&low), failure(&high)]);
+        let mut recorded = Recorded::from_iter(vec![measured(&low), failure(&high)]);
         assert_eq!(before(&recorded), Some(low.clone()));
         recorded.push(failure(&low));
         assert_eq!((before(&recorded), recorded.run(&low.key)), (None, None));

@@ -4,8 +4,7 @@
 //! Limits: a run takes at most a day, as its options say; every bound here is far above what a machine does in one.
 
 use crate::meter::{Cost, GroupCost};
-use crate::plan::RunKey;
-use crate::results::Run;
+use crate::results::{Line, Run};
 
 /// Twelve million requests per second for a day.
 const REQUESTS_MAX: u64 = 1_000_000_000_000;
@@ -31,18 +30,22 @@ pub(super) enum Fault {
     Absurd(String),
 }
 
-/// Whether a run can be summarised.
+/// Whether a run can be summarised, and a failure can be one of a plan.
 ///
 /// # Errors
 /// Why not.
-pub(super) fn check(run: &Run) -> Result<(), Fault> {
+pub(super) fn check(line: &Line) -> Result<(), Fault> {
+    at_most("as its step", line.key().step.into(), STEP_MAX.into())?;
+    line.run().map_or(Ok(()), check_run)
+}
+
+fn check_run(run: &Run) -> Result<(), Fault> {
     let Run { operations, bytes, elapsed_ns, started_unix_s, .. } = *run;
     let histogram = |buckets: &[(u64, u64)]| total(buckets.iter().map(|(_, count)| *count));
     at_most("requests", operations, REQUESTS_MAX)?;
     at_most("bytes", bytes, BYTES_MAX)?;
     at_most("ns", elapsed_ns, ELAPSED_NS_MAX)?;
     at_most("s since 1970", started_unix_s, UNIX_S_MAX)?;
-    check_key(&run.key)?;
     at_most("requests in its histogram", histogram(&run.latency_ns), REQUESTS_MAX)?;
     at_most("requests in its seconds", histogram(&run.per_second), REQUESTS_MAX)?;
     at_most("requests in its windows", histogram(&run.windows), REQUESTS_MAX)?;
@@ -67,14 +70,6 @@ pub(super) fn check(run: &Run) -> Result<(), Fault> {
         return Err(Fault::Absurd(format!("{:.0e} IOPS", run.iops())));
     }
     Ok(())
-}
-
-/// Whether a run, measured or failed, can be one of a plan.
-///
-/// # Errors
-/// Why not.
-pub(super) fn check_key(key: &RunKey) -> Result<(), Fault> {
-    at_most("as its step", key.step.into(), STEP_MAX.into())
 }
 
 fn cost(cost: &Cost) -> Result<(), Fault> {

@@ -109,7 +109,7 @@ fn what_is_written_is_read_back() {
     let (header, runs) = filled(directory.path());
     let stored = Stored::read(directory.path()).unwrap();
     let lines: Vec<Line> = runs.iter().map(measured).collect();
-    assert_eq!((stored.header, stored.recorded), (header, Recorded::from(lines)));
+    assert_eq!((stored.header, stored.recorded), (header, Recorded::from_iter(lines)));
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn a_torn_last_line_is_dropped_and_overwritten() {
     for missing in [1, 20] {
         std::fs::write(&path, &whole[..whole.len() - missing]).unwrap();
         let stored = Stored::read(directory.path()).unwrap();
-        assert_eq!(stored.recorded, Recorded::from(vec![measured(&runs[0])]));
+        assert_eq!(stored.recorded, Recorded::from_iter(vec![measured(&runs[0])]));
         let mut results = Results::resume(directory.path(), stored, &header).unwrap();
         results.append(measured(&runs[1])).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), whole);
@@ -276,7 +276,7 @@ fn figures_that_cannot_be_are_not_gone_on_with() {
     results.append(measured(&still)).unwrap();
     drop(results);
     let stored = Stored::read(directory.path()).unwrap();
-    assert_eq!(stored.recorded, Recorded::from(vec![measured(&still)]));
+    assert_eq!(stored.recorded, Recorded::from_iter(vec![measured(&still)]));
 }
 
 #[track_caller]
@@ -459,7 +459,7 @@ fn the_last_line_of_a_key_counts_whoever_reads_it() {
             Lenient::parse((header + &lines.iter().map(text).collect::<String>()).as_bytes());
         let group = lenient.unwrap().groups.swap_remove(0);
         assert_eq!(read(&group.runs, &group.failures), expected, "report: {told:?}");
-        let recorded = Recorded::from(lines);
+        let recorded = Recorded::from_iter(lines);
         let found = read(&recorded.runs(), &recorded.failures());
         assert_eq!(found, expected, "--resume: {told:?}");
     }

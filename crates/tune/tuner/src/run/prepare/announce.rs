@@ -239,7 +239,7 @@ mod tests {
         }
 
         fn recorded(&self) -> Recorded {
-            Recorded::from(self.lines.clone())
+            Recorded::from_iter(self.lines.clone())
         }
 
         fn course(&self) -> Course<'_> {
@@ -253,7 +253,7 @@ mod tests {
         /// Measures on while there is time, on a machine that reaches `iops`; how many runs that are.
         fn measure(&mut self, time: Duration, iops: impl Fn(&RunKey) -> u64) -> usize {
             let Self { settings, matrix, pace, lines } = self;
-            let mut course = Course::new(matrix, settings, &Recorded::from(lines.clone()));
+            let mut course = Course::new(matrix, settings, &Recorded::from_iter(lines.clone()));
             let (before, mut took) = (lines.len(), Duration::ZERO);
             loop {
                 let fits = |block: &[PlannedRun]| took + pace.total(block) <= time;
