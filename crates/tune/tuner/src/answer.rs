@@ -13,6 +13,7 @@ use std::fmt;
 
 use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
+use crate::lists::unique;
 use crate::matrix::is_worth_few;
 use crate::stats::Estimate;
 use crate::steady::UnsteadyRuns;
@@ -21,7 +22,7 @@ use crate::variant::{Layers, Variant};
 use crate::weights::{Goal, Weight, weight_of};
 
 use self::ratings::{Footing, Rating, Ratings};
-pub(crate) use self::sentence::{details, sentence};
+pub(crate) use self::sentence::{details, sentence, threads};
 
 /// Fewer resamplings that agree are no answer.
 const SURE: f64 = 0.8;
@@ -425,13 +426,7 @@ fn cheaper(
 /// Cells and operations that decide.
 fn changes(ratings: &Ratings<'_>, iothreads: Iothreads) -> Vec<Change> {
     let mut changes = Vec::new();
-    let mut operations: Vec<String> = Vec::new();
-    for spot in ratings.spots() {
-        let operation = spot.cell.shape().operation().to_string();
-        if !operations.contains(&operation) {
-            operations.push(operation);
-        }
-    }
+    let operations = unique(ratings.spots().map(|it| it.cell.shape().operation().to_string()));
     let mut note = |condition: Condition, other: Option<Rating>| {
         if let Some(other) = other.filter(|other| other.iothreads != iothreads) {
             changes.push(Change { condition, iothreads: other.iothreads });

@@ -72,7 +72,7 @@ impl TryFrom<CellRecord> for Cell {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::contender::{Contender, Iothreads};
+    use crate::contender::{Contender, Iothreads, Subject};
 
     pub(crate) fn cell(op: &str, bs: u64, jobs: u16, iodepth: u16) -> Cell {
         let block = BlockBytes::try_from(bs).unwrap();
@@ -80,7 +80,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn client(iothreads: u16) -> Contender {
-        Contender::Client { iothreads: Iothreads::new(iothreads) }
+        Contender::new(Subject::Client, Iothreads::new(iothreads))
     }
 
     #[test]

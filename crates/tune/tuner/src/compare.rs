@@ -15,6 +15,7 @@ mod student;
 
 use crate::cell::Cell;
 use crate::contender::{Contender, Subject};
+use crate::lists::sorted;
 use crate::stats::{Estimate, Resampler, factor, geometric_mean, median, middle_95};
 use crate::summary::{CellSummary, Row};
 use crate::variant::Variant;
@@ -260,9 +261,7 @@ fn verdict(ratio: Option<Ratio>, told: Option<bool>) -> Verdict {
 }
 
 fn means(rows: &[ComparedRow]) -> Vec<(Subject, f64, usize)> {
-    let mut subjects: Vec<Subject> = rows.iter().map(|row| row.contender.subject()).collect();
-    subjects.sort_unstable();
-    subjects.dedup();
+    let subjects = sorted(rows.iter().map(|row| row.contender.subject()));
     let mean = |subject| {
         let own = rows.iter().filter(|row| row.contender.subject() == subject);
         let ratios = own.filter_map(|row| row.ratio).map(|it| it.ratio);

@@ -56,7 +56,7 @@ impl Subject {
     }
 
     /// Whether numbers of iothreads are compared.
-    pub(crate) fn counts_iothreads(self) -> bool {
+    pub(crate) const fn counts_iothreads(self) -> bool {
         match self {
             Self::Host | Self::VmGiven => false,
             Self::Client | Self::VmQemu | Self::VmRingloom => true,
@@ -66,13 +66,7 @@ impl Subject {
 
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Host => "host",
-            Self::Client => "client",
-            Self::VmQemu => "vm:qemu",
-            Self::VmRingloom => "vm:ringloom",
-            Self::VmGiven => "vm:given",
-        })
+        f.write_str(self.to_possible_value().expect("no subject is hidden").get_name())
     }
 }
 
@@ -140,64 +134,49 @@ impl fmt::Display for Iothreads {
 
 /// One of the things that run the same cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(tag = "subject")]
-pub(crate) enum Contender {
-    /// The load straight on the file.
-    #[serde(rename = "host")]
-    Host,
-    /// A vhost-user client of a daemon with this many iothreads.
-    #[serde(rename = "client")]
-    Client {
-        /// How many.
-        iothreads: Iothreads,
-    },
-    /// A guest on QEMU's own device.
-    #[serde(rename = "vm:qemu")]
-    VmQemu {
-        /// How many.
-        iothreads: Iothreads,
-    },
-    /// A guest on an export of the daemon.
-    #[serde(rename = "vm:ringloom")]
-    VmRingloom {
-        /// How many.
-        iothreads: Iothreads,
-    },
-    /// The user's guest as it stands.
-    #[serde(rename = "vm:given")]
-    VmGiven,
+#[serde(try_from = "Stored")]
+pub(crate) struct Contender {
+    subject: Subject,
+    /// Where numbers are compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    iothreads: Option<Iothreads>,
+}
+
+/// A contender as it stands in the results.
+#[derive(Deserialize)]
+struct Stored {
+    subject: Subject,
+    iothreads: Option<Iothreads>,
+}
+
+impl TryFrom<Stored> for Contender {
+    type Error = &'static str;
+
+    fn try_from(Stored { subject, iothreads }: Stored) -> Result<Self, Self::Error> {
+        match (subject.counts_iothreads(), iothreads) {
+            (true, None) => Err("missing field `iothreads`"),
+            (counts, iothreads) => Ok(Self { subject, iothreads: iothreads.filter(|_| counts) }),
+        }
+    }
 }
 
 impl Contender {
+    pub(crate) const HOST: Self = Self { subject: Subject::Host, iothreads: None };
+    pub(crate) const VM_GIVEN: Self = Self { subject: Subject::VmGiven, iothreads: None };
+
     /// A contender of this subject; the count is ignored where none is compared.
-    pub(crate) fn new(subject: Subject, iothreads: Iothreads) -> Self {
-        match subject {
-            Subject::Host => Self::Host,
-            Subject::Client => Self::Client { iothreads },
-            Subject::VmQemu => Self::VmQemu { iothreads },
-            Subject::VmRingloom => Self::VmRingloom { iothreads },
-            Subject::VmGiven => Self::VmGiven,
-        }
+    pub(crate) const fn new(subject: Subject, iothreads: Iothreads) -> Self {
+        let iothreads = if subject.counts_iothreads() { Some(iothreads) } else { None };
+        Self { subject, iothreads }
     }
 
     pub(crate) fn subject(self) -> Subject {
-        match self {
-            Self::Host => Subject::Host,
-            Self::Client { .. } => Subject::Client,
-            Self::VmQemu { .. } => Subject::VmQemu,
-            Self::VmRingloom { .. } => Subject::VmRingloom,
-            Self::VmGiven => Subject::VmGiven,
-        }
+        self.subject
     }
 
     /// The number of iothreads, where numbers are compared.
     pub(crate) fn iothreads(self) -> Option<Iothreads> {
-        match self {
-            Self::Client { iothreads }
-            | Self::VmQemu { iothreads }
-            | Self::VmRingloom { iothreads } => Some(iothreads),
-            Self::Host | Self::VmGiven => None,
-        }
+        self.iothreads
     }
 
     /// The threads that want a core: of each guest the jobs, but no more than it has queues, which it has one of per CPU,
@@ -247,19 +226,19 @@ mod tests {
     #[test]
     fn contenders_survive_json_and_name_themselves() {
         for (contender, json, name) in [
-            (Contender::Host, r#"{"subject":"host"}"#, "host"),
+            (Contender::HOST, r#"{"subject":"host"}"#, "host"),
             (client(0), r#"{"subject":"client","iothreads":"none"}"#, "client none"),
             (
-                Contender::VmQemu { iothreads: Iothreads(16) },
+                Contender::new(Subject::VmQemu, Iothreads(16)),
                 r#"{"subject":"vm:qemu","iothreads":"16"}"#,
                 "vm:qemu 16",
             ),
             (
-                Contender::VmRingloom { iothreads: Iothreads(1) },
+                Contender::new(Subject::VmRingloom, Iothreads(1)),
                 r#"{"subject":"vm:ringloom","iothreads":"1"}"#,
                 "vm:ringloom 1",
             ),
-            (Contender::VmGiven, r#"{"subject":"vm:given"}"#, "vm:given"),
+            (Contender::VM_GIVEN, r#"{"subject":"vm:given"}"#, "vm:given"),
         ] {
             assert_eq!(serde_json::to_string(&contender).unwrap(), json);
             assert_eq!(serde_json::from_str::<Contender>(json).unwrap(), contender);
@@ -277,16 +256,16 @@ mod tests {
         let cell = cell("randread", 4096, 2, 1);
         let (one, several) =
             (Variant::default(), Variant { vms: 2, disks: 3, ..Variant::default() });
-        let vm = Contender::VmQemu { iothreads: Iothreads(2) };
+        let vm = Contender::new(Subject::VmQemu, Iothreads(2));
         for (variant, contender, busy) in [
-            (one, Contender::Host, 2),
+            (one, Contender::HOST, 2),
             (one, client(0), 3),
             (one, client(1), 3),
             (one, client(4), 6),
             (one, vm, 4),
             (several, vm, 12),
-            (several, Contender::Host, 12),
-            (one, Contender::VmGiven, 0),
+            (several, Contender::HOST, 12),
+            (one, Contender::VM_GIVEN, 0),
         ] {
             assert_eq!(contender.busy_threads(&variant, &cell, 4), busy, "{contender}");
         }

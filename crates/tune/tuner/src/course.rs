@@ -243,7 +243,7 @@ mod tests {
             let all = Course::new(&matrix, &settings, &Recorded::default()).outlook(None);
             let measured = |place: &usize| {
                 let key = all[*place].key.clone();
-                Line::Run(Box::new(Run { key, ..run(all[0].key.cell, Contender::Host, 0, 1000) }))
+                Line::Run(Box::new(Run { key, ..run(all[0].key.cell, Contender::HOST, 0, 1000) }))
             };
             let recorded = Recorded::from_iter(done.iter().map(measured));
             let left = Course::new(&matrix, &settings, &recorded).outlook(None);

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use cpu::{Cpu, NumaNode};
 pub(crate) use disk::{BlockDevice, DiskBelow};
-pub(crate) use kernel::Kernel;
+pub(crate) use kernel::{Kernel, chosen};
 
 use disk::Place;
 use tree::Tree;

@@ -46,6 +46,7 @@ mod host_load;
 mod interrupt;
 mod intervals;
 mod kept;
+mod lists;
 mod machine;
 mod markdown;
 mod matrix;

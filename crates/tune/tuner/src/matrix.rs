@@ -101,7 +101,7 @@ impl Matrix {
     /// Takes the host out; false if nothing is left.
     pub(crate) fn without_host(&mut self) -> bool {
         for entry in &mut self.entries {
-            entry.contenders.retain(|contender| *contender != Contender::Host);
+            entry.contenders.retain(|contender| *contender != Contender::HOST);
         }
         self.entries.retain(|entry| !entry.contenders.is_empty());
         !self.entries.is_empty()

@@ -23,7 +23,7 @@ use self::fio::Fio;
 pub(crate) use self::vm::Guests;
 use crate::args::LoadKind;
 use crate::clock;
-use crate::contender::{Contender, Iothreads};
+use crate::contender::{Iothreads, Subject};
 use crate::daemon::{Daemon, Running};
 use crate::given::Given;
 use crate::interrupt::Interrupt;
@@ -108,15 +108,16 @@ impl Bench<'_> {
         let name = planned.key.to_string();
         let begun = clock::now();
         self.progress.begin(&name, self.pace.expected(planned), left);
-        let measured = match planned.key.contender {
-            Contender::Host => self.with_disks(planned, rate, &name, Self::on_host),
-            Contender::Client { iothreads } => {
+        let iothreads = planned.key.contender.iothreads().unwrap_or(Iothreads::NONE);
+        let measured = match planned.key.contender.subject() {
+            Subject::Host => self.with_disks(planned, rate, &name, Self::on_host),
+            Subject::Client => {
                 self.with_disks(planned, rate, &name, |bench, it| bench.by_client(it, iothreads))
             }
-            Contender::VmQemu { .. } | Contender::VmRingloom { .. } => {
+            Subject::VmQemu | Subject::VmRingloom => {
                 self.with_disks(planned, rate, &name, Self::in_guests)
             }
-            Contender::VmGiven => self.in_given(planned, rate, &name),
+            Subject::VmGiven => self.in_given(planned, rate, &name),
         };
         match &measured {
             Ok(_) => self.pace.observe(planned, begun.elapsed()),

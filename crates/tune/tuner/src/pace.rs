@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::args::LoadKind;
-use crate::contender::Contender;
+use crate::contender::Subject;
 use crate::plan::{PlannedRun, RunKey};
 use crate::results::Run;
 use crate::settings::Settings;
@@ -27,52 +27,9 @@ const BOOT_EMULATED: Duration = Duration::from_secs(6);
 const VERIFY: Duration = Duration::from_millis(900);
 const VERIFY_EMULATED: Duration = Duration::from_millis(5800);
 
-/// Runs that take alike on top of their ramp and measured time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
-    HostOwn,
-    HostFio,
-    Client,
-    VmQemu,
-    VmRingloom,
-    /// With a guest of its own.
-    VmCold,
-    VmGiven,
-}
-
-impl Kind {
-    fn of(key: &RunKey, load: LoadKind) -> Self {
-        match (key.contender, key.variant.device, load) {
-            (Contender::Host, _, LoadKind::Own) => Self::HostOwn,
-            (Contender::Host, _, LoadKind::Fio) => Self::HostFio,
-            (Contender::Client { .. }, ..) => Self::Client,
-            (Contender::VmQemu { .. }, Device::Ide, _) => Self::VmCold,
-            (Contender::VmQemu { .. }, ..) => Self::VmQemu,
-            (Contender::VmRingloom { .. }, ..) => Self::VmRingloom,
-            (Contender::VmGiven, ..) => Self::VmGiven,
-        }
-    }
-
-    /// What it takes once, and for each disk.
-    fn guess(self) -> (Duration, Duration) {
-        let (once, each) = match self {
-            Self::HostOwn => (35, 0),
-            Self::HostFio => (330, 0),
-            Self::Client => (80, 0),
-            Self::VmQemu | Self::VmRingloom => (400, 400),
-            Self::VmCold | Self::VmGiven => (800, 0),
-        };
-        (Duration::from_millis(once), Duration::from_millis(each))
-    }
-
-    /// Whether it uses guests that stay for the next run.
-    fn keeps_guests(self) -> bool {
-        match self {
-            Self::VmQemu | Self::VmRingloom => true,
-            Self::HostOwn | Self::HostFio | Self::Client | Self::VmCold | Self::VmGiven => false,
-        }
-    }
-}
+/// Runs that take alike on top of their ramp and measured time: of a subject, with a guest of their own or not, with or
+/// without verification before them.
+type Kind = (Subject, bool, bool);
 
 /// The mean of what was seen, as a multiple of the guess.
 #[derive(Clone, Copy, Debug)]
@@ -105,8 +62,7 @@ pub(crate) struct Pace {
     verify: bool,
     /// Whether guests' CPUs are.
     emulated: bool,
-    /// With and without verification before them.
-    kinds: BTreeMap<(Kind, bool), Learned>,
+    kinds: BTreeMap<Kind, Learned>,
     boot: Learned,
     /// Guests that were booted and stay.
     guests: u16,
@@ -166,7 +122,7 @@ impl Pace {
 
     /// A run has failed, which ends the guests that it used.
     pub(crate) fn failed(&mut self, run: &PlannedRun) {
-        if self.kind(&run.key).0.keeps_guests() {
+        if self.keeps_guests(&run.key) {
             self.guests = 0;
         }
     }
@@ -192,25 +148,41 @@ impl Pace {
     }
 
     fn guess(&self, key: &RunKey) -> Duration {
-        let (kind, verified) = self.kind(key);
-        let (once, each) = kind.guess();
-        let guests = if kind == Kind::VmCold { key.variant.vms } else { 0 };
+        let (subject, is_cold, verified) = self.kind(key);
+        // Once, and for each disk.
+        let (once, each) = match subject {
+            Subject::Host if self.load == LoadKind::Own => (35, 0),
+            Subject::Host => (330, 0),
+            Subject::Client => (80, 0),
+            Subject::VmQemu if is_cold => (800, 0),
+            Subject::VmQemu | Subject::VmRingloom => (400, 400),
+            Subject::VmGiven => (800, 0),
+        };
+        let guests = if is_cold { key.variant.vms } else { 0 };
         let boots = self.boot_guess().saturating_mul(guests.into());
-        let verification = match (verified, self.emulated && key.contender.subject().is_booted()) {
+        let verification = match (verified, self.emulated && subject.is_booted()) {
             (false, _) => Duration::ZERO,
             (true, false) => VERIFY,
             (true, true) => VERIFY_EMULATED,
         };
-        once + each.saturating_mul(key.variant.disks_in_all().into()) + boots + verification
+        let disks = u64::from(key.variant.disks_in_all());
+        Duration::from_millis(once + each * disks) + boots + verification
     }
 
-    fn kind(&self, key: &RunKey) -> (Kind, bool) {
-        (Kind::of(key, self.load), self.verify && key.cell.writes())
+    fn kind(&self, key: &RunKey) -> Kind {
+        let is_cold = key.variant.device == Device::Ide;
+        (key.contender.subject(), is_cold, self.verify && key.cell.writes())
+    }
+
+    /// Whether it uses guests that stay for the next run.
+    fn keeps_guests(&self, key: &RunKey) -> bool {
+        let (subject, is_cold, _) = self.kind(key);
+        subject.is_booted() && !is_cold
     }
 
     /// How many guests must be booted for a run and stay, if there are so many.
     fn missing(&self, key: &RunKey, guests: u16) -> u16 {
-        let needed = if self.kind(key).0.keeps_guests() { key.variant.vms } else { 0 };
+        let needed = if self.keeps_guests(key) { key.variant.vms } else { 0 };
         needed.saturating_sub(guests)
     }
 
@@ -228,12 +200,12 @@ fn seconds_of(seconds: f64) -> Duration {
 mod tests {
     use super::*;
     use crate::cell::tests::{cell, client};
-    use crate::contender::Iothreads;
+    use crate::contender::{Contender, Iothreads};
     use crate::results::tests::run;
     use crate::settings::tests::settings;
     use crate::variant::Variant;
 
-    const GUEST: Contender = Contender::VmQemu { iothreads: Iothreads::new(1) };
+    const GUEST: Contender = Contender::new(Subject::VmQemu, Iothreads::new(1));
 
     fn planned(contender: Contender, variant: Variant) -> PlannedRun {
         let mut key = run(cell("randwrite", 4096, 2, 16), contender, 0, 5).key;
@@ -259,11 +231,11 @@ mod tests {
         let cold = Variant { device: Device::Ide, vms: 2, ..Variant::default() };
         let several = Variant { vms: 2, disks: 3, ..Variant::default() };
         for (line, run, expected) in [
-            ("--load own", plain(Contender::Host), 2.035),
-            ("--load fio", plain(Contender::Host), 2.33),
-            ("--load fio --verify", plain(Contender::Host), 3.23),
+            ("--load own", plain(Contender::HOST), 2.035),
+            ("--load fio", plain(Contender::HOST), 2.33),
+            ("--load fio --verify", plain(Contender::HOST), 3.23),
             ("", plain(client(4)), 2.08),
-            ("", plain(Contender::VmGiven), 2.8),
+            ("", plain(Contender::VM_GIVEN), 2.8),
             ("", plain(GUEST), 2.0 + 0.8 + 6.0),
             ("--verify", plain(GUEST), 2.0 + 0.8 + 6.0 + 5.8),
             ("", planned(GUEST, several), 2.0 + 0.4 + 6.0 * 0.4 + 2.0 * 6.0),
@@ -283,7 +255,7 @@ mod tests {
     #[test]
     fn guests_that_stay_are_booted_once() {
         let pair = Variant { vms: 2, ..Variant::default() };
-        let runs = [plain(Contender::Host), plain(GUEST), planned(GUEST, pair), plain(GUEST)];
+        let runs = [plain(Contender::HOST), plain(GUEST), planned(GUEST, pair), plain(GUEST)];
         let mut pace = pace("--load own");
         let boots = 2.0 * 6.0;
         let rest = 4.0 * 2.0 + 0.035 + 0.8 + 1.2 + 0.8;
@@ -303,7 +275,7 @@ mod tests {
             pace.observe(&own, Duration::from_millis(2000 + over));
             assert!((seconds(pace.expected(&own)) - mean).abs() < 1e-6, "{over}");
         }
-        assert!((seconds(pace.expected(&plain(Contender::VmGiven))) - 2.8).abs() < 1e-6);
+        assert!((seconds(pace.expected(&plain(Contender::VM_GIVEN))) - 2.8).abs() < 1e-6);
         // Less than it measures: a clock, not a run.
         pace.observe(&own, Duration::ZERO);
         assert!(pace.expected(&own) > Duration::from_secs(2));

@@ -318,7 +318,7 @@ mod tests {
             .collect();
         assert_eq!(runs.len(), 3 * runs_per_repeat(&matrix) + places.len());
         assert_eq!(places, [0, 21, 42, 51]);
-        assert!(places.iter().all(|&place| runs[place].key.contender == Contender::Host));
+        assert!(places.iter().all(|&place| runs[place].key.contender == Contender::HOST));
         let few = planned("--repeats 1 --sentinel 20", 1).1;
         assert!(few.iter().all(|run| run.key.purpose == Purpose::Sweep), "too short to drift");
     }

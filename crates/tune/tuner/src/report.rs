@@ -38,7 +38,7 @@ use crate::units::counted;
 pub(crate) use compare::{Compared, Side, render as render_comparison};
 pub(crate) use html::{comparison as comparison_page, published_sweep as published_page};
 pub(crate) use published::render as render_published;
-use text::{one_line, wrapped};
+use text::{headed, one_line, wrapped};
 
 /// What every guest figure says where KVM does not work.
 pub(crate) const EMULATED: &str = "emulated, not comparable with the host";
@@ -120,7 +120,7 @@ impl<'a> Report<'a> {
             if style == Style::Markdown { form::render(style, cells) } else { String::new() },
             probe::render(style, &self.probes),
             curve::render(style, &self.curves),
-            around::render(style, &self.notes),
+            headed(style, "Notes", &self.notes),
             written,
         ]
         .concat();

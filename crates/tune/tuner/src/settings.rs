@@ -7,11 +7,11 @@
 
 use anyhow::{Result, bail};
 use guest::MEMORY_MIB_MIN;
-use load::BlockBytes;
 use serde::{Deserialize, Serialize};
 
 use crate::args::{Accel, GuestEngine, LoadKind, Probe, TuneArgs};
 use crate::contender::{Iothreads, Subject};
+use crate::lists::unique;
 use crate::repeats::Repeats;
 use crate::units::{Seconds, Span};
 use crate::variant::Variant;
@@ -109,7 +109,7 @@ impl Settings {
     /// Fills in what depends on the machine. `seed` is used if the user gave none.
     pub(crate) fn new(args: &TuneArgs, cores: usize, seed: u64) -> Self {
         let mode = mode(args);
-        let subject = unique(&args.subject);
+        let subject = unique(args.subject.iter().copied());
         let jobs = jobs(args, mode, cores);
         let guest = GuestSettings::new(args, cores);
         let load = args.load.unwrap_or_else(|| default_load(&subject));
@@ -128,7 +128,7 @@ impl Settings {
             ([], Mode::Sweep) if until => up_to(&SEARCHED, useful(&subject, &jobs, &guest, cores)),
             ([], Mode::Sweep) => up_to(&DOUBLED, useful(&subject, &jobs, &guest, cores)),
             ([], Mode::Hysteresis | Mode::Curve) => vec![Iothreads::NONE],
-            (given, _) => unique(given),
+            (given, _) => unique(given.iter().copied()),
         };
         iothreads.sort_unstable();
         Self {
@@ -324,7 +324,7 @@ fn jobs(args: &TuneArgs, mode: Mode, cores: usize) -> Vec<u16> {
         }
         // Pairs, not a list.
         (given, Mode::Hysteresis) => given.to_vec(),
-        (given, Mode::Sweep | Mode::Curve) => unique(given),
+        (given, Mode::Sweep | Mode::Curve) => unique(given.iter().copied()),
     }
 }
 
@@ -333,7 +333,7 @@ fn iodepth(args: &TuneArgs, mode: Mode) -> Vec<u16> {
         ([], Mode::Hysteresis) => vec![1],
         ([], Mode::Sweep) if args.full => PUBLISHED_LOAD.to_vec(),
         ([], Mode::Sweep | Mode::Curve) => vec![16],
-        (given, _) => unique(given),
+        (given, _) => unique(given.iter().copied()),
     }
 }
 
@@ -342,7 +342,7 @@ fn operations(args: &TuneArgs, mode: Mode) -> Vec<String> {
         ([], Mode::Sweep) if args.full => &["read", "randread", "write", "randwrite"],
         ([], Mode::Sweep) => &["randread", "randwrite"],
         ([], Mode::Hysteresis | Mode::Curve) => &["randread"],
-        (given, _) => return unique(given).iter().map(ToString::to_string).collect(),
+        (given, _) => return unique(given.iter().map(ToString::to_string)),
     };
     names.iter().map(ToString::to_string).collect()
 }
@@ -353,7 +353,7 @@ fn blocks(args: &TuneArgs, mode: Mode) -> Vec<u32> {
         ([], Mode::Sweep) if args.full => vec![2 << 10, 4 << 10, 32 << 10, 1 << 20],
         ([], Mode::Sweep) => vec![4 << 10, 64 << 10],
         ([], Mode::Hysteresis | Mode::Curve) => vec![4 << 10],
-        (given, _) => unique(given).into_iter().map(BlockBytes::get).collect(),
+        (given, _) => unique(given.iter().map(|bytes| bytes.get())),
     }
 }
 
@@ -394,17 +394,13 @@ fn variants(args: &TuneArgs) -> Vec<Variant> {
 }
 
 fn each<T>(variants: &[Variant], values: &[T], set: impl Fn(&mut Variant, &T)) -> Vec<Variant> {
-    let mut all = Vec::new();
-    for variant in variants {
-        for value in values {
+    unique(variants.iter().flat_map(|variant| {
+        values.iter().map(|value| {
             let mut variant = *variant;
             set(&mut variant, value);
-            if !all.contains(&variant) {
-                all.push(variant);
-            }
-        }
-    }
-    all
+            variant
+        })
+    }))
 }
 
 fn json(settings: &Settings) -> serde_json::Value {
@@ -422,17 +418,6 @@ fn compare(name: &str, new: &serde_json::Value, old: &serde_json::Value, found: 
         (new, old) if new != old => found.push(format!("--{name} is {new}, was {old}")),
         _ => {}
     }
-}
-
-/// Drops values that were named before, keeping the order.
-fn unique<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
-    let mut kept: Vec<T> = Vec::with_capacity(values.len());
-    for value in values {
-        if !kept.contains(value) {
-            kept.push(*value);
-        }
-    }
-    kept
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use load::Latency;
 
 use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
+use crate::lists::sorted;
 use crate::plan::{Purpose, RunKey};
 use crate::results::{Part, Run};
 use crate::stats::{self, Estimate};
@@ -149,23 +150,16 @@ pub(crate) fn summarise(runs: &[Run], cores: usize) -> Vec<CellSummary> {
 
 /// The subjects whose numbers of iothreads are compared in these cells.
 pub(crate) fn compared(cells: &[CellSummary]) -> Vec<Subject> {
-    let mut subjects: Vec<Subject> =
-        cells.iter().flat_map(|cell| &cell.verdicts).map(|(subject, _)| *subject).collect();
-    subjects.sort_unstable();
-    subjects.dedup();
-    subjects
+    sorted(cells.iter().flat_map(|cell| &cell.verdicts).map(|(subject, _)| *subject))
 }
 
 /// Of the runs of one cell on one variant.
 fn cell_summary(runs: &[&Run], cores: usize) -> Option<CellSummary> {
     let RunKey { variant, cell, .. } = runs.first()?.key;
-    let mut contenders: Vec<Contender> = runs.iter().map(|run| run.key.contender).collect();
-    contenders.sort_unstable();
-    contenders.dedup();
+    let contenders = sorted(runs.iter().map(|run| run.key.contender));
     let rows: Vec<Row> =
         contenders.iter().filter_map(|&contender| row(contender, runs, cores)).collect();
-    let mut subjects: Vec<Subject> = contenders.iter().map(|it| it.subject()).collect();
-    subjects.dedup();
+    let subjects = sorted(contenders.iter().map(|it| it.subject()));
     let mut summary = CellSummary { variant, cell, rows, verdicts: Vec::new() };
     let verdict = |subject| Some((subject, Verdict::of(&summary.blocks(subject))?));
     summary.verdicts = subjects.into_iter().filter_map(verdict).collect();
@@ -198,7 +192,7 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         cpus: cpus(&own),
         parts: parts(&own),
         to_none: contender.iothreads().and_then(|_| ratio(&own, runs, none)),
-        to_host: ratio(&own, runs, Contender::Host),
+        to_host: ratio(&own, runs, Contender::HOST),
         cpu_bound: contender.busy_threads(&first.key.variant, &first.key.cell, first.queues)
             > cores,
         unsteady_runs: own.iter().map(|run| run.steadiness()).collect(),
@@ -228,9 +222,7 @@ fn cpus(runs: &[&Run]) -> Option<(f64, usize)> {
 
 fn parts(runs: &[&Run]) -> Vec<PartRow> {
     let all = || runs.iter().flat_map(|run| &run.parts);
-    let mut numbers: Vec<u16> = all().map(|part| part.vm).collect();
-    numbers.sort_unstable();
-    numbers.dedup();
+    let numbers = sorted(all().map(|part| part.vm));
     let row = |vm| {
         let own = || all().filter(move |part| part.vm == vm);
         let latency = merged(own().map(|part| Latency::from_buckets(&part.latency_ns)));

@@ -17,6 +17,12 @@ impl Table {
         Self { header: header.iter().map(ToString::to_string).collect(), rows: Vec::new() }
     }
 
+    pub(crate) fn of(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Self {
+        let mut table = Self::new(header);
+        rows.into_iter().for_each(|row| table.push(row));
+        table
+    }
+
     pub(crate) fn push(&mut self, row: Vec<String>) {
         assert_eq!(row.len(), self.header.len(), "a row has as many cells as the header");
         self.rows.push(row);

@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use super::{Place, Spot};
 use crate::contender::Iothreads;
+use crate::lists::sorted;
 use crate::stats::Resampler;
 use crate::summary::{AS_GOOD, BLOCKS_MIN, Blocks, Shares, TIE, reached};
 use crate::weights::{Goal, Weight, weight_of};
@@ -113,10 +114,7 @@ impl<'a> Ratings<'a> {
     pub(super) fn numbers(&self) -> Vec<Iothreads> {
         let all = self.sheets.iter().flat_map(|sheet| &sheet.shares);
         let all = all.map(|(count, _)| *count);
-        let mut numbers: Vec<Iothreads> = all.filter(|it| !self.barred.contains(it)).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        numbers
+        sorted(all.filter(|it| !self.barred.contains(it)))
     }
 
     /// What a number lacks.

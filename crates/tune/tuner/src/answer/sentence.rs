@@ -232,7 +232,7 @@ fn changed(changes: &[Change]) -> Option<String> {
 }
 
 /// `no iothread`, `1 iothread`, `4 iothreads`.
-pub(super) fn threads(iothreads: Iothreads) -> String {
+pub(crate) fn threads(iothreads: Iothreads) -> String {
     match iothreads {
         Iothreads::NONE => "no iothread".to_owned(),
         count => counted(usize::from(count.count()), "iothread"),

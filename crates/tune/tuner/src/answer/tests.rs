@@ -398,7 +398,7 @@ fn what_is_left_out_of_a_cell_on_purpose_is_no_doubt() {
     let measured = |cell: Cell, device: &str, numbers: &[u64]| -> Vec<Run> {
         let of = |(repeat, count): (u16, &u64)| {
             let number = Iothreads::new(u16::try_from(*count).unwrap());
-            let contender = Contender::VmQemu { iothreads: number };
+            let contender = Contender::new(Subject::VmQemu, number);
             let mut run = run(cell, contender, repeat, 500 + 100 * count);
             run.key.variant.device = device.parse().unwrap();
             run.queues = 16;
@@ -469,7 +469,7 @@ fn only_failures_of_the_subject_in_cells_that_count_are_a_doubt() {
     };
     let use_1 = "Use 1 iothread";
     for (contender, weights, expected) in [
-        (Contender::Host, "randread=1,write=1", use_1),
+        (Contender::HOST, "randread=1,write=1", use_1),
         (client(1), "randread=1", use_1),
         (client(1), "randread=1,write=1", "Your machine cannot tell"),
     ] {

@@ -1,6 +1,5 @@
 //! The options of `ringloom tune` that say which guest is booted and on which CPUs.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -21,16 +20,6 @@ pub(crate) enum Accel {
     Kvm,
     /// Emulated: figures do not compare with the host
     Tcg,
-}
-
-impl fmt::Display for Accel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Kvm => "kvm",
-            Self::Tcg => "tcg",
-        })
-    }
 }
 
 /// Options of the guests.

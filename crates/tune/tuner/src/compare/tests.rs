@@ -54,7 +54,7 @@ fn too_few_repeats_and_rates_of_zero_say_nothing() {
 
 #[test]
 fn rows_are_matched_and_the_others_named() {
-    let a = cells(&[(Contender::Host, &[900; 3]), (client(1), &[500; 3]), (client(2), &[800; 3])]);
+    let a = cells(&[(Contender::HOST, &[900; 3]), (client(1), &[500; 3]), (client(2), &[800; 3])]);
     let mut b = cells(&[(client(1), &[1000; 3]), (client(2), &[200; 3]), (client(4), &[1; 3])]);
     let comparison = Comparison::new(&a, &b);
     let rows: Vec<_> = comparison.rows().map(|row| (row.contender, row.verdict)).collect();
@@ -103,7 +103,7 @@ fn noisy(random: &mut Random, percent: f64, repeats: usize, rate: f64) -> Repeat
 /// A sweep of four cells with host, none, 1, 2 and 4, measured twice: the second so much faster.
 fn twice(seed: u64, percent: f64, repeats: usize, faster: f64) -> Vec<ComparedRow> {
     let mut random = Random::new(seed);
-    let contenders = [Contender::Host, client(0), client(1), client(2), client(4)];
+    let contenders = [Contender::HOST, client(0), client(1), client(2), client(4)];
     let mut pairs = Vec::new();
     for place in 0..4 {
         for contender in contenders {

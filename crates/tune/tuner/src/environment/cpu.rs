@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::kibibytes;
 use super::tree::Tree;
+use crate::lists::sorted;
 use crate::pinning::CpuList;
 
 const CPUS: &str = "sys/devices/system/cpu";
@@ -112,8 +113,7 @@ fn topology(tree: &Tree, numbers: &[u16]) -> Option<(usize, usize)> {
 
 fn governors(tree: &Tree, numbers: &[u16]) -> Vec<String> {
     let governor = |number| tree.text(format!("{CPUS}/cpu{number}/cpufreq/scaling_governor"));
-    let governors: BTreeSet<String> = numbers.iter().filter_map(governor).collect();
-    governors.into_iter().collect()
+    sorted(numbers.iter().filter_map(governor))
 }
 
 fn vulnerabilities(tree: &Tree) -> BTreeMap<String, String> {
@@ -145,8 +145,7 @@ impl NumaNode {
     /// All nodes in order.
     pub(super) fn read_all(tree: &Tree) -> Vec<Self> {
         let number = |name: String| name.strip_prefix("node")?.parse().ok();
-        let mut nodes: Vec<u32> = tree.names(NODES).into_iter().filter_map(number).collect();
-        nodes.sort_unstable();
+        let nodes = sorted(tree.names(NODES).into_iter().filter_map(number));
         nodes.into_iter().map(|node| Self::read(tree, node)).collect()
     }
 

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::kernel::chosen;
 use super::told;
-use super::tree::{Tree, text};
+use super::tree::{Tree, names, text};
+use crate::storage::in_use::tables::{Mount, mounts};
 
 /// Encryption on LVM on RAID on partitions is 4.
 const DEPTH_MAX: u32 = 16;
@@ -114,10 +115,10 @@ impl DiskBelow {
             Place::Path(path) => {
                 let mounts = tree.text("proc/self/mountinfo").unwrap_or_default();
                 let mount = mount_of(&mounts, path);
-                if let Some(device) = mount.as_ref().and_then(|mount| mount.device(tree)) {
+                if let Some(device) = mount.as_ref().and_then(|mount| sysfs_of(mount, tree)) {
                     below.follow(tree, &device, DEPTH_MAX);
                 }
-                below.mounted_on = mount.map(|mount| mount.mounted_on);
+                below.mounted_on = mount.map(|it| MountedOn { kind: it.kind, options: it.options });
             }
             Place::Device(major, minor) => {
                 below.follow(tree, &format!("sys/dev/block/{major}:{minor}"), DEPTH_MAX);
@@ -141,7 +142,7 @@ impl DiskBelow {
         if let Some(file) = text(&directory.join("loop/backing_file")) {
             let mounts = tree.text("proc/self/mountinfo").unwrap_or_default();
             let mount = mount_of(&mounts, Path::new(&file));
-            if let Some(device) = mount.and_then(|mount| mount.device(tree)) {
+            if let Some(device) = mount.and_then(|mount| sysfs_of(&mount, tree)) {
                 self.follow(tree, &device, depth - 1);
             }
         }
@@ -157,14 +158,6 @@ fn whole_disk(directory: PathBuf) -> Option<PathBuf> {
         return directory.parent().map(Path::to_path_buf);
     }
     Some(directory)
-}
-
-fn names(directory: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
-    let mut names: Vec<String> =
-        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort_unstable();
-    names
 }
 
 impl BlockDevice {
@@ -204,68 +197,21 @@ fn layer(directory: &Path) -> Option<String> {
     Some(maker.map_or_else(|| "dm".to_owned(), |maker| format!("dm {maker}")))
 }
 
-/// One line of /proc/self/mountinfo (proc(5)).
-#[derive(Debug, PartialEq, Eq)]
-struct Mount {
-    point: PathBuf,
-    device: (u32, u32),
-    source: String,
-    mounted_on: MountedOn,
-}
-
 /// The mount that holds a path: of the longest mount point the newest.
 fn mount_of(mountinfo: &str, path: &Path) -> Option<Mount> {
-    let mounts = mountinfo.lines().filter_map(Mount::parse);
-    mounts
-        .filter(|mount| path.starts_with(&mount.point))
-        .max_by_key(|mount| mount.point.components().count())
+    let mounts = mounts(mountinfo).into_iter().filter(|mount| path.starts_with(&mount.at));
+    mounts.max_by_key(|mount| mount.at.components().count())
 }
 
-impl Mount {
-    fn parse(line: &str) -> Option<Self> {
-        let (left, right) = line.split_once(" - ")?;
-        let mut left = left.split(' ').skip(2);
-        let (major, minor) = left.next()?.split_once(':')?;
-        let (point, options) = (left.nth(1)?, left.next()?);
-        let mut right = right.split(' ');
-        let (kind, source) = (right.next()?.to_owned(), right.next()?.to_owned());
-        let options = merged(options, right.next().unwrap_or_default());
-        Some(Self {
-            point: PathBuf::from(unescaped(point)),
-            device: (major.parse().ok()?, minor.parse().ok()?),
-            source,
-            mounted_on: MountedOn { kind, options },
-        })
+/// Where sysfs tells about the block device of a mount.
+fn sysfs_of(mount: &Mount, tree: &Tree) -> Option<String> {
+    let (major, minor) = mount.device;
+    if major != 0 {
+        return Some(format!("sys/dev/block/{major}:{minor}"));
     }
-
-    /// Where sysfs tells about the block device.
-    fn device(&self, tree: &Tree) -> Option<String> {
-        let (major, minor) = self.device;
-        if major != 0 {
-            return Some(format!("sys/dev/block/{major}:{minor}"));
-        }
-        let source = self.source.strip_prefix("/dev/")?;
-        let source = fs::canonicalize(tree.path("dev").join(source)).ok()?;
-        Some(format!("sys/class/block/{}", source.file_name()?.to_str()?))
-    }
-}
-
-/// The options of the mount and of the file system, each once.
-fn merged(mount: &str, file_system: &str) -> String {
-    let mut options: Vec<&str> = Vec::new();
-    for option in mount.split(',').chain(file_system.split(',')) {
-        if !option.is_empty() && !options.contains(&option) {
-            options.push(option);
-        }
-    }
-    options.join(",")
-}
-
-/// Space, tab, newline and backslash are written as `\040` and the like.
-fn unescaped(text: &str) -> String {
-    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
-        .into_iter()
-        .fold(text.to_owned(), |text, (code, character)| text.replace(code, character))
+    let source = mount.source.strip_prefix("/dev").ok()?;
+    let source = fs::canonicalize(tree.path("dev").join(source)).ok()?;
+    Some(format!("sys/class/block/{}", source.file_name()?.to_str()?))
 }
 
 #[cfg(test)]
@@ -283,7 +229,8 @@ damaged line
     #[track_caller]
     fn check(path: &str, expected: &str, device: (u32, u32)) {
         let mount = mount_of(MOUNTS, Path::new(path)).unwrap();
-        assert_eq!((mount.mounted_on.to_string().as_str(), mount.device), (expected, device));
+        let found = format!("{} ({})", mount.kind, mount.options);
+        assert_eq!((found.as_str(), mount.device), (expected, device));
     }
 
     #[test]

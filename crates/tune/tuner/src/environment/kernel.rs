@@ -67,7 +67,7 @@ fn bends(word: &str) -> bool {
 }
 
 /// `always [madvise] never`: the word in brackets.
-pub(super) fn chosen(text: &str) -> Option<String> {
+pub(crate) fn chosen(text: &str) -> Option<String> {
     let (_, rest) = text.split_once('[')?;
     Some(rest.split_once(']')?.0.to_owned())
 }

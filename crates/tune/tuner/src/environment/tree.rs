@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use crate::lists::sorted;
+
 /// A place with `proc` and `sys` in it.
 #[derive(Clone, Debug)]
 pub(super) struct Tree(PathBuf);
@@ -44,12 +46,14 @@ impl Tree {
 
     /// The names in a directory, in order; none if it is missing.
     pub(super) fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
-        let Ok(entries) = fs::read_dir(self.path(path)) else { return Vec::new() };
-        let name = |entry: fs::DirEntry| entry.file_name().to_str().map(str::to_owned);
-        let mut names: Vec<String> = entries.flatten().filter_map(name).collect();
-        names.sort_unstable();
-        names
+        names(&self.path(path))
     }
+}
+
+/// As `Tree::names`, of any directory.
+pub(super) fn names(directory: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    sorted(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()))
 }
 
 /// As `Tree::text`, of any file.

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use load::fio::FioVersion;
 
 use super::{GivenDisk, GivenGuest};
+use crate::environment::chosen;
 use crate::storage::in_use::tables::{device_number, mounts, swaps};
 use crate::storage::in_use::{Access, Use};
 use crate::target::{HOLES, has_holes};
@@ -163,7 +164,9 @@ impl Survey {
             kind,
             model: self.text("model"),
             queues: self.small("queues"),
-            scheduler: self.value("scheduler").map(chosen),
+            scheduler: self
+                .value("scheduler")
+                .map(|it| chosen(it).unwrap_or_else(|| it.to_owned())),
             rotational: self.value("rotational").map(|value| value == "1"),
             direct: self.value("direct").is_some(),
             holes,
@@ -200,12 +203,6 @@ impl Part {
     fn path(&self) -> PathBuf {
         Path::new("/dev").join(&self.name)
     }
-}
-
-/// The one in brackets of `none [mq-deadline] kyber`.
-fn chosen(schedulers: &str) -> String {
-    let chosen = schedulers.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
-    chosen.map_or(schedulers, |(name, _)| name).to_owned()
 }
 
 /// FNV-1a: half of the bits of an id, which tell it from others and do not give it away.

@@ -10,7 +10,7 @@ use load::fio::Engine;
 use super::fio::{self, GuestPlace, Means, Serving, Station, Work};
 use super::{Bench, Held, Planned};
 use crate::args::GuestEngine;
-use crate::contender::{Contender, Iothreads};
+use crate::contender::{Iothreads, Subject};
 use crate::daemon::{Crash, Running, Service};
 use crate::fleet::Fleet;
 use crate::meter::{Group, GroupName, Role};
@@ -128,13 +128,8 @@ fn attach(
     let iothreads = key.contender.iothreads().unwrap_or(Iothreads::NONE);
     let queues = bench.settings.guest.queues;
     let read_only = !key.cell.writes();
-    let daemon = match key.contender {
-        Contender::VmRingloom { .. } => Some(serve(bench, planned, disks)?),
-        Contender::VmQemu { .. }
-        | Contender::Host
-        | Contender::Client { .. }
-        | Contender::VmGiven => None,
-    };
+    let is_served = key.contender.subject() == Subject::VmRingloom;
+    let daemon = is_served.then(|| serve(bench, planned, disks)).transpose()?;
     let mut plugged = Vec::new();
     for (slot, disk) in (0_u16..).zip(disks) {
         let (controller, source, iothreads) = match &daemon {

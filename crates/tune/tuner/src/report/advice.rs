@@ -190,7 +190,7 @@ mod tests {
         let header = header("--subject vm:qemu");
         let mut runs = Vec::new();
         for (repeat, (count, iops)) in (0..3).flat_map(|it| [(it, (0, 100)), (it, (2, 200))]) {
-            let contender = Contender::VmQemu { iothreads: Iothreads::new(count) };
+            let contender = Contender::new(Subject::VmQemu, Iothreads::new(count));
             runs.push(run(cell("randread", 4096, 2, 16), contender, repeat, iops));
         }
         let found = advised(&header, &runs);
@@ -300,7 +300,7 @@ mod tests {
             }
             let start = runs[0].started_unix_s;
             for (step, (time, iops)) in (0..).zip(times.into_iter().zip([1000, 700])) {
-                let mut sentinel = run(cell("read", 4096, 1, 1), Contender::Host, 0, iops);
+                let mut sentinel = run(cell("read", 4096, 1, 1), Contender::HOST, 0, iops);
                 (sentinel.key.purpose, sentinel.key.step) = (Purpose::Sentinel, step);
                 sentinel.started_unix_s = start + time - 60;
                 runs.push(sentinel);
@@ -320,7 +320,7 @@ mod tests {
         let header = header("--subject client,vm:ringloom");
         let mut runs = Vec::new();
         for (repeat, (count, iops)) in (0..3).flat_map(|it| [(it, (0, 100)), (it, (2, 200))]) {
-            let guest = Contender::VmRingloom { iothreads: Iothreads::new(count) };
+            let guest = Contender::new(Subject::VmRingloom, Iothreads::new(count));
             for contender in [client(count), guest] {
                 let mut run = run(cell("randread", 4096, 2, 16), contender, repeat, iops);
                 run.key.variant.aio = Aio::Native;

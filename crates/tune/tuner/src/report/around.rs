@@ -1,7 +1,6 @@
 //! What the report says around its tables: what bends the numbers, what failed, what was left out. Pure functions.
 
-use super::text::listed;
-use super::{Findings, Style, least, steadiness};
+use super::{Findings, least, steadiness};
 use crate::cell::Cell;
 use crate::drift::Flag;
 use crate::plan::Purpose;
@@ -36,18 +35,6 @@ pub(super) fn bending(findings: &Findings<'_>, drift: &[Flag]) -> Vec<String> {
     sentences.extend(findings.notes.iter().map(|note| format!("Note: {note}.")));
     sentences.extend(warnings(header, findings.notes));
     sentences
-}
-
-/// All sentences; nothing where there is nothing to say.
-pub(super) fn render(style: Style, sentences: &[String]) -> String {
-    let heading = match style {
-        Style::Plain => "",
-        Style::Markdown => "\n## Notes\n",
-    };
-    if sentences.is_empty() {
-        return String::new();
-    }
-    format!("{heading}\n{}", listed(style, sentences))
 }
 
 /// Only if such a guest was measured.
@@ -179,14 +166,16 @@ fn skipped(cells: &[Cell]) -> Option<String> {
 mod tests {
     use super::*;
     use crate::cell::tests::{cell, client};
-    use crate::contender::{Contender, Iothreads};
+    use crate::contender::{Contender, Iothreads, Subject};
     use crate::drift::flagged;
     use crate::host_load::{HostLoad, User};
+    use crate::report::Style;
     use crate::report::tests::findings;
+    use crate::report::text::headed;
     use crate::results::tests::{header, run};
 
     fn rendered(style: Style, findings: &Findings<'_>) -> String {
-        render(style, &sentences(findings, &flagged(findings.runs)))
+        headed(style, "Notes", &sentences(findings, &flagged(findings.runs)))
     }
 
     #[test]
@@ -195,7 +184,7 @@ mod tests {
         header.programs.accelerator = Some("tcg".to_owned());
         header.programs.emulated_because = Some("a guest with KVM hung".to_owned());
         let cell = cell("randread", 4096, 2, 16);
-        let mut guest = run(cell, Contender::VmQemu { iothreads: Iothreads::new(1) }, 0, 5);
+        let mut guest = run(cell, Contender::new(Subject::VmQemu, Iothreads::new(1)), 0, 5);
         guest.emulated = true;
         let failed = |contender, error: &str| {
             let key = run(cell, contender, 0, 5).key;
@@ -272,7 +261,7 @@ Warning: qemu-storage-daemon crashed 2 times (signal: 11 (SIGSEGV) ×2) when it
             of: Some(2),
             users: vec![user("cargo", 0.8), user("rustc", 0.5)],
         });
-        let runs = [run(cell("read", 4096, 1, 1), Contender::Host, 0, 5)];
+        let runs = [run(cell("read", 4096, 1, 1), Contender::HOST, 0, 5)];
         let findings = findings(&header, &runs);
         let expected = "
 Warning: the host is busy: 1.3 of 2 CPUs are used before the start (cargo 0.8,
@@ -289,7 +278,7 @@ Note: SMT is on: 8 CPUs are 4 cores, and two busy CPUs of a core are slower than
     /// A sentinel of each time with its IOPS, 14:00 and some minutes.
     fn sentinels(figures: &[(u64, u64)]) -> Vec<Run> {
         let sentinel = |(step, &(minute, iops)): (u32, &(u64, u64))| {
-            let mut run = run(cell("read", 4096, 1, 1), Contender::Host, 0, iops);
+            let mut run = run(cell("read", 4096, 1, 1), Contender::HOST, 0, iops);
             (run.key.purpose, run.key.step) = (Purpose::Sentinel, step);
             run.started_unix_s = 1_795_356_000 + 60 * minute;
             run
@@ -338,7 +327,7 @@ Warning: the sentinel fell by 12 % between 14:02 and 14:40 (UTC); 2 runs of that
     fn where_nothing_is_to_be_told_nothing_is() {
         let mut header = header("--repeats 3");
         header.programs.emulated_because = Some("KVM is not there".to_owned());
-        let runs = [run(cell("read", 4096, 1, 1), Contender::Host, 0, 5)];
+        let runs = [run(cell("read", 4096, 1, 1), Contender::HOST, 0, 5)];
         for style in [Style::Plain, Style::Markdown] {
             assert_eq!(rendered(style, &findings(&header, &runs)), "");
         }

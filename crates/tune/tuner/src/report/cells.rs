@@ -7,6 +7,7 @@ use super::text::{
 };
 use super::{EMULATED, Style};
 use crate::contender::{Contender, Iothreads, Subject};
+use crate::lists::sorted;
 use crate::results::Header;
 use crate::summary::{CellSummary, PartRow, Row, Verdict};
 use crate::table::Table;
@@ -42,20 +43,18 @@ pub(super) fn render(style: Style, header: &Header, cells: &[CellSummary]) -> St
 }
 
 fn table(cell: &CellSummary) -> Table {
-    let mut table = Table::new(&COLUMNS);
-    for row in &cell.rows {
-        table.push(line(cell, row));
-        for part in &row.parts {
-            table.push(part_line(part));
-        }
-    }
-    table
+    Table::of(&COLUMNS, cell.rows.iter().flat_map(|row| lines(cell, row)))
 }
 
-pub(super) fn line(cell: &CellSummary, row: &Row) -> Vec<String> {
+/// That of the contender, and one for each of several guests that ran at once.
+pub(super) fn lines(cell: &CellSummary, row: &Row) -> Vec<Vec<String>> {
+    std::iter::once(line(cell, row)).chain(row.parts.iter().map(part_line)).collect()
+}
+
+fn line(cell: &CellSummary, row: &Row) -> Vec<String> {
     let mark = mark(cell, row);
     let gain = row.to_none.filter(|_| row.iothreads() != Some(Iothreads::NONE));
-    let share = row.to_host.filter(|_| row.contender != Contender::Host);
+    let share = row.to_host.filter(|_| row.contender != Contender::HOST);
     vec![
         format!("{}{mark}", row.contender),
         short(row.iops.median),
@@ -87,7 +86,7 @@ pub(super) fn mark(cell: &CellSummary, row: &Row) -> String {
 }
 
 /// One of several at once: what is measured only for all of them together stays empty.
-pub(super) fn part_line(part: &PartRow) -> Vec<String> {
+fn part_line(part: &PartRow) -> Vec<String> {
     let mut cells = vec![
         format!("  VM {}", part.vm),
         short(part.iops),
@@ -178,10 +177,7 @@ pub(super) fn legend(header: &Header, cells: &[CellSummary], spare: bool) -> Vec
 /// `client 4`, `vm:qemu 2`: the queues each subject had.
 fn queues(cells: &[CellSummary]) -> Vec<String> {
     let rows = cells.iter().flat_map(|cell| &cell.rows).filter(|row| row.queues > 0);
-    let mut all: Vec<(Subject, u16)> =
-        rows.map(|row| (row.contender.subject(), row.queues)).collect();
-    all.sort_unstable();
-    all.dedup();
+    let all = sorted(rows.map(|row| (row.contender.subject(), row.queues)));
     all.iter().map(|(subject, queues)| format!("{subject} {queues}")).collect()
 }
 

@@ -4,12 +4,14 @@
 
 use std::collections::HashSet;
 
-use super::text::{legend, listed, or_missing, place, section, short, who, wrapped};
+use super::text::{headed, legend, listed, or_missing, place, section, short, who, wrapped};
 use super::{Findings, Part, Style, advice, around as notes_of, facts};
-use crate::answer::Answer;
+use crate::answer::{Answer, threads};
 use crate::calendar::{Date, time_of_day};
 use crate::cell::Cell;
-use crate::compare::{ComparedRow, Comparison, EQUAL_WITHIN, REPEATS_MIN, Ratio, Verdict};
+use crate::compare::{
+    ComparedCell, ComparedRow, Comparison, EQUAL_WITHIN, REPEATS_MIN, Ratio, Verdict,
+};
 use crate::contender::{Contender, Iothreads};
 use crate::drift::flagged;
 use crate::plan::RunKey;
@@ -46,19 +48,18 @@ pub(super) const COLUMNS: [&str; 7] = ["subject", "A", "B", "B/A", "95 %", "nois
 /// Renders a comparison.
 pub(crate) fn render(style: Style, compared: &Compared<'_>) -> String {
     let comparison = compared.comparison;
-    let sections = comparison.cells.iter().map(|cell| {
-        let mut table = Table::new(&COLUMNS);
-        for row in &cell.rows {
-            table.push(line(row).into());
-        }
+    let shown = |cell: &ComparedCell| {
+        let table = Table::of(&COLUMNS, cell.rows.iter().map(|row| line(row).into()));
         section(style, &place(cell.cell, &cell.variant), &table, &[])
-    });
+    };
+    let cells = &comparison.cells;
+    let explained = if cells.is_empty() { Vec::new() } else { meanings(comparison) };
     [
         head(style, compared),
-        sections.collect(),
-        in_short(style, compared),
-        around(style, compared),
-        explained(style, comparison),
+        cells.iter().map(shown).collect(),
+        headed(style, "In short", &summary(compared)),
+        headed(style, "Notes", &notes(compared)),
+        if explained.is_empty() { String::new() } else { legend(style, &explained) },
     ]
     .concat()
 }
@@ -127,15 +128,6 @@ pub(super) fn summary(compared: &Compared<'_>) -> Vec<String> {
     lines
 }
 
-fn in_short(style: Style, compared: &Compared<'_>) -> String {
-    let lines = summary(compared);
-    let heading = match style {
-        Style::Plain => "",
-        Style::Markdown => "\n## In short\n",
-    };
-    format!("{heading}\n{}", listed(style, &lines))
-}
-
 fn counts(comparison: &Comparison) -> String {
     let all = comparison.rows().count();
     if all == 0 {
@@ -182,13 +174,6 @@ fn answer(a: Option<Iothreads>, b: Option<Iothreads>) -> String {
         (Some(a), None) => format!("A said {}, B cannot tell", threads(a)),
         (None, Some(b)) => format!("A could not tell, B says {}", threads(b)),
         (None, None) => "neither could tell how many iothreads are best".to_owned(),
-    }
-}
-
-fn threads(iothreads: Iothreads) -> String {
-    match iothreads {
-        Iothreads::NONE => "no iothread".to_owned(),
-        n => counted(usize::from(n.count()), "iothread"),
     }
 }
 
@@ -263,18 +248,6 @@ fn identity(run: &Run) -> (&RunKey, [u64; 3]) {
     (&run.key, [run.started_unix_s, run.elapsed_ns, run.operations])
 }
 
-fn around(style: Style, compared: &Compared<'_>) -> String {
-    let lines = notes(compared);
-    let heading = match style {
-        Style::Plain => "",
-        Style::Markdown => "\n## Notes\n",
-    };
-    if lines.is_empty() {
-        return String::new();
-    }
-    format!("{heading}\n{}", listed(style, &lines))
-}
-
 fn only(letter: &str, rows: &[(Variant, Cell, Contender)]) -> Option<String> {
     let name = |(variant, cell, contender): &(Variant, Cell, Contender)| {
         format!("{}: {contender}", place(*cell, variant))
@@ -285,13 +258,6 @@ fn only(letter: &str, rows: &[(Variant, Cell, Contender)]) -> Option<String> {
     let is = if rows.len() == 1 { "is" } else { "are" };
     (!rows.is_empty())
         .then(|| format!("{count} {is} in {letter} only: {}{more}.", named.join("; ")))
-}
-
-fn explained(style: Style, comparison: &Comparison) -> String {
-    if comparison.cells.is_empty() {
-        return String::new();
-    }
-    legend(style, &meanings(comparison))
 }
 
 /// What the words of the tables mean, a sentence each.
@@ -333,7 +299,7 @@ mod tests {
     use crate::target::Origin;
 
     fn runs(rates: [u64; 3]) -> Vec<Run> {
-        let contenders = [Contender::Host, client(0), client(1)];
+        let contenders = [Contender::HOST, client(0), client(1)];
         let of = |repeat: u16| {
             contenders.into_iter().zip(rates).map(move |(who, iops)| {
                 run(cell("randread", 4096, 2, 16), who, repeat, iops + u64::from(repeat) * 10)
@@ -345,8 +311,8 @@ mod tests {
     #[test]
     fn the_plain_comparison_is_exact() {
         let (a, mut b) = (runs([50_000, 20_000, 30_000]), runs([50_300, 26_000, 21_000]));
-        b.push(run(cell("read", 4096, 1, 1), Contender::Host, 0, 5));
-        b.retain(|run| run.key.contender != Contender::Host || run.key.repeat < 2);
+        b.push(run(cell("read", 4096, 1, 1), Contender::HOST, 0, 5));
+        b.retain(|run| run.key.contender != Contender::HOST || run.key.repeat < 2);
         b.iter_mut().for_each(|run| run.started_unix_s += 60);
         let (cells_a, cells_b) = (summarise(&a, 16), summarise(&b, 16));
         let comparison = Comparison::new(&cells_a, &cells_b);

@@ -7,6 +7,7 @@ use super::text::listed;
 use super::{Findings, Part, Style};
 use crate::answer::Answer;
 use crate::emit;
+use crate::lists::unique;
 use crate::summary::{CellSummary, Row};
 use crate::variant::Variant;
 
@@ -82,12 +83,9 @@ impl Configurations {
         let mut all = Self { directory, ..Self::default() };
         for answer in answers {
             all.files.extend(answer.files);
-            for warning in answer.warnings {
-                if !all.warnings.contains(&warning) {
-                    all.warnings.push(warning);
-                }
-            }
+            all.warnings.extend(answer.warnings);
         }
+        all.warnings = unique(all.warnings);
         if !all.files.is_empty() {
             let list: String = all.warnings.iter().map(|it| format!("- {it}\n")).collect();
             let text = format!("{WARNINGS_HEAD}{list}");
@@ -161,7 +159,7 @@ fn of_several(answer: &Answer, variant: &Variant, cells: &[CellSummary]) -> Opti
 mod tests {
     use super::*;
     use crate::cell::tests::cell;
-    use crate::contender::{Contender, Iothreads};
+    use crate::contender::{Contender, Iothreads, Subject};
     use crate::report::tests::findings;
     use crate::report::{Report, advice};
     use crate::results::tests::{header, run};
@@ -195,7 +193,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_written_for_each_target() {
-        let qemu = configurations(3, |iothreads| Contender::VmQemu { iothreads });
+        let qemu = configurations(3, |iothreads| Contender::new(Subject::VmQemu, iothreads));
         assert_eq!(
             names(&qemu),
             [
@@ -209,15 +207,17 @@ mod tests {
         let text = qemu.render(Style::Markdown);
         assert!(text.contains("(config/qemu-iothreads/libvirt.xml)"), "{text}");
         assert!(!qemu.warnings.is_empty() && text.contains(&qemu.warnings[0]));
-        let client = configurations(3, |iothreads| Contender::Client { iothreads });
+        let client = configurations(3, |iothreads| Contender::new(Subject::Client, iothreads));
         assert!(names(&client).contains(&"config/ringloom/qemu.args"), "{client:?}");
     }
 
     #[test]
     fn warnings_are_those_of_the_files_that_are_there() {
         let header = header("--subject client,vm:ringloom");
-        let client: fn(Iothreads) -> Contender = |iothreads| Contender::Client { iothreads };
-        let guest: fn(Iothreads) -> Contender = |iothreads| Contender::VmRingloom { iothreads };
+        let client: fn(Iothreads) -> Contender =
+            |iothreads| Contender::new(Subject::Client, iothreads);
+        let guest: fn(Iothreads) -> Contender =
+            |iothreads| Contender::new(Subject::VmRingloom, iothreads);
         let of_client = "measured without a guest";
         for (contenders, is_there) in [(vec![client], true), (vec![client, guest], false)] {
             let mut runs = Vec::new();
@@ -243,7 +243,7 @@ mod tests {
         for (repeat, (vms, count)) in
             (0..3).flat_map(|repeat| [(1, 0), (1, 2), (2, 0), (2, 2)].map(|it| (repeat, it)))
         {
-            let contender = Contender::VmQemu { iothreads: Iothreads::new(count) };
+            let contender = Contender::new(Subject::VmQemu, Iothreads::new(count));
             let iops = 100 + 50 * u64::from(count);
             let mut run = run(cell("randread", 4096, 2, 16), contender, repeat, iops);
             run.key.variant.vms = vms;
@@ -252,7 +252,7 @@ mod tests {
         let made = made(&header, &runs);
         let expected = "several variants were measured; the files are for the first: with none of";
         assert!(made.warnings[0].starts_with(expected), "{:?}", made.warnings);
-        let one = configurations(3, |iothreads| Contender::VmQemu { iothreads });
+        let one = configurations(3, |iothreads| Contender::new(Subject::VmQemu, iothreads));
         assert!(!one.warnings.concat().contains("several variants"), "{:?}", one.warnings);
     }
 
@@ -263,7 +263,7 @@ mod tests {
         for (repeat, (device, count)) in (0..3).flat_map(|repeat| {
             [("ide", 0), ("virtio-blk", 0), ("virtio-blk", 2)].map(|it| (repeat, it))
         }) {
-            let contender = Contender::VmQemu { iothreads: Iothreads::new(count) };
+            let contender = Contender::new(Subject::VmQemu, Iothreads::new(count));
             let iops = 100 + 50 * u64::from(count);
             let mut run = run(cell("randread", 4096, 2, 16), contender, repeat, iops);
             run.key.variant.device = device.parse().unwrap();
@@ -287,9 +287,9 @@ mod tests {
         header.disk.origin = Origin::User;
         header.disk.path = "/images/a.qcow2".into();
         let contenders: [fn(Iothreads) -> Contender; 3] = [
-            |iothreads| Contender::Client { iothreads },
-            |iothreads| Contender::VmQemu { iothreads },
-            |iothreads| Contender::VmRingloom { iothreads },
+            |iothreads| Contender::new(Subject::Client, iothreads),
+            |iothreads| Contender::new(Subject::VmQemu, iothreads),
+            |iothreads| Contender::new(Subject::VmRingloom, iothreads),
         ];
         let formats = ["qcow2", "qcow", "qed", "vmdk", "vdi", "vhdx", "vpc"];
         let raw = formats.map(|format| (Some(format), "raw", false));
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn an_answer_with_doubts_is_not() {
-        let none = configurations(2, |iothreads| Contender::VmQemu { iothreads });
+        let none = configurations(2, |iothreads| Contender::new(Subject::VmQemu, iothreads));
         assert!(none.files.is_empty() && none.warnings.is_empty(), "{none:?}");
         assert_eq!(none.render(Style::Plain), "");
     }

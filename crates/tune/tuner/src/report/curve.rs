@@ -1,6 +1,6 @@
 //! Latency at fixed rates: a table per contender and cell. Pure functions.
 
-use super::text::{cpu_us, cpus, legend, microseconds, or_missing, place, section, short, who};
+use super::text::{cpu_us, cpus, microseconds, or_missing, place, section, sections, short, who};
 use super::{EMULATED, Style};
 use crate::summary::{Curve, Point};
 use crate::table::Table;
@@ -11,19 +11,12 @@ pub(super) const COLUMNS: [&str; 9] =
 
 /// The tables and what their words mean; nothing without a curve.
 pub(super) fn render(style: Style, curves: &[Curve]) -> String {
-    if curves.is_empty() {
-        return String::new();
-    }
-    let sections = curves.iter().map(|curve| {
-        let mut table = Table::new(&COLUMNS);
-        for point in &curve.points {
-            table.push(line(point));
-        }
-        let title = title(curve);
+    let shown = |curve: &Curve| {
+        let table = Table::of(&COLUMNS, curve.points.iter().map(line));
         let notes: Vec<String> = curve.points.iter().filter_map(missed).collect();
-        section(style, &title, &table, &notes)
-    });
-    sections.collect::<String>() + &legend(style, &meanings(curves))
+        section(style, &title(curve), &table, &notes)
+    };
+    sections(style, curves, shown, meanings)
 }
 
 /// What the words of the tables mean.
@@ -49,11 +42,13 @@ pub(super) fn title(curve: &Curve) -> String {
     format!("{}: {place}", who(curve.contender, curve.emulated))
 }
 
+pub(super) fn share(point: &Point) -> String {
+    if point.is_maximum() { "maximum".to_owned() } else { format!("{} %", point.percent) }
+}
+
 pub(super) fn line(point: &Point) -> Vec<String> {
-    let share =
-        if point.is_maximum() { "maximum".to_owned() } else { format!("{} %", point.percent) };
     vec![
-        share,
+        share(point),
         or_missing(point.asked.map(short)),
         short(point.reached.median),
         microseconds(point.mean),
@@ -89,7 +84,7 @@ mod tests {
     fn a_curve_is_a_table_and_a_note_where_a_rate_was_missed() {
         let mut runs = measured(client(2), 0, [1000, 500, 700, 850]);
         runs.extend(measured(client(2), 1, [1010, 500, 700, 860]));
-        runs.extend(measured(Contender::Host, 0, [2000, 500, 700, 900]));
+        runs.extend(measured(Contender::HOST, 0, [2000, 500, 700, 900]));
         let expected = "
 client 2: randread 4k, 2 jobs × iodepth 16
   asked    rate  reached  mean  p50  p99  p99.9   CPU  CPUs

@@ -7,15 +7,15 @@ mod kinds;
 pub(super) use self::kinds::{GAINS, HALF, KINDS, Kind, PUBLISHED_N90S};
 use super::Style;
 use super::text::{or_missing, section};
+use crate::lists::unique;
 use crate::summary::form::PublishedForm;
 use crate::summary::{CellSummary, compared};
 use crate::table::Table;
-use crate::variant::Variant;
 
 /// Our own sweep in this form, for each subject and variant that has several rows and columns.
 pub(super) fn render(style: Style, cells: &[CellSummary]) -> String {
     let mut text = String::new();
-    for variant in variants(cells.iter().map(|cell| cell.variant)) {
+    for variant in unique(cells.iter().map(|cell| cell.variant)) {
         let own: Vec<CellSummary> =
             cells.iter().filter(|cell| cell.variant == variant).cloned().collect();
         for subject in compared(&own) {
@@ -57,17 +57,6 @@ pub(super) fn table(kind: &Kind, form: &PublishedForm) -> Table {
     }
     table.push(totals("total".to_owned(), &form.column_totals, form.total));
     table
-}
-
-/// Each once, in the order in which they first appear; the cells of one need not be neighbours.
-pub(super) fn variants(of_cells: impl Iterator<Item = Variant>) -> Vec<Variant> {
-    let mut variants = Vec::new();
-    for variant in of_cells {
-        if !variants.contains(&variant) {
-            variants.push(variant);
-        }
-    }
-    variants
 }
 
 #[cfg(test)]

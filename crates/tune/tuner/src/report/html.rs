@@ -37,10 +37,13 @@ pub(crate) use self::published::page as published_sweep;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::Report;
+use super::text::place;
 use crate::cell::Cell;
 use crate::contender::{Contender, Subject};
+use crate::lists::sorted;
 use crate::summary::{CellSummary, FailedCell};
-use crate::units::Bytes;
+use crate::units::{Bytes, counted};
+use crate::variant::Variant;
 
 const STYLE: &str = include_str!("html/page.css");
 const SCRIPT: &str = include_str!("html/page.js");
@@ -69,8 +72,8 @@ pub(super) fn page(report: &Report<'_>) -> String {
         (filters::render(&view))
         (grids::render(&view))
         (cells::render(&view))
-        (probes::render(&view))
-        (curves::render(&view))
+        (probes::render(&report.probes))
+        (curves::render(&report.curves))
         (files::render(&view))
         (around::render(&view))
     };
@@ -106,15 +109,10 @@ impl<'a> View<'a> {
         let rows = report.cells.iter().flat_map(|cell| &cell.rows).map(|row| row.contender);
         let others = report.failed.iter().flat_map(|cell| &cell.contenders);
         let contenders: Vec<Contender> = rows.chain(others.map(|it| it.contender)).collect();
-        let mut categories: Vec<_> =
-            contenders.iter().map(|it| (category(*it), name(*it))).collect();
-        categories.sort();
-        categories.dedup();
+        let categories = sorted(contenders.iter().map(|it| (category(*it), name(*it))));
         let (categories, names) = categories.into_iter().unzip();
         let runs = report.findings.runs.iter().map(|run| run.key.contender);
-        let mut subjects: Vec<Subject> = runs.chain(contenders).map(Contender::subject).collect();
-        subjects.sort_unstable();
-        subjects.dedup();
+        let subjects = sorted(runs.chain(contenders).map(Contender::subject));
         Self { report, subjects, categories, names }
     }
 
@@ -180,6 +178,57 @@ fn operation(cell: Cell) -> String {
 /// `4k`, as the filter names it.
 fn size(cell: Cell) -> String {
     Bytes(u64::from(cell.shape().block().get())).to_string()
+}
+
+/// What is told first: a sentence, others below it, and how many notes there are.
+fn verdict(sentences: &[String], notes: usize, on: &str) -> Markup {
+    html! {
+        div class="verdict" id="verdict" {
+            @if let Some((first, others)) = sentences.split_first() {
+                p { (first) }
+                @if !others.is_empty() { ul class="details" { @for it in others { li { (it) } } } }
+            }
+            @if notes > 0 {
+                p class="hint" { a href="#notes" { (counted(notes, "note")) } " on " (on) }
+            }
+        }
+    }
+}
+
+/// A name, a figure and what it means; and whether it begins a line.
+type Figure = (String, String, String, bool);
+
+fn figures(all: &[Figure]) -> Markup {
+    html! {
+        dl class="figures" {
+            @for (name, figure, meaning, begins) in all {
+                div class=[begins.then_some("next")] {
+                    dt { (name) }
+                    dd { strong { (figure) } span { (meaning) } }
+                }
+            }
+        }
+    }
+}
+
+/// A cell with what is shown of it, for the filters.
+fn framed(
+    class: &str,
+    cell: Cell,
+    variant: &Variant,
+    who: &[Contender],
+    inside: &Markup,
+) -> Markup {
+    let subjects = sorted(who.iter().map(|it| it.subject()));
+    let subjects: Vec<String> = subjects.iter().map(ToString::to_string).collect();
+    html! {
+        section class=(class) data-op=(operation(cell)) data-size=(size(cell))
+            data-subjects=(subjects.join(" "))
+        {
+            h3 { (place(cell, variant)) }
+            (inside)
+        }
+    }
 }
 
 /// A picture with its caption; words where there is nothing to draw.

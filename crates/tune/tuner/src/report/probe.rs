@@ -1,7 +1,7 @@
 //! The hysteresis probe: a table per contender, and whether it remembers the high load. Pure functions.
 
 use super::text::{
-    cpus, legend, microseconds, on, operation, or_missing, range, section, short, who,
+    cpus, microseconds, on, operation, or_missing, range, section, sections, short, who,
 };
 use super::{EMULATED, Style};
 use crate::stats::Estimate;
@@ -14,17 +14,11 @@ pub(super) const COLUMNS: [&str; 9] =
 
 /// The tables and what their words mean; nothing without a probe.
 pub(super) fn render(style: Style, probes: &[Probe]) -> String {
-    if probes.is_empty() {
-        return String::new();
-    }
-    let sections = probes.iter().map(|probe| {
-        let mut table = Table::new(&COLUMNS);
-        for phase in &probe.phases {
-            table.push(line(phase));
-        }
+    let shown = |probe: &Probe| {
+        let table = Table::of(&COLUMNS, probe.phases.iter().map(line));
         section(style, &title(probe), &table, &[sentence(probe)])
-    });
-    sections.collect::<String>() + &legend(style, &meanings(probes))
+    };
+    sections(style, probes, shown, meanings)
 }
 
 /// What the words of the tables mean.
@@ -113,14 +107,14 @@ pub(super) fn sentence(probe: &Probe) -> String {
 mod tests {
     use super::*;
     use crate::cell::tests::client;
-    use crate::contender::{Contender, Iothreads};
+    use crate::contender::{Contender, Iothreads, Subject};
     use crate::results::tests::host_cpu;
     use crate::summary::probe_tests::went;
     use crate::summary::probes;
 
     #[test]
     fn a_probe_is_a_table_and_a_sentence() {
-        let qemu = Contender::VmQemu { iothreads: Iothreads::new(1) };
+        let qemu = Contender::new(Subject::VmQemu, Iothreads::new(1));
         let mut runs = Vec::new();
         for (repeat, again) in [(0, 76_000), (1, 84_000), (2, 92_000)] {
             runs.extend(went(qemu, repeat, [40_000, 100_000, again]));

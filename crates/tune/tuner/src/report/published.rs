@@ -4,7 +4,7 @@
 
 use super::Style;
 use super::form::{GAINS, HALF, PUBLISHED_N90S, table};
-use super::text::{listed, one_line, section, wrapped};
+use super::text::{headed, one_line, section, wrapped};
 use crate::cell::Cell;
 use crate::published::{PublishedSweep, PublishedTable};
 use crate::stats::Estimate;
@@ -36,11 +36,7 @@ pub(crate) fn render(style: Style, name: &str, sweep: &PublishedSweep) -> String
         text += &section(style, title, &table(&PUBLISHED_N90S, &n90s.form), &below);
     }
     let sentences = [what_follows(sweep), notes(sweep)].concat();
-    let heading = match style {
-        Style::Plain => "",
-        Style::Markdown => "\n## What follows\n",
-    };
-    format!("{text}{heading}\n{}", listed(style, &sentences))
+    text + &headed(style, "What follows", &sentences)
 }
 
 /// What the tables say, a sentence each.

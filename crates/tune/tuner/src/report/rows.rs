@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::text::in_us;
 use crate::contender::{Contender, Iothreads};
 use crate::stats::Estimate;
 use crate::summary::{CellSummary, Row};
@@ -103,9 +104,9 @@ impl Record {
         let subject = row.contender.subject();
         let verdict = cell.verdicts.iter().find(|(it, _)| *it == subject).map(|(_, it)| it);
         let is = |count: Option<Iothreads>| count.is_some() && row.iothreads() == count;
-        let us = |time: Option<Duration>| time.map(|time| time.as_secs_f64() * 1e6);
+        let us = |time: Option<Duration>| time.map(in_us);
         let gain = row.to_none.filter(|_| row.iothreads() != Some(Iothreads::NONE));
-        let share = row.to_host.filter(|_| row.contender != Contender::Host);
+        let share = row.to_host.filter(|_| row.contender != Contender::HOST);
         let percent = |ratio: f64| (ratio - 1.0) * 100.0;
         let median = |ratio: Option<Estimate>| ratio.map(|ratio| ratio.median);
         let low = |ratio: Option<Estimate>| ratio?.interval.map(|interval| interval.low);

@@ -16,11 +16,11 @@ fn runs() -> Vec<Run> {
     let (reads, writes) = (cell("randread", 4096, 2, 16), cell("write", 1 << 20, 1, 1));
     let mut runs = Vec::new();
     for (repeat, drift) in [(0, 0), (1, 100), (2, 50)] {
-        runs.push(run(reads, Contender::Host, repeat, 50_000 + drift));
+        runs.push(run(reads, Contender::HOST, repeat, 50_000 + drift));
         runs.push(run(reads, client(0), repeat, 20_000 + drift));
         runs.push(run(reads, client(1), repeat, 30_000 + drift));
         runs.push(run(reads, client(2), repeat, 31_000 + drift));
-        runs.push(run(writes, Contender::Host, repeat, 800));
+        runs.push(run(writes, Contender::HOST, repeat, 800));
         runs.push(run(writes, client(0), repeat, 400));
     }
     let host = host_cpu(1.94, 3);
@@ -179,7 +179,7 @@ fn a_path_with_line_breaks_stays_on_its_line() {
 
 #[test]
 fn a_report_without_clients_recommends_nothing() {
-    let runs = [run(cell("read", 4096, 1, 1), Contender::Host, 0, 5)];
+    let runs = [run(cell("read", 4096, 1, 1), Contender::HOST, 0, 5)];
     let text = Report::new(&findings(&header(""), &runs)).text(Style::Plain, "");
     assert!(!text.contains("best:") && !text.contains("ringloom serve"), "{text}");
 }

@@ -57,6 +57,28 @@ pub(super) fn section(style: Style, title: &str, table: &Table, below: &[String]
     }
 }
 
+/// A section for each of these, and below all what the words of their tables mean; nothing where there are none.
+pub(super) fn sections<T>(
+    style: Style,
+    all: &[T],
+    section: impl Fn(&T) -> String,
+    meanings: impl Fn(&[T]) -> Vec<String>,
+) -> String {
+    if all.is_empty() {
+        return String::new();
+    }
+    all.iter().map(section).collect::<String>() + &legend(style, &meanings(all))
+}
+
+/// A list, in Markdown below a heading; nothing for an empty one.
+pub(super) fn headed(style: Style, heading: &str, lines: &[String]) -> String {
+    let heading = match style {
+        Style::Plain => String::new(),
+        Style::Markdown => format!("\n## {heading}\n"),
+    };
+    if lines.is_empty() { String::new() } else { heading + &legend(style, lines) }
+}
+
 /// What the words of tables mean, a sentence each.
 pub(super) fn legend(style: Style, lines: &[String]) -> String {
     format!("\n{}", listed(style, lines))
@@ -161,7 +183,11 @@ pub(super) fn megabytes(bytes_per_second: f64) -> String {
 }
 
 pub(super) fn microseconds(latency: Option<Duration>) -> String {
-    or_missing(latency.map(|latency| grouped(latency.as_secs_f64() * 1e6)))
+    or_missing(latency.map(|latency| grouped(in_us(latency))))
+}
+
+pub(super) fn in_us(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
 }
 
 /// CPU time per request in µs.

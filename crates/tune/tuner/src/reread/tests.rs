@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cell::tests::{cell, client};
-use crate::contender::{Contender, Iothreads};
+use crate::contender::{Contender, Iothreads, Subject};
 use crate::kept::COMPARISON;
 use crate::meter::{Role, ThreadCost};
 use crate::plan::Purpose;
@@ -20,9 +20,9 @@ use crate::target::Origin;
 fn lines() -> Vec<String> {
     let mut runs: Vec<Run> = Vec::new();
     let (low, high) = (cell("randread", 4096, 4, 16), cell("randread", 4096, 8, 16));
-    let qemu = Contender::VmQemu { iothreads: Iothreads::new(1) };
+    let qemu = Contender::new(Subject::VmQemu, Iothreads::new(1));
     for repeat in 0..3 {
-        for (who, iops) in [(Contender::Host, 900), (client(0), 500), (client(2), 800), (qemu, 700)]
+        for (who, iops) in [(Contender::HOST, 900), (client(0), 500), (client(2), 800), (qemu, 700)]
         {
             runs.push(run(low, who, repeat, iops + u64::from(repeat)));
         }
@@ -37,7 +37,7 @@ fn lines() -> Vec<String> {
             run.rate_iops = (percent < 100).then(|| f64::from(percent));
             runs.push(run);
         }
-        let mut sentinel = run(low, Contender::Host, 0, 900 - u64::from(repeat) * 100);
+        let mut sentinel = run(low, Contender::HOST, 0, 900 - u64::from(repeat) * 100);
         (sentinel.key.purpose, sentinel.key.step) = (Purpose::Sentinel, repeat.into());
         sentinel.started_unix_s += u64::from(repeat) * 60;
         runs.push(sentinel);

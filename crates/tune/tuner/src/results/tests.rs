@@ -46,7 +46,7 @@ pub(crate) fn header(line: &str) -> Header {
 pub(crate) fn run(cell: Cell, contender: Contender, repeat: u16, operations: u64) -> Run {
     let purpose = Purpose::Sweep;
     let variant = Variant::default();
-    let name = if contender == Contender::Host { GroupName::Load } else { GroupName::Daemon };
+    let name = if contender == Contender::HOST { GroupName::Load } else { GroupName::Daemon };
     let cpu_ns = operations * 10_000;
     let group = GroupCost { name, cpu_ns, voluntary: 0, involuntary: 0, threads: Vec::new() };
     Run {
@@ -95,7 +95,7 @@ fn create(directory: &Path, header: &Header) -> Results {
 fn filled(directory: &Path) -> (Header, Vec<Run>) {
     let header = header("");
     let cell = cell("randread", 4096, 4, 16);
-    let runs = vec![run(cell, Contender::Host, 0, 900), run(cell, client(0), 0, 500)];
+    let runs = vec![run(cell, Contender::HOST, 0, 900), run(cell, client(0), 0, 500)];
     let mut results = create(directory, &header);
     for run in &runs {
         results.append(measured(run)).unwrap();

@@ -18,8 +18,9 @@ use crate::environment::Environment;
 use crate::fleet::Fleet;
 use crate::given::{Given, Terms};
 use crate::interrupt::Interrupt;
+use crate::lists::unique;
 use crate::machine::Machine;
-use crate::matrix::{Entry, Matrix, Writes};
+use crate::matrix::{Matrix, Writes};
 use crate::measure::fio::Fio;
 use crate::progress::{FillProgress, say};
 use crate::results::{Programs, Stored, check_same};
@@ -161,16 +162,10 @@ impl Prepared {
 
     /// Those that some contender is measured on with a disk of this host.
     fn variants(&self) -> Vec<Variant> {
-        let is_here = |contender: &Contender| *contender != Contender::VmGiven;
+        let is_here = |contender: &Contender| *contender != Contender::VM_GIVEN;
         let entries = self.matrix.entries.iter();
         let here = entries.filter(|entry| entry.contenders.iter().any(is_here));
-        let mut variants: Vec<Variant> = Vec::new();
-        for Entry { variant, .. } in here {
-            if !variants.contains(variant) {
-                variants.push(*variant);
-            }
-        }
-        variants
+        unique(here.map(|entry| entry.variant))
     }
 
     /// Whether anything is measured on a disk of this host.

@@ -3,6 +3,7 @@
 
 use super::place::Place;
 use crate::contender::{Iothreads, Subject};
+use crate::lists::sorted;
 use crate::summary::{AS_GOOD, Shares, TIE, reached};
 use crate::weights::{Goal, Weight, weight_of};
 
@@ -13,9 +14,7 @@ pub(super) struct Overall(Vec<(Subject, Shares)>);
 impl Overall {
     /// By the blocks before this repeat, and where a number was in few, by the exploration if it took part.
     pub(super) fn of(places: &[Place<'_>], repeat: u16, weights: &[Weight]) -> Self {
-        let mut subjects: Vec<Subject> = places.iter().flat_map(Place::subjects).collect();
-        subjects.sort_unstable();
-        subjects.dedup();
+        let subjects = sorted(places.iter().flat_map(Place::subjects));
         let least = |subject| (subject, over_all(places, subject, repeat, weights));
         Self(subjects.into_iter().map(least).collect())
     }
@@ -49,9 +48,7 @@ fn over_all(places: &[Place<'_>], subject: Subject, repeat: u16, weights: &[Weig
     let shares: Vec<(f64, Shares)> =
         places.filter(|(weight, shares)| *weight > 0.0 && !shares.is_empty()).collect();
     let each = shares.iter().flat_map(|(_, shares)| shares);
-    let mut all: Vec<Iothreads> = each.map(|(count, _)| *count).collect();
-    all.sort_unstable();
-    all.dedup();
+    let all = sorted(each.map(|(count, _)| *count));
     let share = |count: Iothreads| {
         let lack = |(weight, shares): &(f64, Shares)| {
             (*weight, 1.0 - reached(shares, count).unwrap_or(0.0))

@@ -91,7 +91,7 @@ fn what_is_known_is_repeated_six_times_and_what_is_not_twelve_times() {
 
 #[test]
 fn what_always_fails_is_given_up_after_the_least_and_keeps_nobody() {
-    for fails in [client(1), Contender::Host] {
+    for fails in [client(1), Contender::HOST] {
         let (settings, matrix) = matrix(&ONE_CELL.replace("client", "client,host"), 2);
         let mut search = Search::new(&matrix, &settings);
         let mut asked: Vec<RunKey> = Vec::new();

@@ -9,6 +9,7 @@
 
 use super::ENOUGH;
 use crate::contender::Iothreads;
+use crate::lists::sorted;
 use crate::stats::{Resampler, median, middle_95};
 
 /// The seed of the bootstrap; a report is the same each time it is rendered.
@@ -72,10 +73,8 @@ impl Blocks {
         };
         let (compared, few): (Vec<Reached>, Vec<Reached>) =
             reached.into_iter().partition(is_compared);
-        let mut repeats: Vec<u16> =
-            compared.iter().flat_map(|it| &it.blocks).map(|(repeat, _)| *repeat).collect();
-        repeats.sort_unstable();
-        repeats.dedup();
+        let blocks = compared.iter().flat_map(|it| &it.blocks);
+        let repeats = sorted(blocks.map(|(repeat, _)| *repeat));
         let value = |of: &Reached, repeat| {
             of.blocks.iter().find(|(other, _)| *other == repeat).map(|(_, iops)| *iops)
         };

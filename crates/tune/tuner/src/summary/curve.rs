@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{cpus, median, merged};
 use crate::cell::Cell;
 use crate::contender::Contender;
+use crate::lists::sorted;
 use crate::plan::{CURVE_MAXIMUM, Purpose};
 use crate::results::Run;
 use crate::stats::Estimate;
@@ -75,9 +76,7 @@ fn same(a: &Run, b: &Run) -> bool {
 
 fn curve(runs: &[&Run]) -> Curve {
     let key = &runs[0].key;
-    let mut shares: Vec<u32> = runs.iter().map(|run| run.key.step).collect();
-    shares.sort_unstable();
-    shares.dedup();
+    let shares = sorted(runs.iter().map(|run| run.key.step));
     Curve {
         variant: key.variant,
         cell: key.cell,
@@ -148,8 +147,8 @@ pub(crate) mod tests {
 
     #[test]
     fn curves_are_told_apart_by_contender() {
-        let runs = [measured(client(1), 0, [1; 4]), measured(Contender::Host, 0, [1; 4])].concat();
+        let runs = [measured(client(1), 0, [1; 4]), measured(Contender::HOST, 0, [1; 4])].concat();
         let contenders: Vec<_> = curves(&runs).iter().map(|curve| curve.contender).collect();
-        assert_eq!(contenders, [client(1), Contender::Host]);
+        assert_eq!(contenders, [client(1), Contender::HOST]);
     }
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use crate::cell::Cell;
 use crate::contender::{Contender, Subject};
+use crate::lists::{sorted, unique};
 use crate::stats::geometric_mean;
 use crate::summary::{CellSummary, Row, Verdict};
 use crate::units::Bytes;
@@ -63,11 +64,8 @@ impl PublishedForm {
         let finite = figures.into_iter().filter(|(_, figure)| figure.is_finite());
         let found: BTreeMap<(FormRow, FormColumn), f64> =
             finite.map(|(cell, figure)| (place(cell), figure)).collect();
-        let mut rows: Vec<FormRow> = found.keys().map(|(row, _)| row.clone()).collect();
-        rows.dedup();
-        let mut columns: Vec<FormColumn> = found.keys().map(|(_, column)| *column).collect();
-        columns.sort_unstable();
-        columns.dedup();
+        let rows = unique(found.keys().map(|(row, _)| row.clone()));
+        let columns = sorted(found.keys().map(|(_, column)| *column));
         let cells: Vec<Vec<Option<f64>>> = rows
             .iter()
             .map(|row| columns.iter().map(|it| found.get(&(row.clone(), *it)).copied()).collect())
@@ -76,8 +74,7 @@ impl PublishedForm {
             let own = rows.iter().zip(&cells).filter(|(row, _)| wanted(row));
             mean.of(own.filter_map(|(_, cells)| cells[column]))
         };
-        let mut sizes: Vec<Bytes> = rows.iter().map(|row| row.size).collect();
-        sizes.dedup();
+        let sizes = unique(rows.iter().map(|row| row.size));
         let size_total = |size: Bytes| {
             let totals = (0..columns.len()).map(|it| of_column(it, &|row| row.size == size));
             (size, totals.collect())
@@ -226,7 +223,7 @@ mod tests {
             let cell = cell("randread", 4096, 8, iodepth);
             runs.push(run(cell, client(0), 0, 1000));
             runs.push(run(cell, client(2), 0, iops));
-            runs.push(run(cell, Contender::Host, 0, 2000));
+            runs.push(run(cell, Contender::HOST, 0, 2000));
         }
         let cells = summarise(&runs, 16);
         let total = gains(Subject::Client, &cells).total.unwrap();

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::{cpus, median, merged};
 use crate::cell::Cell;
 use crate::contender::Contender;
+use crate::lists::sorted;
 use crate::plan::{PROBE_PHASES, Purpose, pair_of};
 use crate::results::Run;
 use crate::stats::Estimate;
@@ -129,9 +130,7 @@ fn memory(runs: &[&Run]) -> Memory {
         let run = runs.iter().find(|run| run.key.step == step && run.key.repeat == repeat)?;
         Some(run.iops()).filter(|&iops| iops > 0.0)
     };
-    let mut repeats: Vec<u16> = runs.iter().map(|run| run.key.repeat).collect();
-    repeats.sort_unstable();
-    repeats.dedup();
+    let repeats = sorted(runs.iter().map(|run| run.key.repeat));
     let last = PROBE_PHASES - 1;
     let ratio = |&repeat: &u16| Some(low(last, repeat)? / low(0, repeat)?);
     judge(&repeats.iter().filter_map(ratio).collect::<Vec<f64>>())

@@ -16,7 +16,7 @@ fn ratios_are_formed_inside_a_block() {
     let mut runs = Vec::new();
     for (repeat, speed) in [(0, 100), (1, 200), (2, 200)] {
         runs.push(run(cell, client(2), repeat, 6 * speed));
-        runs.push(run(cell, Contender::Host, repeat, 8 * speed));
+        runs.push(run(cell, Contender::HOST, repeat, 8 * speed));
         runs.push(run(cell, client(0), repeat, 4 * speed));
     }
     let summary = &summarise(&runs, 2)[0];
@@ -51,7 +51,7 @@ fn percentiles_come_from_all_repeats_together() {
 #[test]
 fn cells_keep_their_order() {
     let cells = [cell("randwrite", 4096, 2, 16), cell("randread", 65_536, 2, 16)];
-    let runs = cells.map(|cell| run(cell, Contender::Host, 0, 1));
+    let runs = cells.map(|cell| run(cell, Contender::HOST, 0, 1));
     let order: Vec<_> = summarise(&runs, 2).iter().map(|summary| summary.cell).collect();
     assert_eq!(order, cells);
     assert!(summarise(&runs, 2).iter().all(|summary| summary.verdicts.is_empty()));

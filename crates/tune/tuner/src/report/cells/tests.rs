@@ -12,7 +12,7 @@ use crate::variant::Variant;
 
 /// Two guests, of which the first got two thirds of the requests.
 fn two_guests(repeat: u16, operations: u64) -> Run {
-    let contender = Contender::VmRingloom { iothreads: Iothreads::new(2) };
+    let contender = Contender::new(Subject::VmRingloom, Iothreads::new(2));
     let mut run = run(cell("randread", 4096, 2, 16), contender, repeat, operations);
     (run.queues, run.emulated, run.key.variant.vms) = (2, true, 2);
     let part = |vm: u16, operations: u64, latency| Part {
@@ -87,14 +87,14 @@ fn marks_and_the_spread_of_n90_are_explained() {
     let mut runs = Vec::new();
     for (repeat, two) in (0..).zip([89_000, 92_000, 88_000, 93_000, 89_500, 91_000]) {
         for (count, iops) in [(1, 50_000), (2, two), (4, 100_000)] {
-            let contender = Contender::VmRingloom { iothreads: Iothreads::new(count) };
+            let contender = Contender::new(Subject::VmRingloom, Iothreads::new(count));
             let mut run = run(cell("randread", 4096, 2, 16), contender, repeat, iops);
             run.key.purpose = Purpose::Confirm;
             run.windows = [10, 10, 10, 10, 30].map(|operations| (1000, operations)).into();
             runs.push(run);
         }
     }
-    let contender = Contender::VmRingloom { iothreads: Iothreads::new(8) };
+    let contender = Contender::new(Subject::VmRingloom, Iothreads::new(8));
     runs.push(run(cell("randread", 4096, 2, 16), contender, 0, 80_000));
     let text = render(Style::Plain, &header(""), &summarise(&runs, 16));
     for part in [

@@ -12,7 +12,7 @@ fn our_own_sweep_has_this_form_if_it_has_rows_and_columns() {
     for op in ["randread", "randwrite"] {
         for jobs in [1, 4] {
             let cell = cell(op, 4096, jobs, 16);
-            for (who, iops) in [(Contender::Host, 4000), (client(0), 1000), (client(1), 1506)] {
+            for (who, iops) in [(Contender::HOST, 4000), (client(0), 1000), (client(1), 1506)] {
                 runs.push(run(cell, who, 0, iops));
             }
         }
@@ -61,7 +61,7 @@ fn markdown_and_page_write_the_same_totals() {
         (4, "write", 1000, 1025),
     ] {
         let cell = cell(op, 4096, jobs, 16);
-        for (who, iops) in [(Contender::Host, 1999), (client(0), none), (client(1), one)] {
+        for (who, iops) in [(Contender::HOST, 1999), (client(0), none), (client(1), one)] {
             runs.push(run(cell, who, 0, iops));
         }
     }

@@ -2,15 +2,13 @@
 
 use maud::{Markup, html};
 
-use super::{View, charts, filters, folded_table, operation, size};
-use crate::cell::Cell;
-use crate::contender::{Contender, Subject};
-use crate::report::cells::{COLUMNS, line, part_line, verdicts};
-use crate::report::text::place;
+use super::{View, charts, filters, folded_table, framed};
+use crate::contender::Contender;
+use crate::lists::sorted;
+use crate::report::cells::{COLUMNS, lines as own_lines, verdicts};
 use crate::results::Run;
 use crate::summary::{CellSummary, FailedCell, Row};
 use crate::units::counted;
-use crate::variant::Variant;
 
 /// Nothing without a sweep.
 pub(super) fn render(view: &View<'_>) -> Markup {
@@ -54,8 +52,8 @@ fn card(view: &View<'_>, cell: &CellSummary) -> Markup {
         div class="charts" { (charts::render(view, cell)) }
         (folded_table(&COLUMNS, &rows(cell)))
     };
-    let subjects = cell.rows.iter().map(|row| row.contender.subject());
-    framed(cell.cell, &cell.variant, subjects.collect(), &inside)
+    let who: Vec<Contender> = cell.rows.iter().map(|row| row.contender).collect();
+    framed("cell", cell.cell, &cell.variant, &who, &inside)
 }
 
 /// A cell of which no run succeeded.
@@ -63,8 +61,8 @@ fn lost(failed: &FailedCell) -> Markup {
     let inside = html! {
         p class="warn" { "No run of this cell succeeded. " (failed_words(failed)) }
     };
-    let subjects = failed.contenders.iter().map(|it| it.contender.subject());
-    framed(failed.cell, &failed.variant, subjects.collect(), &inside)
+    let who: Vec<Contender> = failed.contenders.iter().map(|it| it.contender).collect();
+    framed("cell", failed.cell, &failed.variant, &who, &inside)
 }
 
 /// `3 runs failed: client 4, client 8; the notes say why.`
@@ -84,34 +82,16 @@ fn doubtful(view: &View<'_>, cell: &CellSummary) -> Vec<String> {
         run.key.purpose.is_compared()
             && (run.key.variant, run.key.cell) == (cell.variant, cell.cell)
     };
-    let mut doubtful: Vec<Contender> =
-        view.report.findings.runs.iter().filter(here).map(|run| run.key.contender).collect();
-    doubtful.sort_unstable();
-    doubtful.dedup();
+    let runs = view.report.findings.runs.iter().filter(here);
+    let doubtful = sorted(runs.map(|run| run.key.contender));
     doubtful.into_iter().filter(|it| !drawn(*it)).map(|it| it.to_string()).collect()
-}
-
-fn framed(cell: Cell, variant: &Variant, mut subjects: Vec<Subject>, inside: &Markup) -> Markup {
-    subjects.sort_unstable();
-    subjects.dedup();
-    let subjects: Vec<String> = subjects.iter().map(ToString::to_string).collect();
-    html! {
-        section class="cell" data-op=(operation(cell)) data-size=(size(cell))
-            data-subjects=(subjects.join(" "))
-        {
-            h3 { (place(cell, variant)) }
-            (inside)
-        }
-    }
 }
 
 /// A line per contender and under it one per guest where several ran at once.
 fn rows(cell: &CellSummary) -> Vec<(Option<String>, Vec<String>)> {
     let lines = |row: &Row| {
         let subject = row.contender.subject().to_string();
-        let parts = row.parts.iter().map(part_line);
-        let lines: Vec<_> = std::iter::once(line(cell, row)).chain(parts).collect();
-        lines.into_iter().map(move |line| (Some(subject.clone()), line))
+        own_lines(cell, row).into_iter().map(move |line| (Some(subject.clone()), line))
     };
     cell.rows.iter().flat_map(lines).collect()
 }

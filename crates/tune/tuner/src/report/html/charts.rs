@@ -1,14 +1,12 @@
 //! The four charts of a cell: throughput, latency, CPU time of a request, CPUs in use. Pure functions.
 
-use std::time::Duration;
-
 use maud::{Markup, html};
 
 use super::plot::{Limit, Mark, Plot, Range, Scale, Series};
 use super::{View, class, figure};
 use crate::contender::{Contender, Subject};
 use crate::report::cells::mark as marks;
-use crate::report::text::{interval, microseconds, place, short};
+use crate::report::text::{in_us, interval, microseconds, place, short};
 use crate::stats::{Estimate, Interval};
 use crate::summary::{CellSummary, Row};
 use crate::units::counted;
@@ -38,7 +36,7 @@ const KINDS: [Kind; 4] = [
         label: rounded,
         mark: throughput,
         limit: |cell| {
-            let host = cell.rows.iter().find(|row| row.contender == Contender::Host)?;
+            let host = cell.rows.iter().find(|row| row.contender == Contender::HOST)?;
             Some((host.iops.median, Some(Subject::Host.to_string())))
         },
     },
@@ -136,15 +134,14 @@ fn range_of(estimate: Estimate) -> Range {
 }
 
 fn latency(row: &Row) -> Option<Figures> {
-    let us = |latency: Option<Duration>| latency.map(|latency| latency.as_secs_f64() * 1e6);
     let words = format!(
         "p50 {}, p99 {}, p99.9 {} µs",
         microseconds(row.p50),
         microseconds(row.p99),
         microseconds(row.p99_9)
     );
-    let above = [row.p99, row.p99_9].into_iter().filter_map(us).collect();
-    Some(Figures { value: us(row.p50)?, range: None, above, words })
+    let above = [row.p99, row.p99_9].into_iter().flatten().map(in_us).collect();
+    Some(Figures { value: in_us(row.p50?), range: None, above, words })
 }
 
 /// As `short` writes it, without decimals that say nothing: `50k`, `2.5k`.

@@ -6,14 +6,13 @@ use maud::{Markup, html};
 
 use super::grids::Grid;
 use super::strip::Ruler;
-use super::{around, class, document, filters, operation, plot, size};
+use super::{around, class, document, filters, framed, plot, verdict};
 use crate::cell::Cell;
 use crate::compare::{ComparedCell, ComparedRow, Comparison, Verdict};
-use crate::contender::Subject;
+use crate::contender::{Contender, Subject};
+use crate::lists::{sorted, unique};
 use crate::report::compare::{COLUMNS, Compared, Side, line, meanings, notes, summary, word};
 use crate::report::facts;
-use crate::report::form::variants;
-use crate::report::text::place;
 use crate::stats::{factor, geometric_mean};
 use crate::summary::form::{self, FormColumn, FormRow, Mean, PublishedForm};
 use crate::units::counted;
@@ -34,7 +33,7 @@ pub(crate) fn page(compared: &Compared<'_>) -> String {
             p class="brand" { "ringloom report" }
             h1 { "Two runs side by side" }
             dl class="sides" { (side("A", &compared.a)) (side("B", &compared.b)) }
-            (verdict(compared, notes.len()))
+            (verdict(&summary(compared), notes.len(), "how far to trust this comparison"))
             (figures(comparison))
         }
         @if !comparison.cells.is_empty() {
@@ -76,23 +75,6 @@ fn method(letter: &str, side: &Side<'_>) -> Markup {
     html! {
         h3 { (letter) ": " (side.name) }
         dl class="facts" { @for (name, fact) in facts(side.findings.header) { dt { (name) } dd { (fact) } } }
-    }
-}
-
-fn verdict(compared: &Compared<'_>, notes: usize) -> Markup {
-    let sentences = summary(compared);
-    html! {
-        div class="verdict" id="verdict" {
-            @if let Some((first, others)) = sentences.split_first() {
-                p { (first) }
-                @if !others.is_empty() { ul class="details" { @for it in others { li { (it) } } } }
-            }
-            @if notes > 0 {
-                p class="hint" {
-                    a href="#notes" { (counted(notes, "note")) } " on how far to trust this comparison"
-                }
-            }
-        }
     }
 }
 
@@ -144,27 +126,14 @@ fn value(verdict: Verdict) -> String {
 }
 
 fn subjects(comparison: &Comparison) -> Vec<Subject> {
-    let mut subjects: Vec<Subject> = comparison.rows().map(|row| row.contender.subject()).collect();
-    subjects.sort_unstable();
-    subjects.dedup();
-    subjects
+    sorted(comparison.rows().map(|row| row.contender.subject()))
 }
 
 fn filters(comparison: &Comparison) -> Markup {
-    let cells = || comparison.cells.iter().map(|it| it.cell);
-    let mut sizes: Vec<Cell> = cells().collect();
-    sizes.sort_by_key(|cell| cell.shape().block().get());
-    let subjects: Vec<String> = subjects(comparison).iter().map(ToString::to_string).collect();
+    let cells: Vec<Cell> = comparison.cells.iter().map(|it| it.cell).collect();
     let verdicts = VERDICTS.into_iter().filter(|it| comparison.count(*it) > 0).map(value);
-    html! {
-        nav class="filters" aria-label="Filters" {
-            (filters::group("filter-op", "Operation", &filters::unique(cells().map(operation))))
-            (filters::group("filter-size", "Block size", &filters::unique(sizes.into_iter().map(size))))
-            (filters::group("filter-subject", "Subject", &subjects))
-            (filters::group("filter-verdict", "Verdict", &verdicts.collect::<Vec<_>>()))
-            (filters::shown(comparison.cells.len()))
-        }
-    }
+    let verdicts = filters::group("filter-verdict", "Verdict", &verdicts.collect::<Vec<_>>());
+    filters::bar(&cells, &subjects(comparison), &verdicts)
 }
 
 /// The ratio of each cell; nothing where that is but one.
@@ -172,7 +141,7 @@ fn overview(comparison: &Comparison) -> Markup {
     if comparison.cells.len() < 2 {
         return Markup::default();
     }
-    let variants = variants(comparison.cells.iter().map(|cell| cell.variant));
+    let variants = unique(comparison.cells.iter().map(|cell| cell.variant));
     html! {
         section id="overview" {
             h2 { "All cells at a glance" }
@@ -244,29 +213,22 @@ fn cells(comparison: &Comparison) -> Markup {
 }
 
 fn card(cell: &ComparedCell, ruler: Ruler) -> Markup {
-    let mut subjects: Vec<Subject> = cell.rows.iter().map(|row| row.contender.subject()).collect();
-    subjects.sort_unstable();
-    subjects.dedup();
-    let subjects: Vec<String> = subjects.iter().map(ToString::to_string).collect();
     let [who, a, b, ratio, interval, noise, verdict] = COLUMNS;
-    html! {
-        section class="cell pairs" data-op=(operation(cell.cell)) data-size=(size(cell.cell))
-            data-subjects=(subjects.join(" "))
-        {
-            h3 { (place(cell.cell, &cell.variant)) }
-            div class="scroll" tabindex="0" role="region" aria-label="Table" {
-                table {
-                    thead { tr {
-                        th scope="col" { (who) }
-                        th scope="col" { (ratio) }
-                        th scope="col" class="drawn" { (ruler.scale()) }
-                        @for name in [verdict, interval, noise, a, b] { th scope="col" { (name) } }
-                    } }
-                    tbody { @for it in &cell.rows { (row(it, ruler)) } }
-                }
+    let inside = html! {
+        div class="scroll" tabindex="0" role="region" aria-label="Table" {
+            table {
+                thead { tr {
+                    th scope="col" { (who) }
+                    th scope="col" { (ratio) }
+                    th scope="col" class="drawn" { (ruler.scale()) }
+                    @for name in [verdict, interval, noise, a, b] { th scope="col" { (name) } }
+                } }
+                tbody { @for it in &cell.rows { (row(it, ruler)) } }
             }
         }
-    }
+    };
+    let who: Vec<Contender> = cell.rows.iter().map(|row| row.contender).collect();
+    framed("cell pairs", cell.cell, &cell.variant, &who, &inside)
 }
 
 fn row(row: &ComparedRow, ruler: Ruler) -> Markup {

@@ -4,28 +4,34 @@ use maud::{Markup, html};
 
 use super::{View, class, operation, plot, size};
 use crate::cell::Cell;
+use crate::contender::Subject;
+use crate::lists::unique;
 
 /// Nothing where there are no cells.
 pub(super) fn render(view: &View<'_>) -> Markup {
-    let count = view.cells_in_all();
-    if count == 0 {
-        return Markup::default();
-    }
-    let cells = || view.report.cells.iter().map(|it| it.cell).chain(view.lost().map(|it| it.cell));
-    let mut sizes: Vec<Cell> = cells().collect();
+    let cells = view.report.cells.iter().map(|it| it.cell).chain(view.lost().map(|it| it.cell));
+    bar(&cells.collect::<Vec<_>>(), &view.subjects, &Markup::default())
+}
+
+/// The groups for these cells and subjects, and others; nothing where there are no cells.
+pub(super) fn bar(cells: &[Cell], subjects: &[Subject], others: &Markup) -> Markup {
+    let mut sizes = cells.to_vec();
     sizes.sort_by_key(|cell| cell.shape().block().get());
     html! {
-        nav class="filters" aria-label="Filters" {
-            (group("filter-op", "Operation", &unique(cells().map(operation))))
-            (group("filter-size", "Block size", &unique(sizes.into_iter().map(size))))
-            (group("filter-subject", "Subject", &unique(view.subjects.iter().map(ToString::to_string))))
-            (shown(count))
+        @if !cells.is_empty() {
+            nav class="filters" aria-label="Filters" {
+                (group("filter-op", "Operation", &unique(cells.iter().copied().map(operation))))
+                (group("filter-size", "Block size", &unique(sizes.into_iter().map(size))))
+                (group("filter-subject", "Subject", &unique(subjects.iter().map(ToString::to_string))))
+                (others)
+                (shown(cells.len()))
+            }
         }
     }
 }
 
 /// How many cells are shown.
-pub(super) fn shown(count: usize) -> Markup {
+fn shown(count: usize) -> Markup {
     html! {
         p class="count" aria-live="polite" {
             span id="shown" { (count) } " of " (count) " cells shown"
@@ -44,17 +50,6 @@ pub(super) fn group(id: &str, name: &str, values: &[String]) -> Markup {
             }
         }
     }
-}
-
-/// In the order in which they first appear.
-pub(super) fn unique(values: impl Iterator<Item = String>) -> Vec<String> {
-    let mut unique = Vec::new();
-    for value in values {
-        if !unique.contains(&value) {
-            unique.push(value);
-        }
-    }
-    unique
 }
 
 /// Which mark is whose.

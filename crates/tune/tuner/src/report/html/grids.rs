@@ -4,7 +4,8 @@ use maud::{Markup, html};
 
 use super::View;
 use crate::contender::Subject;
-use crate::report::form::{KINDS, Kind, variants};
+use crate::lists::unique;
+use crate::report::form::{KINDS, Kind};
 use crate::summary::form::{FormColumn, FormRow, Mean, PublishedForm};
 use crate::summary::{CellSummary, compared};
 use crate::variant::Variant;
@@ -23,7 +24,7 @@ pub(super) fn render(view: &View<'_>) -> Markup {
                  more; totals are of all cells, whatever the filters show."
             }
             @for subject in subjects {
-                @for variant in variants(view.report.cells.iter().map(|cell| cell.variant)) { (tables(view, subject, variant)) }
+                @for variant in unique(view.report.cells.iter().map(|cell| cell.variant)) { (tables(view, subject, variant)) }
             }
         }
     }

@@ -4,7 +4,7 @@ use std::slice;
 
 use maud::{Markup, html};
 
-use super::{View, files};
+use super::{Figure, View, files};
 use crate::calendar::{Date, time_of_day};
 use crate::contender::Subject;
 use crate::report::advice::Advice;
@@ -107,9 +107,6 @@ fn nothing(view: &View<'_>) -> &'static str {
     }
 }
 
-/// A name, a figure and what it means.
-type Figure = (String, String, String);
-
 fn figures(view: &View<'_>) -> Markup {
     let findings = view.report.findings;
     let failed = match findings.failures.len() {
@@ -119,30 +116,23 @@ fn figures(view: &View<'_>) -> Markup {
     let mut all: Vec<Figure> = Vec::new();
     if view.cells_in_all() > 0 {
         let subjects: Vec<_> = view.subjects.iter().map(ToString::to_string).collect();
-        all.push(("Cells".to_owned(), view.cells_in_all().to_string(), subjects.join(", ")));
+        let count = view.cells_in_all().to_string();
+        all.push(("Cells".to_owned(), count, subjects.join(", "), false));
     }
-    all.push(("Runs".to_owned(), findings.runs.len().to_string(), failed));
+    all.push(("Runs".to_owned(), findings.runs.len().to_string(), failed, false));
     // Each subject begins a line, below the one before.
-    let mut begins = Vec::new();
-    for subject in compared(&view.report.cells) {
-        begins.push(all.len());
-        all.extend(of_subject(subject, &view.report.cells));
+    for (number, subject) in compared(&view.report.cells).into_iter().enumerate() {
+        let begins = |index| number > 0 && index == 0;
+        let own = of_subject(subject, &view.report.cells).into_iter().enumerate();
+        all.extend(
+            own.map(|(index, (name, figure, meaning))| (name, figure, meaning, begins(index))),
+        );
     }
-    let class = |index| begins.iter().skip(1).any(|begin| *begin == index).then_some("next");
-    html! {
-        dl class="figures" {
-            @for (index, (name, figure, meaning)) in all.iter().enumerate() {
-                div class=[class(index)] {
-                    dt { (name) }
-                    dd { strong { (figure) } span { (meaning) } }
-                }
-            }
-        }
-    }
+    super::figures(&all)
 }
 
 /// What the best number of iothreads of each cell brings.
-fn of_subject(subject: Subject, cells: &[CellSummary]) -> Vec<Figure> {
+fn of_subject(subject: Subject, cells: &[CellSummary]) -> Vec<(String, String, String)> {
     let mut all = Vec::new();
     // One by one, since cells of several variants have the same place in a form.
     let figures = |form: fn(Subject, &[CellSummary]) -> PublishedForm| {

@@ -5,8 +5,9 @@
 use maud::{Markup, html};
 
 use super::plot::{Mark, Plot, Scale, Series};
-use super::{around, charts, document, figure, filters, grids, plot};
+use super::{Figure, around, charts, document, figure, filters, grids, plot, verdict};
 use crate::cell::Cell;
+use crate::lists::{sorted, unique};
 use crate::published::{PublishedSweep, PublishedTable};
 use crate::report::form::{GAINS, PUBLISHED_N90S};
 use crate::report::published::{notes, totals, what_follows};
@@ -23,15 +24,15 @@ pub(crate) fn page(name: &str, sweep: &PublishedSweep) -> String {
     let tables = || sweep.gains.iter().chain(&sweep.n90s);
     let mut rows: Vec<FormRow> = tables().flat_map(|table| table.form.rows.clone()).collect();
     rows.sort();
-    let sizes = filters::unique(rows.iter().map(|row| row.size.to_string()));
-    let operations = filters::unique(rows.into_iter().map(|row| row.op));
+    let sizes = unique(rows.iter().map(|row| row.size.to_string()));
+    let operations = unique(rows.into_iter().map(|row| row.op));
     let notes = notes(sweep);
     let body = html! {
         header class="top" {
             p class="brand" { "ringloom report" }
             h1 { (name) }
             p class="when" { "A published sweep" }
-            (verdict(sweep, notes.len()))
+            (verdict(&what_follows(sweep), notes.len(), "these tables"))
             (figures(sweep))
         }
         nav class="filters" aria-label="Filters" {
@@ -62,28 +63,15 @@ pub(crate) fn page(name: &str, sweep: &PublishedSweep) -> String {
     document(&format!("{name}: a published sweep"), &body)
 }
 
-fn verdict(sweep: &PublishedSweep, notes: usize) -> Markup {
-    let sentences = what_follows(sweep);
-    html! {
-        div class="verdict" id="verdict" {
-            @if let Some((first, others)) = sentences.split_first() {
-                p { (first) }
-                ul class="details" { @for it in others { li { (it) } } }
-            }
-            @if notes > 0 {
-                p class="hint" { a href="#notes" { (counted(notes, "note")) } " on these tables" }
-            }
-        }
-    }
-}
-
 /// The cell with the highest figure.
 fn highest(table: &PublishedTable) -> Option<(Cell, f64)> {
     table.cells.iter().copied().reduce(|a, b| if b.1 > a.1 { b } else { a })
 }
 
 fn figures(sweep: &PublishedSweep) -> Markup {
-    let mut all: Vec<(&str, String, String)> = Vec::new();
+    let mut all: Vec<Figure> = Vec::new();
+    let mut push =
+        |name: &str, figure, meaning| all.push((name.to_owned(), figure, meaning, false));
     let words = |cell| place(cell, &Variant::default());
     if let Some(table) = sweep.gains.as_ref().or(sweep.n90s.as_ref()) {
         let (sizes, columns) = (table.form.size_totals.len(), table.form.columns.len());
@@ -92,33 +80,27 @@ fn figures(sweep: &PublishedSweep) -> Markup {
             counted(sizes, "block size"),
             counted(columns, "combination")
         );
-        all.push(("Cells", table.cells.len().to_string(), meaning));
+        push("Cells", table.cells.len().to_string(), meaning);
     }
     if let Some(gains) = &sweep.gains {
         if let Some(mean) = gains.form.total {
             let meaning = "best number over none, arithmetic mean of the cells".to_owned();
-            all.push(("Gain", percent_gain(1.0 + mean / 100.0), meaning));
+            push("Gain", percent_gain(1.0 + mean / 100.0), meaning);
         }
         if let Some((cell, most)) = highest(gains) {
-            all.push(("Highest gain", percent_gain(1.0 + most / 100.0), words(cell)));
+            push("Highest gain", percent_gain(1.0 + most / 100.0), words(cell));
         }
     }
     if let Some(n90s) = &sweep.n90s {
         let (cells, none) = n90s.at_most(0.0);
         let meaning = format!("of {} need no iothread", counted(cells, "cell"));
-        all.push(("None is enough", none.to_string(), meaning));
+        push("None is enough", none.to_string(), meaning);
         if let Some((cell, most)) = highest(n90s) {
             let meaning = format!("iothreads for 90 % of the best: {}", words(cell));
-            all.push(("Highest n90", most.to_string(), meaning));
+            push("Highest n90", most.to_string(), meaning);
         }
     }
-    html! {
-        dl class="figures" {
-            @for (name, figure, meaning) in all {
-                div { dt { (name) } dd { strong { (figure) } span { (meaning) } } }
-            }
-        }
-    }
+    super::figures(&all)
 }
 
 /// By numbers of jobs, since these decide most.
@@ -127,8 +109,7 @@ fn curves(sweep: &PublishedSweep) -> Markup {
     for table in sweep.gains.iter().chain(&sweep.n90s) {
         jobs.extend(table.form.columns.iter().map(|column| column.jobs));
     }
-    jobs.sort_unstable();
-    jobs.dedup();
+    let mut jobs = sorted(jobs);
     let without = jobs.split_off(jobs.len().min(CLASSES.len()));
     html! {
         section id="curves" {

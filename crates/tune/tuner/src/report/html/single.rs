@@ -1,10 +1,29 @@
-//! Charts of one contender: a value for each point of a curve or phase of a probe. Pure functions.
+//! Cards of one contender: charts with a value for each point of a curve or phase of a probe. Pure functions.
 
-use maud::Markup;
+use maud::{Markup, html};
 
-use super::class;
 use super::plot::{Mark, Plot, Scale, Series};
+use super::{around, class, figure, folded_table};
 use crate::contender::Subject;
+
+/// A section with a card for each of these, and what the words on them mean; nothing where there are none.
+pub(super) fn section<T>(
+    (id, title, lead): (&str, &str, &str),
+    all: &[T],
+    card: fn(&T) -> Markup,
+    meanings: fn(&[T]) -> Vec<String>,
+) -> Markup {
+    html! {
+        @if !all.is_empty() {
+            section id=(id) {
+                h2 { (title) }
+                p class="lead" { (lead) }
+                div class="cards" { @for it in all { (card(it)) } }
+                (around::list(&meanings(all)))
+            }
+        }
+    }
+}
 
 /// What the charts of one contender have in common.
 #[derive(Clone, Debug)]
@@ -15,9 +34,30 @@ pub(super) struct Single<'a, T> {
     /// One for each point.
     pub(super) categories: Vec<String>,
     pub(super) points: &'a [T],
+    /// Of the table, and what stands in them.
+    pub(super) columns: &'a [&'a str],
+    pub(super) line: fn(&T) -> Vec<String>,
 }
 
 impl<T> Single<'_, T> {
+    /// What is said of it, its charts with their captions, and their table.
+    pub(super) fn card(
+        &self,
+        class: &str,
+        said: &Markup,
+        charts: [(&str, Option<Markup>); 2],
+    ) -> Markup {
+        let rows: Vec<_> = self.points.iter().map(|point| (None, (self.line)(point))).collect();
+        html! {
+            section class=(class) data-subject=(self.subject) {
+                h3 { (self.title) }
+                (said)
+                div class="charts two" { @for (caption, svg) in charts { (figure(caption, svg)) } }
+                (folded_table(self.columns, &rows))
+            }
+        }
+    }
+
     /// The chart of one value of each point; `None` if no point has it.
     pub(super) fn svg(
         &self,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::cell::tests::{cell, client};
 use crate::compare::Comparison;
-use crate::contender::Iothreads;
+use crate::contender::{Contender, Iothreads, Subject};
 use crate::published::PublishedSweep;
 use crate::report::tests::findings;
 use crate::report::{Compared, Findings, Side};
@@ -67,11 +67,11 @@ fn swept_with(cells: &[Cell], contenders: &[Contender]) -> Vec<Run> {
 
 /// The host and three subjects with all counts.
 fn contenders() -> Vec<Contender> {
-    let qemu = |count| Contender::VmQemu { iothreads: Iothreads::new(count) };
-    let ringloom = |count| Contender::VmRingloom { iothreads: Iothreads::new(count) };
+    let qemu = |count| Contender::new(Subject::VmQemu, Iothreads::new(count));
+    let ringloom = |count| Contender::new(Subject::VmRingloom, Iothreads::new(count));
     let counts = || COUNTS.iter().copied();
     let guests = counts().map(qemu).chain(counts().map(ringloom));
-    std::iter::once(Contender::Host).chain(counts().map(client)).chain(guests).collect()
+    std::iter::once(Contender::HOST).chain(counts().map(client)).chain(guests).collect()
 }
 
 /// All cells of `--full`.
@@ -124,7 +124,7 @@ fn the_published_form_has_gain_n90_and_ratio_with_totals() {
     let (small, large) = (cell("randread", 4096, 4, 16), cell("randread", 65_536, 4, 16));
     let mut runs = Vec::new();
     for (cell, none, one) in [(small, 1000, 2005), (large, 1000, 1000)] {
-        runs.push(run(cell, Contender::Host, 0, 4000));
+        runs.push(run(cell, Contender::HOST, 0, 4000));
         runs.push(run(cell, client(0), 0, none));
         runs.push(run(cell, client(1), 0, one));
     }
@@ -207,7 +207,7 @@ fn what_is_missing_is_said_in_words() {
     assert!(no_host.contains("The host was not measured with the same load"));
     let no_none = shown(&[run(reads, client(1), 0, 5), run(reads, client(2), 0, 6)]);
     assert!(no_none.contains("None was not measured beside"));
-    let host_alone = shown(&[run(reads, Contender::Host, 0, 5)]);
+    let host_alone = shown(&[run(reads, Contender::HOST, 0, 5)]);
     assert!(host_alone.contains("No numbers of iothreads were compared, so"));
     assert!(shown(&[]).contains("No run succeeded"));
 }
@@ -219,7 +219,7 @@ fn rates_that_are_no_numbers_are_named_and_not_drawn() {
     never.elapsed_ns = 0;
     let mut endless = run(reads, client(2), 0, 7);
     endless.elapsed_ns = 0;
-    let runs = [run(reads, client(0), 0, 0), never, endless, run(reads, Contender::Host, 0, 9)];
+    let runs = [run(reads, client(0), 0, 0), never, endless, run(reads, Contender::HOST, 0, 9)];
     let page = page(&findings(&header(""), &runs));
     let sentence =
         "Not drawn, because the rate is no number or zero: client none, client 1, client 2.";
@@ -270,8 +270,8 @@ fn configurations_are_named_after_what_there_are_files_for() {
         }
         page(&findings(&header("--subject vm:qemu --repeats 3"), &runs))
     };
-    let qemu = shown(|iothreads| Contender::VmQemu { iothreads });
-    let ringloom = shown(|iothreads| Contender::VmRingloom { iothreads });
+    let qemu = shown(|iothreads| Contender::new(Subject::VmQemu, iothreads));
+    let ringloom = shown(|iothreads| Contender::new(Subject::VmRingloom, iothreads));
     for (page, targets) in
         [(qemu, "QEMU, libvirt and KubeVirt"), (ringloom, "ringloom, QEMU and libvirt")]
     {

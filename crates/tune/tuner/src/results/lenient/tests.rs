@@ -17,7 +17,7 @@ fn line(run: Run) -> String {
 /// The host and the client with none and 1, three repeats.
 fn runs() -> Vec<Run> {
     let cell = cell("randread", 4096, 4, 16);
-    let contenders = [Contender::Host, client(0), client(1)];
+    let contenders = [Contender::HOST, client(0), client(1)];
     let of = |repeat| {
         contenders.into_iter().zip(5..).map(move |(who, iops)| run(cell, who, repeat, iops * 100))
     };

@@ -4,6 +4,8 @@
 
 use std::path::PathBuf;
 
+use crate::lists::unique;
+
 /// A line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
@@ -12,6 +14,10 @@ pub(crate) struct Mount {
     pub(crate) at: PathBuf,
     /// What was mounted, as it was named.
     pub(crate) source: PathBuf,
+    /// `ext4`.
+    pub(crate) kind: String,
+    /// Of the mount and of the file system, each once: `rw,relatime,discard`.
+    pub(crate) options: String,
 }
 
 /// A lock on bytes of a file.
@@ -34,11 +40,13 @@ impl Lock {
 pub(crate) fn mounts(text: &str) -> Vec<Mount> {
     let mount = |line: &str| {
         let (first, second) = line.split_once(" - ")?;
-        let mut words = first.split(' ');
-        let device = device_number(words.nth(2)?, 10)?;
-        let at = words.nth(1)?;
-        let source = second.split(' ').nth(1)?;
-        Some(Mount { device, at: unescaped(at), source: unescaped(source) })
+        let (mut first, mut second) = (first.split(' '), second.split(' '));
+        let device = device_number(first.nth(2)?, 10)?;
+        let (at, options) = (unescaped(first.nth(1)?), first.next()?.split(','));
+        let (kind, source) = (second.next()?.to_owned(), unescaped(second.next()?));
+        let options = options.chain(second.next().unwrap_or_default().split(','));
+        let options = unique(options.filter(|option| !option.is_empty())).join(",");
+        Some(Mount { device, at, source, kind, options })
     };
     text.lines().filter_map(mount).collect()
 }
@@ -116,7 +124,7 @@ mod tests {
         let found = mounts(text);
         assert_eq!(found.len(), 2);
         for (mount, (device, at, source)) in found.into_iter().zip(expected) {
-            assert_eq!(mount, Mount { device, at: at.into(), source: source.into() });
+            assert_eq!((mount.device, mount.at, mount.source), (device, at.into(), source.into()));
         }
     }
 

@@ -150,8 +150,8 @@ impl Score {
         if row.contender != vm(0) {
             rate(|it| &mut it.gain, row.to_none, own / truth(vm(0)));
         }
-        if row.contender != Contender::Host {
-            rate(|it| &mut it.to_host, row.to_host, own / truth(Contender::Host));
+        if row.contender != Contender::HOST {
+            rate(|it| &mut it.to_host, row.to_host, own / truth(Contender::HOST));
         }
     }
 
