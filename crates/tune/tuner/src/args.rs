@@ -17,7 +17,7 @@ pub use self::report::ReportArgs;
 pub(crate) use self::stack::StackArgs;
 use crate::contender::{Iothreads, Subject};
 use crate::repeats::Repeats;
-use crate::units::{Bytes, Seconds, Span};
+use crate::units::{BadValue, Bytes, Seconds, Span};
 use crate::weights::Weight;
 
 /// What puts the load on the disk in the subject `host`; guests always use fio, the client its own.
@@ -177,8 +177,7 @@ pub struct TuneArgs {
 }
 
 fn runtime(text: &str) -> Result<Seconds, String> {
-    let seconds: Seconds =
-        text.parse().map_err(|error: crate::units::BadSeconds| error.to_string())?;
+    let seconds: Seconds = text.parse().map_err(|error: BadValue| error.to_string())?;
     if seconds.duration().is_zero() {
         return Err(format!("'{text}' measures nothing: write seconds above 0"));
     }
@@ -186,7 +185,7 @@ fn runtime(text: &str) -> Result<Seconds, String> {
 }
 
 fn block_size(text: &str) -> Result<BlockBytes, String> {
-    let bytes: Bytes = text.parse().map_err(|error: crate::units::BadSize| error.to_string())?;
+    let bytes: Bytes = text.parse().map_err(|error: BadValue| error.to_string())?;
     BlockBytes::try_from(bytes.0).map_err(|error| error.to_string())
 }
 

@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::cell::Cell;
+use crate::units::{BadValue, stored_as_text};
 use crate::variant::Variant;
 
 /// The most iothreads a contender may have: one per queue of an export.
@@ -92,12 +93,8 @@ impl Iothreads {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("'{0}' is no number of iothreads: valid are none and 1 to {IOTHREADS_MAX}")]
-pub struct BadIothreads(String);
-
 impl FromStr for Iothreads {
-    type Err = BadIothreads;
+    type Err = BadValue;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == "none" {
@@ -105,23 +102,12 @@ impl FromStr for Iothreads {
         }
         let count: Option<u16> = text.parse().ok();
         let legal = count.filter(|n| (1..=IOTHREADS_MAX).contains(n));
-        legal.map(Self).ok_or_else(|| BadIothreads(text.to_owned()))
+        let valid = || format!("valid are none and 1 to {IOTHREADS_MAX}");
+        legal.map(Self).ok_or_else(|| BadValue::new(text, "number of iothreads", valid()))
     }
 }
 
-impl TryFrom<String> for Iothreads {
-    type Error = BadIothreads;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<Iothreads> for String {
-    fn from(iothreads: Iothreads) -> Self {
-        iothreads.to_string()
-    }
-}
+stored_as_text!(Iothreads);
 
 impl fmt::Display for Iothreads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -16,14 +16,12 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
+use crate::units::{BadValue, stored_as_text};
+
 /// Some CPUs by number: `0-3,8`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct CpuList(Vec<u16>);
-
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no list of CPUs: write numbers below 1024 and ranges, such as 0-3,8")]
-pub struct BadCpuList(String);
 
 impl CpuList {
     /// The CPUs in order; `None` if there are none.
@@ -108,18 +106,18 @@ impl CpuList {
 }
 
 impl FromStr for CpuList {
-    type Err = BadCpuList;
+    type Err = BadValue;
 
-    fn from_str(text: &str) -> Result<Self, BadCpuList> {
+    fn from_str(text: &str) -> Result<Self, BadValue> {
         let range = |part: &str| {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last) = (number(first)?, number(last)?);
             (first <= last).then_some(first..=last)
         };
         let ranges: Option<Vec<_>> = text.split(',').map(range).collect();
-        ranges
-            .and_then(|ranges| Self::new(ranges.into_iter().flatten()))
-            .ok_or_else(|| BadCpuList(text.to_owned()))
+        let list = ranges.and_then(|ranges| Self::new(ranges.into_iter().flatten()));
+        let valid = "write numbers below 1024 and ranges, such as 0-3,8";
+        list.ok_or_else(|| BadValue::new(text, "list of CPUs", valid))
     }
 }
 
@@ -146,19 +144,7 @@ impl fmt::Display for CpuList {
     }
 }
 
-impl TryFrom<String> for CpuList {
-    type Error = BadCpuList;
-
-    fn try_from(text: String) -> Result<Self, BadCpuList> {
-        text.parse()
-    }
-}
-
-impl From<CpuList> for String {
-    fn from(list: CpuList) -> Self {
-        list.to_string()
-    }
-}
+stored_as_text!(CpuList);
 
 /// Binds a thread to some CPUs.
 ///

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::units::BadValue;
 use serde::{Deserialize, Serialize};
 
 /// More repeats than anybody waits for.
@@ -28,14 +29,8 @@ impl Repeats {
     pub(crate) const DEFAULT: Self = Self::Until { least: 3, most: 12 };
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "'{0}' is no number of repeats: write 1 to {REPEATS_MAX}, or the least and the most, such as 3-12"
-)]
-pub(crate) struct BadRepeats(String);
-
 impl FromStr for Repeats {
-    type Err = BadRepeats;
+    type Err = BadValue;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let number = |text: &str| {
@@ -49,7 +44,11 @@ impl FromStr for Repeats {
                 .filter(|(least, most)| least < most)
                 .map(|(least, most)| Self::Until { least, most }),
         };
-        found.ok_or_else(|| BadRepeats(text.to_owned()))
+        found.ok_or_else(|| {
+            let valid =
+                format!("write 1 to {REPEATS_MAX}, or the least and the most, such as 3-12");
+            BadValue::new(text, "number of repeats", valid)
+        })
     }
 }
 
@@ -77,7 +76,7 @@ enum Stored {
 }
 
 impl TryFrom<Stored> for Repeats {
-    type Error = BadRepeats;
+    type Error = BadValue;
 
     fn try_from(stored: Stored) -> Result<Self, Self::Error> {
         match stored {

@@ -13,15 +13,50 @@ const SUFFIXES: [(char, u64); 4] = [('k', 1 << 10), ('M', 1 << 20), ('G', 1 << 3
 #[serde(transparent)]
 pub(crate) struct Bytes(pub(crate) u64);
 
-#[derive(Debug, thiserror::Error)]
-#[error("'{0}' is no size: write bytes or a number with k, M, G or T, such as 4k or 1G")]
-pub(crate) struct BadSize(String);
+/// Text that names no value of an option.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{text}' is no {kind}: {valid}")]
+pub struct BadValue {
+    text: String,
+    kind: &'static str,
+    /// A sentence's end that says what is.
+    valid: String,
+}
+
+impl BadValue {
+    pub(crate) fn new(text: &str, kind: &'static str, valid: impl Into<String>) -> Self {
+        Self { text: text.to_owned(), kind, valid: valid.into() }
+    }
+}
+
+/// Gives types that print themselves and read that back the same form in results.
+macro_rules! stored_as_text {
+    ($($name:ty),+) => {$(
+        impl TryFrom<String> for $name {
+            type Error = $crate::units::BadValue;
+
+            fn try_from(text: String) -> Result<Self, Self::Error> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(value: $name) -> Self {
+                value.to_string()
+            }
+        }
+    )+};
+}
+pub(crate) use stored_as_text;
 
 impl FromStr for Bytes {
-    type Err = BadSize;
+    type Err = BadValue;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bad = || BadSize(text.to_owned());
+        let bad = || {
+            let valid = "write bytes or a number with k, M, G or T, such as 4k or 1G";
+            BadValue::new(text, "size", valid)
+        };
         let last = text.chars().last().ok_or_else(bad)?;
         let unit = SUFFIXES.iter().find(|(suffix, _)| suffix.eq_ignore_ascii_case(&last));
         let (digits, factor) = match unit {
@@ -51,17 +86,14 @@ pub(crate) struct Seconds(f64);
 /// One day.
 const SECONDS_MAX: f64 = 86_400.0;
 
-#[derive(Debug, thiserror::Error)]
-#[error("'{0}' is no time: write seconds between 0 and 86400, such as 2 or 0.5")]
-pub(crate) struct BadSeconds(String);
-
 impl FromStr for Seconds {
-    type Err = BadSeconds;
+    type Err = BadValue;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let seconds: Option<f64> = text.parse().ok();
         let legal = seconds.filter(|s| (0.0..=SECONDS_MAX).contains(s));
-        legal.map(Self).ok_or_else(|| BadSeconds(text.to_owned()))
+        let valid = "write seconds between 0 and 86400, such as 2 or 0.5";
+        legal.map(Self).ok_or_else(|| BadValue::new(text, "time", valid))
     }
 }
 
@@ -88,17 +120,11 @@ pub(crate) struct Span {
     seconds: u64,
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "'{0}' is no time: write seconds above 0, or a number with s, m or h, such as 90, 10m or 2h"
-)]
-pub(crate) struct BadSpan(String);
-
 /// A year: more than anybody measures.
 const SPAN_MAX: u64 = 365 * 86_400;
 
 impl FromStr for Span {
-    type Err = BadSpan;
+    type Err = BadValue;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let units = [('s', 1), ('m', 60), ('h', 3600)];
@@ -108,7 +134,8 @@ impl FromStr for Span {
         let number: Option<u64> = digits.parse().ok();
         let seconds = number.and_then(|number| number.checked_mul(factor));
         let legal = seconds.filter(|seconds| (1..=SPAN_MAX).contains(seconds));
-        legal.map(|seconds| Self { seconds }).ok_or_else(|| BadSpan(text.to_owned()))
+        let valid = "write seconds above 0, or a number with s, m or h, such as 90, 10m or 2h";
+        legal.map(|seconds| Self { seconds }).ok_or_else(|| BadValue::new(text, "time", valid))
     }
 }
 

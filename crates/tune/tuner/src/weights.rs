@@ -10,7 +10,7 @@ use load::{BlockBytes, Operation};
 use serde::{Deserialize, Serialize};
 
 use crate::cell::Cell;
-use crate::units::Bytes;
+use crate::units::{BadValue, Bytes, stored_as_text};
 
 /// The most that one kind of cell can weigh.
 const WEIGHT_MAX: f64 = 1e6;
@@ -95,34 +95,24 @@ impl Goal {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "'{0}' is no weight: write OPERATION=NUMBER or OPERATION:SIZE=NUMBER, such as randread:4k=3"
-)]
-pub(crate) struct BadWeight(String);
-
 impl FromStr for Weight {
-    type Err = BadWeight;
+    type Err = BadValue;
 
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         let parse = || {
             let (kind, weight) = text.split_once('=')?;
             let (operation, block) = match kind.split_once(':') {
                 None => (kind, None),
-                Some((operation, block)) => (operation, Some(block)),
-            };
-            let block = match block {
-                None => None,
-                Some(block) => {
-                    let bytes: Bytes = block.parse().ok()?;
-                    Some(BlockBytes::try_from(bytes.0).ok()?)
+                Some((operation, block)) => {
+                    (operation, Some(BlockBytes::try_from(block.parse::<Bytes>().ok()?.0).ok()?))
                 }
             };
             let weight: f64 = weight.parse().ok()?;
             let operation = operation.parse().ok()?;
             (0.0..=WEIGHT_MAX).contains(&weight).then_some(Self { operation, block, weight })
         };
-        parse().ok_or_else(|| BadWeight(text.to_owned()))
+        let valid = "write OPERATION=NUMBER or OPERATION:SIZE=NUMBER, such as randread:4k=3";
+        parse().ok_or_else(|| BadValue::new(text, "weight", valid))
     }
 }
 
@@ -136,19 +126,7 @@ impl fmt::Display for Weight {
     }
 }
 
-impl TryFrom<String> for Weight {
-    type Error = BadWeight;
-
-    fn try_from(text: String) -> std::result::Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<Weight> for String {
-    fn from(weight: Weight) -> Self {
-        weight.to_string()
-    }
-}
+stored_as_text!(Weight);
 
 #[cfg(test)]
 mod tests {

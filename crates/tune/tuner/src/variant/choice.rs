@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::Bytes;
+use crate::units::{BadValue, Bytes, stored_as_text};
 
 /// As many files as anybody stripes over.
 const STRIPE_FILES_MAX: u16 = 16;
@@ -19,86 +19,33 @@ const DELAY_MAX: Duration = Duration::from_secs(10);
 /// Units of a delay, the largest first, and how many nanoseconds they have.
 const DELAY_UNITS: [(&str, u64); 3] = [("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
 
-/// Text that names no value of an option.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is no {kind}: {valid}")]
-pub struct BadChoice {
-    pub(super) text: String,
-    pub(super) kind: &'static str,
-    /// A sentence's end that says what is.
-    pub(super) valid: String,
-}
-
-/// Gives types that print themselves and read that back the same form in results.
-macro_rules! stored_as_text {
-    ($($name:ty),+) => {$(
-        impl TryFrom<String> for $name {
-            type Error = BadChoice;
-
-            fn try_from(text: String) -> Result<Self, BadChoice> {
-                text.parse()
-            }
-        }
-
-        impl From<$name> for String {
-            fn from(choice: $name) -> Self {
-                choice.to_string()
-            }
-        }
-    )+};
-}
-pub(super) use stored_as_text;
-
-/// A value with a name in a fixed list.
-pub(super) trait Named: Copy + PartialEq + 'static {
-    /// What it is, for messages.
-    const KIND: &'static str;
-    /// All values, the default first.
-    const ALL: &'static [(&'static str, Self)];
-
-    /// The name, which `named` reads.
-    fn name(self) -> &'static str {
-        let found = Self::ALL.iter().find(|(_, value)| *value == self);
-        found.expect("every value is in the list").0
-    }
-}
-
-/// The value with this name.
-pub(super) fn named<T: Named>(text: &str) -> Result<T, BadChoice> {
-    let found = T::ALL.iter().find(|(name, _)| *name == text);
-    found.map(|(_, value)| *value).ok_or_else(|| {
-        let names: Vec<_> = T::ALL.iter().map(|(name, _)| *name).collect();
-        BadChoice {
-            text: text.to_owned(),
-            kind: T::KIND,
-            valid: format!("valid are {}", names.join(", ")),
-        }
-    })
-}
-
 /// Names for a list of values, as text in both directions.
 macro_rules! named {
     ($name:ident, $kind:literal, [$($text:literal => $value:ident),+]) => {
-        impl Named for $name {
-            const KIND: &'static str = $kind;
-            const ALL: &'static [(&'static str, Self)] = &[$(($text, Self::$value)),+];
-        }
+        impl std::str::FromStr for $name {
+            type Err = $crate::units::BadValue;
 
-        impl FromStr for $name {
-            type Err = BadChoice;
-
-            fn from_str(text: &str) -> Result<Self, BadChoice> {
-                named(text)
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                match text {
+                    $($text => Ok(Self::$value),)+
+                    _ => {
+                        let valid = format!("valid are {}", [$($text),+].join(", "));
+                        Err($crate::units::BadValue::new(text, $kind, valid))
+                    }
+                }
             }
         }
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.name())
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(match self {
+                    $(Self::$value => $text,)+
+                })
             }
         }
     };
 }
+pub(super) use named;
 
 /// What a guest sees its disk as.
 #[derive(
@@ -198,24 +145,22 @@ impl StripeOf {
 }
 
 impl FromStr for Stripe {
-    type Err = BadChoice;
+    type Err = BadValue;
 
-    fn from_str(text: &str) -> Result<Self, BadChoice> {
+    fn from_str(text: &str) -> Result<Self, BadValue> {
         if text == "none" {
             return Ok(Self::None);
         }
         let stripe = text.split_once('x').and_then(|(count, chunk)| {
             StripeOf::new(count.parse().ok()?, chunk.parse().ok()?).map(Self::Of)
         });
-        stripe.ok_or_else(|| BadChoice {
-            text: text.to_owned(),
-            kind: "stripe",
-            valid: format!(
+        stripe.ok_or_else(|| {
+            let (least, most) = (Bytes(CHUNK_BYTES_MIN), Bytes(CHUNK_BYTES_MAX));
+            let valid = format!(
                 "write none, or files x chunk such as 8x64k: 2 to {STRIPE_FILES_MAX} files, chunks \
-                 of a power of two from {} to {}",
-                Bytes(CHUNK_BYTES_MIN),
-                Bytes(CHUNK_BYTES_MAX)
-            ),
+                 of a power of two from {least} to {most}"
+            );
+            BadValue::new(text, "stripe", valid)
         })
     }
 }
@@ -265,15 +210,11 @@ fn parse_delay(text: &str) -> Option<Duration> {
 }
 
 impl FromStr for Delay {
-    type Err = BadChoice;
+    type Err = BadValue;
 
-    fn from_str(text: &str) -> Result<Self, BadChoice> {
-        parse_delay(text).map(Self).ok_or_else(|| BadChoice {
-            text: text.to_owned(),
-            kind: "delay",
-            valid: "write 0 or a whole number of us, ms or s up to 10s, such as 2ms or 500us"
-                .to_owned(),
-        })
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let valid = "write 0 or a whole number of us, ms or s up to 10s, such as 2ms or 500us";
+        parse_delay(text).map(Self).ok_or_else(|| BadValue::new(text, "delay", valid))
     }
 }
 
@@ -299,7 +240,7 @@ mod tests {
     #[track_caller]
     fn check_text<T>(texts: &[&str])
     where
-        T: FromStr<Err = BadChoice> + fmt::Display + Serialize + for<'a> Deserialize<'a>,
+        T: FromStr<Err = BadValue> + fmt::Display + Serialize + for<'a> Deserialize<'a>,
         T: PartialEq + fmt::Debug,
     {
         for text in texts {
@@ -312,7 +253,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check_refused<T: FromStr<Err = BadChoice> + fmt::Debug>(texts: &[&str], valid: &str) {
+    fn check_refused<T: FromStr<Err = BadValue> + fmt::Debug>(texts: &[&str], valid: &str) {
         for text in texts {
             let message = text.parse::<T>().unwrap_err().to_string();
             assert!(message.starts_with(&format!("'{text}' is no ")), "{message}");

@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::choice::{BadChoice, Named, named, stored_as_text};
-use crate::units::Bytes;
+use super::choice::named;
+use crate::units::{BadValue, Bytes, stored_as_text};
 
 const CLUSTER_BYTES_MIN: u64 = 512;
 const CLUSTER_BYTES_MAX: u64 = 2 << 20;
@@ -56,21 +56,9 @@ pub(crate) enum Preallocation {
     Full,
 }
 
-impl Named for Preallocation {
-    const KIND: &'static str = "preallocation";
-    const ALL: &'static [(&'static str, Self)] = &[
-        ("off", Self::Off),
-        ("metadata", Self::Metadata),
-        ("falloc", Self::Falloc),
-        ("full", Self::Full),
-    ];
-}
-
-impl fmt::Display for Preallocation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+named!(Preallocation, "preallocation", [
+    "off" => Off, "metadata" => Metadata, "falloc" => Falloc, "full" => Full
+]);
 
 /// What is in an image before a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -83,13 +71,13 @@ pub(crate) enum Content {
 }
 
 impl Qcow2 {
-    fn set(&mut self, word: &str) -> Result<(), BadChoice> {
+    fn set(&mut self, word: &str) -> Result<(), BadValue> {
         let bad = || bad(word);
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         match (key, value) {
             ("cluster", _) => self.cluster = Some(cluster(value).ok_or_else(bad)?),
             ("cache", _) => self.cache = Some(cache(value).ok_or_else(bad)?),
-            ("preallocation", _) => self.preallocation = named(value)?,
+            ("preallocation", _) => self.preallocation = value.parse()?,
             ("empty", "") if word == key => self.content = Content::Empty,
             _ => return Err(bad()),
         }
@@ -124,20 +112,16 @@ fn cache(text: &str) -> Option<Bytes> {
     text.parse().ok().filter(|bytes: &Bytes| (1..=CACHE_BYTES_MAX).contains(&bytes.0))
 }
 
-fn bad(text: &str) -> BadChoice {
-    BadChoice {
-        text: text.to_owned(),
-        kind: "image",
-        valid: "write raw, qcow2, or qcow2 with any of :cluster=64k (a power of two from 512 to \
-                2M), :cache=8M (l2-cache-size), :preallocation=off|metadata|falloc|full and :empty"
-            .to_owned(),
-    }
+fn bad(text: &str) -> BadValue {
+    let valid = "write raw, qcow2, or qcow2 with any of :cluster=64k (a power of two from 512 to \
+                 2M), :cache=8M (l2-cache-size), :preallocation=off|metadata|falloc|full and :empty";
+    BadValue::new(text, "image", valid)
 }
 
 impl FromStr for Image {
-    type Err = BadChoice;
+    type Err = BadValue;
 
-    fn from_str(text: &str) -> Result<Self, BadChoice> {
+    fn from_str(text: &str) -> Result<Self, BadValue> {
         let mut words = text.split(':');
         match (words.next(), text) {
             (Some("raw"), "raw") => Ok(Self::Raw),
