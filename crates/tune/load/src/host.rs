@@ -3,11 +3,10 @@
 //! `run` is called by the tuner; each job has a ring of its own on its own thread.
 //!
 //! Invariants: the buffers live until the kernel has finished with every request of the ring
-//! (`HostEngine::drop`).
+//! (`RingEngine::drop`).
 //! Not here: whether the file allows O_DIRECT (`probe`).
 #![expect(unsafe_code, reason = "io_uring takes addresses of memory")]
 
-mod fixed;
 mod libaio;
 mod psync;
 
@@ -52,7 +51,7 @@ pub fn run(
     let makers = (0..workload.shape().jobs())
         .map(|job| {
             let buffers = Arc::clone(&buffers);
-            move || HostEngine::new(file, buffers, workload, job)
+            move || RingEngine::new(file, buffers, workload, job)
         })
         .collect();
     conduct(workload, timing, watch, makers, &|| {})
@@ -107,7 +106,7 @@ pub fn run_lightly(
     let (buffers, fd) = (Arc::new(buffers), file.as_raw_fd());
     match method {
         Method::IoUringFixed => {
-            let engine = fixed::FixedEngine::new(fd, buffers, workload)?;
+            let engine = RingEngine::registered(fd, buffers, workload)?;
             drive_lightly(&mut [engine], workload, timing, watch)
         }
         Method::Libaio => {
@@ -160,16 +159,17 @@ fn ring(entries: u32) -> io::Result<IoUring> {
         .or_else(|_| IoUring::new(entries)) // Kernels before 6.1 refuse the flags; nothing is lost.
 }
 
-struct HostEngine {
+struct RingEngine {
     ring: IoUring,
-    file: RawFd,
+    /// Missing where the file is registered, and the buffers with it.
+    file: Option<RawFd>,
     buffers: Arc<Buffers>,
     job: u16,
     block: u32,
-    in_flight: u32,
+    in_flight: usize,
 }
 
-impl HostEngine {
+impl RingEngine {
     /// `file` must stay open as long as the engine lives; `run` keeps it until all jobs have ended.
     fn new(
         file: RawFd,
@@ -180,18 +180,43 @@ impl HostEngine {
         let shape = workload.shape();
         let ring = ring(u32::from(shape.iodepth()))
             .map_err(|error| LoadError::set_up("create an io_uring", error))?;
-        Ok(Self { ring, file, buffers, job, block: shape.block().get(), in_flight: 0 })
+        Ok(Self { ring, file: Some(file), buffers, job, block: shape.block().get(), in_flight: 0 })
+    }
+
+    /// io_uring at its best: one registered buffer for all slots of one job, and a registered file.
+    fn registered(
+        file: RawFd,
+        buffers: Arc<Buffers>,
+        workload: &Workload,
+    ) -> Result<Self, LoadError> {
+        let mut engine = Self::new(file, buffers, workload, 0)?;
+        let failed = |what: &'static str| move |error| LoadError::set_up(what, error);
+        let submitter = engine.ring.submitter();
+        submitter.register_files(&[file]).map_err(failed("register the file"))?;
+        let (address, bytes) = engine.buffers.region();
+        let region = [libc::iovec { iov_base: address as *mut libc::c_void, iov_len: bytes }];
+        // SAFETY: the region is the mapping of `buffers`, which the engine keeps until nothing is
+        // in flight.
+        unsafe { submitter.register_buffers(&region) }.map_err(failed("register the buffers"))?;
+        engine.file = None;
+        Ok(engine)
     }
 
     fn entry(&self, slot: u16, access: Access) -> Entry {
-        let memory = self.buffers.slot(self.job, slot).as_ptr();
-        let file = types::Fd(self.file);
-        let entry = match access.direction {
-            Direction::Read => {
-                opcode::Read::new(file, memory, self.block).offset(access.offset).build()
+        let (memory, block) = (self.buffers.slot(self.job, slot).as_ptr(), self.block);
+        let (at, registered) = (access.offset, types::Fixed(0));
+        let entry = match (access.direction, self.file.map(types::Fd)) {
+            (Direction::Read, Some(file)) => {
+                opcode::Read::new(file, memory, block).offset(at).build()
             }
-            Direction::Write => {
-                opcode::Write::new(file, memory, self.block).offset(access.offset).build()
+            (Direction::Write, Some(file)) => {
+                opcode::Write::new(file, memory, block).offset(at).build()
+            }
+            (Direction::Read, None) => {
+                opcode::ReadFixed::new(registered, memory, block, 0).offset(at).build()
+            }
+            (Direction::Write, None) => {
+                opcode::WriteFixed::new(registered, memory, block, 0).offset(at).build()
             }
         };
         entry.user_data(u64::from(slot))
@@ -199,19 +224,19 @@ impl HostEngine {
 
     fn enter(&mut self) -> io::Result<()> {
         match self.ring.submit_and_wait(1) {
-            Ok(_) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            Err(error) => Err(error),
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
+            Ok(_) | Err(_) => Ok(()),
         }
     }
 }
 
-impl Engine for HostEngine {
+impl Engine for RingEngine {
     fn submit(&mut self, slot: u16, access: Access) -> Result<(), LoadError> {
         let entry = self.entry(slot, access);
         // SAFETY: `push` needs the entry's memory and file to stay valid until its completion. The
         // memory is a slot of `self.buffers`, free by the contract of `Engine::submit` and kept by
-        // `drop` until the completion; the file is kept open by `run`.
+        // `drop` until the completion; the file is kept open by the caller of `new`, or by the ring
+        // where it is registered.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|error| LoadError::set_up("submit to io_uring", io::Error::other(error)))?;
         self.in_flight += 1;
@@ -224,25 +249,21 @@ impl Engine for HostEngine {
 
     fn wait(&mut self, ended: &mut Vec<Ended>) -> Result<(), LoadError> {
         self.enter().map_err(|error| LoadError::set_up("wait for io_uring", error))?;
-        let done: Vec<_> = self.ring.completion().map(|c| (c.user_data(), c.result())).collect();
-        for (slot, result) in done {
+        for entry in self.ring.completion() {
             self.in_flight -= 1;
-            let slot = u16::try_from(slot).expect("submit stored a slot");
-            ended.push(Ended { slot, outcome: outcome(result.into(), self.block) });
+            let slot = u16::try_from(entry.user_data()).expect("submit stored a slot");
+            ended.push(Ended { slot, outcome: outcome(entry.result().into(), self.block) });
         }
         Ok(())
     }
 }
 
-impl Drop for HostEngine {
+impl Drop for RingEngine {
     /// Waits until the kernel has let go of the buffers; if that fails, they are never unmapped.
     fn drop(&mut self) {
         while self.in_flight > 0 {
             match self.enter() {
-                Ok(()) => {
-                    let seen = u32::try_from(self.ring.completion().count());
-                    self.in_flight -= seen.expect("no more than were in flight");
-                }
+                Ok(()) => self.in_flight -= self.ring.completion().count(),
                 Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {}
                 Err(_) => {
                     let _leaked = ManuallyDrop::new(Arc::clone(&self.buffers));
