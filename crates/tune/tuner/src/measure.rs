@@ -30,7 +30,7 @@ use crate::interrupt::Interrupt;
 use crate::pace::Pace;
 use crate::plan::{PlannedRun, Purpose, RunKey};
 use crate::progress::Progress;
-use crate::results::{Measured, Run};
+use crate::results::Run;
 use crate::settings::Settings;
 use crate::storage::{DiskFiles, Storages, Tools};
 
@@ -123,7 +123,7 @@ impl Bench<'_> {
             Ok(_) => self.pace.observe(planned, begun.elapsed()),
             Err(_) => self.pace.failed(planned),
         }
-        let run = Run::new(planned, measured.with_context(|| name.clone())?);
+        let run = measured.with_context(|| name.clone())?;
         self.progress.end(&name, run.iops());
         Ok(run)
     }
@@ -134,8 +134,8 @@ impl Bench<'_> {
         run: &PlannedRun,
         rate: Option<f64>,
         name: &str,
-        measure: impl FnOnce(&mut Self, &Planned<'_>) -> Result<Measured>,
-    ) -> Result<Measured> {
+        measure: impl FnOnce(&mut Self, &Planned<'_>) -> Result<Run>,
+    ) -> Result<Run> {
         let variant = &run.key.variant;
         if run.key.purpose != Purpose::Probe || run.key.step == 0 {
             self.storages.reset(variant, self.tools, self.interrupt)?;
@@ -156,7 +156,7 @@ impl Bench<'_> {
     }
 
     /// In the user's own guest, which has its own disk.
-    fn in_given(&mut self, run: &PlannedRun, rate: Option<f64>, name: &str) -> Result<Measured> {
+    fn in_given(&mut self, run: &PlannedRun, rate: Option<f64>, name: &str) -> Result<Run> {
         self.rest()?;
         let mut given = self.given.take().context("there is no guest of yours to measure")?;
         let workload = Workload::new(run.key.cell.shape(), given.guest.disk.bytes, run.seed)?;
@@ -172,7 +172,7 @@ impl Bench<'_> {
         self.guests.as_mut().map_or(Ok(()), |guests| guests.fleet.rest(interrupt))
     }
 
-    fn on_host(&mut self, planned: &Planned<'_>) -> Result<Measured> {
+    fn on_host(&mut self, planned: &Planned<'_>) -> Result<Run> {
         self.rest()?;
         match self.settings.load {
             LoadKind::Own => own::host(self, planned),
@@ -180,7 +180,7 @@ impl Bench<'_> {
         }
     }
 
-    fn by_client(&mut self, planned: &Planned<'_>, iothreads: Iothreads) -> Result<Measured> {
+    fn by_client(&mut self, planned: &Planned<'_>, iothreads: Iothreads) -> Result<Run> {
         self.rest()?;
         let mut held = self.held.take();
         let measured = own::client(self, &mut held, planned, iothreads);
@@ -188,7 +188,7 @@ impl Bench<'_> {
         measured
     }
 
-    fn in_guests(&mut self, planned: &Planned<'_>) -> Result<Measured> {
+    fn in_guests(&mut self, planned: &Planned<'_>) -> Result<Run> {
         let mut guests = self.guests.take().context("no guests were prepared")?;
         let measured = guests.run(self, planned);
         self.guests = Some(guests);

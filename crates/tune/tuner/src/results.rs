@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::claim::Claim;
 pub(crate) use self::header::{Disk, Header, Host, Known, Opened, Programs};
 pub(crate) use self::lenient::{Group, Lenient};
-pub(crate) use self::line::{Failure, Line, Measured, OWN_LOAD, Part, Run, nanoseconds};
+pub(crate) use self::line::{Failure, Line, OWN_LOAD, Part, Run, nanoseconds};
 pub(crate) use self::recorded::Recorded;
 
 const FORMAT: u32 = 3;

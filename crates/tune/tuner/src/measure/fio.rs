@@ -20,9 +20,9 @@ pub(super) use self::places::{GivenPlace, GuestPlace, HostPlace};
 use super::{Bench, Planned, verify};
 use crate::clock;
 use crate::interrupt::Interrupt;
-use crate::meter::{Cost, Group, GroupName, Meter};
+use crate::meter::{Group, GroupName, Meter};
 use crate::progress::Progress;
-use crate::results::{Measured, Part, nanoseconds};
+use crate::results::{Part, Run, nanoseconds};
 use crate::steady;
 
 /// Start, end and report of a fio on a slow machine.
@@ -143,17 +143,6 @@ pub(super) struct Around<'a> {
     pub(super) check: &'a mut dyn FnMut() -> Result<()>,
 }
 
-/// What all places together did.
-#[derive(Debug)]
-struct Outcome {
-    sample: Sample,
-    per_second: Vec<(u64, u64)>,
-    windows: Vec<(u64, u64)>,
-    /// One per place, if there are several.
-    parts: Vec<Part>,
-    cost: Cost,
-}
-
 /// A place and the job file it is to run.
 pub(super) struct Task<'a> {
     pub(super) place: &'a mut dyn Place,
@@ -185,7 +174,7 @@ pub(super) fn run(
     work: &Work<'_>,
     stations: &mut [Station<'_>],
     serving: Serving<'_>,
-) -> Result<Measured> {
+) -> Result<Run> {
     let (mut jobs, mut job_files) = (Vec::new(), Vec::new());
     for Station { files, job_name, .. } in &*stations {
         let job = work.job(files.clone())?.file(work.means.version);
@@ -203,8 +192,9 @@ pub(super) fn run(
     let each = stations.iter_mut().zip(jobs);
     let mut tasks: Vec<Task<'_>> =
         each.map(|(it, job)| Task { place: &mut *it.place, job, reports }).collect();
-    let outcome = measure(&mut tasks, groups, work.timing, &mut around)?;
-    Ok(outcome.measured(work, job_files, verified_bytes))
+    let (meter, ended) = measure(&mut tasks, groups, work.timing, &mut around)?;
+    let run = outcome(planned, work, &meter, &ended)?;
+    Ok(Run { job_files, verified_bytes, ..run })
 }
 
 /// Runs the jobs, each in its place, all at the same time, and measures. `groups` are the processes that serve the disks.
@@ -213,7 +203,7 @@ fn measure(
     groups: &[Group],
     timing: Timing,
     around: &mut Around<'_>,
-) -> Result<Outcome> {
+) -> Result<(Meter, Vec<Ended>)> {
     let mut meter: Option<Meter> = None;
     let time = timing.ramp + timing.runtime;
     let ended = carry_out(tasks, time, around, &mut |now, loads| {
@@ -225,7 +215,7 @@ fn measure(
     })?;
     let mut meter = meter.context("no fio ran")?;
     meter.close(clock::now());
-    outcome(&meter, &ended)
+    Ok((meter, ended))
 }
 
 /// Runs the jobs to their ends. `time` is how long they should take; `sample` is called all the time, with the process ids
@@ -310,34 +300,8 @@ impl Around<'_> {
     }
 }
 
-impl Outcome {
-    /// The run, as far as fio knows it.
-    fn measured(
-        self,
-        work: &Work<'_>,
-        job_files: Vec<String>,
-        verified_bytes: Option<u64>,
-    ) -> Measured {
-        let Self { sample, per_second, windows, parts, cost } = self;
-        let Means { version, engine, .. } = work.means;
-        Measured {
-            queues: 0,
-            load: format!("fio-{version} {engine}"),
-            emulated: false,
-            sample,
-            rate_iops: work.rate.map(|rate| f64::from(rate.0.get()) * parts.len().max(1) as f64),
-            per_second,
-            windows,
-            parts,
-            cost,
-            job_files,
-            verified_bytes,
-            crashes: Vec::new(),
-        }
-    }
-}
-
-fn outcome(meter: &Meter, ended: &[Ended]) -> Result<Outcome> {
+/// What all places together did.
+fn outcome(planned: &Planned<'_>, work: &Work<'_>, meter: &Meter, ended: &[Ended]) -> Result<Run> {
     let mut samples = Vec::new();
     // The time in which all of them ran.
     let mut window: Option<(Instant, Instant)> = None;
@@ -360,12 +324,16 @@ fn outcome(meter: &Meter, ended: &[Ended]) -> Result<Outcome> {
     };
     let seconds: Vec<_> = ended.iter().map(|it| seconds(&series(&it.output))).collect();
     let windows: Vec<_> = seconds.iter().map(|series| steady::windows(series)).collect();
-    Ok(Outcome {
+    let Means { version, engine, .. } = work.means;
+    let each_rate = work.rate.map(|rate| f64::from(rate.0.get()));
+    let (load, cost) = (format!("fio-{version} {engine}"), meter.between(open, close));
+    let sample = merged(samples).context("no fio ran")?;
+    Ok(Run {
+        rate_iops: each_rate.map(|rate| rate * ended.len() as f64),
         per_second: together(&seconds),
         windows: together(&windows),
         parts,
-        cost: meter.between(open, close),
-        sample: merged(samples).context("no fio ran")?,
+        ..Run::new(planned.run, load, sample, cost)
     })
 }
 

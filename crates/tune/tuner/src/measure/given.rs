@@ -8,10 +8,10 @@ use anyhow::Result;
 use super::fio::{self, GivenPlace, Means, Serving, Station, Work};
 use super::{Bench, Planned, vm};
 use crate::given::Given;
-use crate::results::Measured;
+use crate::results::Run;
 
 /// Measures the disk of the guest with one fio.
-pub(super) fn run(bench: &Bench<'_>, given: &mut Given, planned: &Planned<'_>) -> Result<Measured> {
+pub(super) fn run(bench: &Bench<'_>, given: &mut Given, planned: &Planned<'_>) -> Result<Run> {
     let emulated = given.is_emulated();
     let disk = given.guest.disk.clone();
     let means = Means { version: given.fio, engine: vm::engine(bench), cache: given.cache() };
@@ -22,5 +22,5 @@ pub(super) fn run(bench: &Bench<'_>, given: &mut Given, planned: &Planned<'_>) -
         Station { place: &mut place, files: vec![disk.path.clone()], job_name: planned.slug() };
     let serving = Serving { groups: &[], check: &mut || Ok(()) };
     let measured = fio::run(bench, planned, &work, &mut [station], serving)?;
-    Ok(Measured { queues: disk.queues.unwrap_or(0), emulated, ..measured })
+    Ok(Run { queues: disk.queues.unwrap_or(0), emulated, ..measured })
 }

@@ -6,11 +6,11 @@ use load::probe::CacheMode;
 
 use super::fio::{self, HostPlace, Means, Serving, Station, Work};
 use super::{Bench, Planned};
-use crate::results::Measured;
+use crate::results::Run;
 use crate::variant::Aio;
 
 /// Measures all disks of the variant at once, with one fio.
-pub(super) fn run(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured> {
+pub(super) fn run(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Run> {
     let means = Means::new(bench, planned, engine(planned))?;
     let work = Work::new(bench, planned, means, 1)?;
     let mut files = Vec::new();

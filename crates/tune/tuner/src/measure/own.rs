@@ -15,12 +15,13 @@ use crate::clock;
 use crate::contender::Iothreads;
 use crate::daemon::{Running, START_LIMIT, Service};
 use crate::meter::{Cost, Group, GroupName, Meter};
-use crate::results::{Measured, OWN_LOAD, nanoseconds};
+use crate::plan::PlannedRun;
+use crate::results::{OWN_LOAD, Run, nanoseconds};
 
 const CONNECT_PAUSE: Duration = Duration::from_millis(3);
 
 /// The load straight on the file.
-pub(super) fn host(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured> {
+pub(super) fn host(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Run> {
     let [disk] = planned.disks else {
         bail!("the client's own load drives one disk; --load fio drives several")
     };
@@ -34,7 +35,7 @@ pub(super) fn host(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured>
         planned.run.timing(bench.settings),
         &mut watch,
     );
-    watch.conclude(0, result)
+    watch.conclude(planned.run, 0, result)
 }
 
 /// A client of a daemon, which is started for this run, or goes on from the phase before.
@@ -43,7 +44,7 @@ pub(super) fn client(
     held: &mut Option<Held<Running>>,
     planned: &Planned<'_>,
     iothreads: Iothreads,
-) -> Result<Measured> {
+) -> Result<Run> {
     let key = &planned.run.key;
     let service = Service {
         disks: planned.disks,
@@ -60,7 +61,7 @@ pub(super) fn client(
     let mut watch = RunWatch::new(bench, planned.name, group, Some(&mut running));
     let timing = planned.run.timing(bench.settings);
     let result = watch.connect(planned.workload).and_then(|it| it.run(timing, &mut watch));
-    let mut measured = watch.conclude(planned.workload.shape().jobs(), result)?;
+    let mut measured = watch.conclude(planned.run, planned.workload.shape().jobs(), result)?;
     if let Some(running) = Held::keep(held, key, running) {
         measured.crashes.extend(running.stop()?.map(|crash| crash.to_string()));
     }
@@ -124,22 +125,18 @@ impl<'a> RunWatch<'a> {
     }
 
     /// The result of the load, or the true reason why there is none.
-    fn conclude(mut self, queues: u16, result: Result<Sample, LoadError>) -> Result<Measured> {
+    fn conclude(
+        mut self,
+        planned: &PlannedRun,
+        queues: u16,
+        result: Result<Sample, LoadError>,
+    ) -> Result<Run> {
         match result {
-            Ok(sample) => Ok(Measured {
-                queues,
-                load: OWN_LOAD.to_owned(),
-                emulated: false,
-                sample,
-                rate_iops: None,
-                per_second: self.per_second,
-                windows: self.windows,
-                parts: Vec::new(),
-                cost: self.cost,
-                job_files: Vec::new(),
-                verified_bytes: None,
-                crashes: Vec::new(),
-            }),
+            Ok(sample) => {
+                let run = Run::new(planned, OWN_LOAD.to_owned(), sample, self.cost);
+                let (per_second, windows) = (self.per_second, self.windows);
+                Ok(Run { queues, per_second, windows, ..run })
+            }
             Err(error) => {
                 // A request may fail because the daemon died a moment ago.
                 let reason = self.reason.take().or_else(|| self.complaint().err());

@@ -14,7 +14,7 @@ use crate::contender::{Iothreads, Subject};
 use crate::daemon::{Crash, Running, Service};
 use crate::fleet::Fleet;
 use crate::meter::{Group, GroupName, Role};
-use crate::results::Measured;
+use crate::results::Run;
 use crate::storage::DiskFiles;
 use crate::variant::Device;
 
@@ -44,7 +44,7 @@ impl Guests {
     }
 
     /// Measures one run in as many guests as the variant says.
-    pub(super) fn run(&mut self, bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured> {
+    pub(super) fn run(&mut self, bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Run> {
         let result = match planned.run.key.variant.device {
             Device::Ide => self.in_cold_guests(bench, planned),
             Device::VirtioBlk | Device::VirtioScsi | Device::Nvme => {
@@ -58,7 +58,7 @@ impl Guests {
         result
     }
 
-    fn in_kept_guests(&mut self, bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured> {
+    fn in_kept_guests(&mut self, bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Run> {
         let Self { fleet, held } = self;
         let key = &planned.run.key;
         let (emulated, io_uring) = (fleet.is_emulated(), fleet.qemu_has_io_uring());
@@ -77,11 +77,11 @@ impl Guests {
                 crashes.extend(detach(bench, guest, attached)?.map(|crash| crash.to_string()));
             }
         }
-        Ok(Measured { queues, emulated, crashes, ..measured })
+        Ok(Run { queues, emulated, crashes, ..measured })
     }
 
     /// Disks that cannot be plugged come with guests of their own.
-    fn in_cold_guests(&mut self, bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Measured> {
+    fn in_cold_guests(&mut self, bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Run> {
         let fleet = &mut self.fleet;
         fleet.rest(bench.interrupt)?;
         let mut guests = Vec::new();
@@ -97,7 +97,7 @@ impl Guests {
         for guest in guests {
             guest.stop()?;
         }
-        Ok(Measured { queues, emulated: fleet.is_emulated(), ..measured })
+        Ok(Run { queues, emulated: fleet.is_emulated(), ..measured })
     }
 }
 
@@ -238,7 +238,7 @@ fn load(
     guests: &mut [Guest],
     attached: &mut [Attached],
     groups: &[Group],
-) -> Result<Measured> {
+) -> Result<Run> {
     let means = Means::new(bench, planned, engine(bench))?;
     let work = Work::new(bench, planned, means, attached.len())?;
     let place = |guest| GuestPlace::new(guest, bench.interrupt);

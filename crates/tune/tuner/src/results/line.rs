@@ -112,24 +112,6 @@ pub(crate) struct Part {
     pub(crate) latency_ns: Vec<(u64, u64)>,
 }
 
-/// What a load and the meters say about one run.
-#[derive(Debug)]
-pub(crate) struct Measured {
-    pub(crate) queues: u16,
-    pub(crate) load: String,
-    pub(crate) emulated: bool,
-    /// All parts together.
-    pub(crate) sample: Sample,
-    pub(crate) rate_iops: Option<f64>,
-    pub(crate) per_second: Vec<(u64, u64)>,
-    pub(crate) windows: Vec<(u64, u64)>,
-    pub(crate) parts: Vec<Part>,
-    pub(crate) cost: Cost,
-    pub(crate) job_files: Vec<String>,
-    pub(crate) verified_bytes: Option<u64>,
-    pub(crate) crashes: Vec<String>,
-}
-
 impl Part {
     pub(crate) fn iops(&self) -> f64 {
         per_second(self.operations, self.elapsed_ns)
@@ -147,28 +129,29 @@ impl Part {
 }
 
 impl Run {
-    pub(crate) fn new(planned: &PlannedRun, measured: Measured) -> Self {
-        let Sample { operations, bytes, elapsed, latency } = measured.sample;
+    /// Of a load that has ended just now. What not every load knows is to be added.
+    pub(crate) fn new(planned: &PlannedRun, load: String, sample: Sample, cost: Cost) -> Self {
+        let Sample { operations, bytes, elapsed, latency } = sample;
         Self {
             format: FORMAT,
             key: planned.key.clone(),
             stretched: planned.stretch > 1,
-            queues: measured.queues,
-            load: measured.load,
-            emulated: measured.emulated,
+            queues: 0,
+            load,
+            emulated: false,
             started_unix_s: clock::since_epoch().saturating_sub(elapsed).as_secs(),
             operations,
             bytes,
             elapsed_ns: nanoseconds(elapsed),
-            rate_iops: measured.rate_iops,
+            rate_iops: None,
             latency_ns: latency.buckets(),
-            per_second: measured.per_second,
-            windows: measured.windows,
-            parts: measured.parts,
-            cost: measured.cost,
-            job_files: measured.job_files,
-            verified_bytes: measured.verified_bytes,
-            crashes: measured.crashes,
+            per_second: Vec::new(),
+            windows: Vec::new(),
+            parts: Vec::new(),
+            cost,
+            job_files: Vec::new(),
+            verified_bytes: None,
+            crashes: Vec::new(),
         }
     }
 

@@ -135,27 +135,14 @@ fn a_run_is_stretched_if_it_was_planned_so() {
     for (stretch, stretched) in [(1, false), (2, true)] {
         let key = run(cell("read", 4096, 1, 1), client(2), 0, 3).key;
         let planned = PlannedRun { key: key.clone(), jobs_max: 1, seed: 1, stretch };
-        let measured = Measured {
-            queues: 1,
-            load: OWN_LOAD.to_owned(),
-            emulated: false,
-            sample: load::Sample {
-                operations: 0,
-                bytes: 0,
-                elapsed: Duration::from_secs(1),
-                latency: load::Latency::default(),
-            },
-            rate_iops: None,
-            per_second: Vec::new(),
-            windows: vec![(1, 2)],
-            parts: Vec::new(),
-            cost: Cost::default(),
-            job_files: Vec::new(),
-            verified_bytes: None,
-            crashes: Vec::new(),
+        let sample = load::Sample {
+            operations: 0,
+            bytes: 0,
+            elapsed: Duration::from_secs(1),
+            latency: load::Latency::default(),
         };
-        let run = Run::new(&planned, measured);
-        assert_eq!((run.key, run.stretched, run.windows), (key, stretched, vec![(1, 2)]));
+        let run = Run::new(&planned, OWN_LOAD.to_owned(), sample, Cost::default());
+        assert_eq!((run.key, run.stretched), (key, stretched));
     }
 }
 
