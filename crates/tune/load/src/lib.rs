@@ -12,6 +12,7 @@
 #![deny(unsafe_code)]
 
 mod buffers;
+pub mod child;
 pub mod client;
 mod clock;
 mod conduct;

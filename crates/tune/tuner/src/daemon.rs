@@ -1,21 +1,19 @@
 //! The daemon under test as a child process: its command line, start, death and stop.
 //!
-//! Invariants: at most one child per `Running`, stopped with SIGTERM by its own pid and waited for
-//! on every way out. It runs in a process group of its own, so that Ctrl-C reaches only the tuner,
-//! which then stops it in order.
+//! Invariants: at most one child per `Running`, stopped and waited for on every way out (`load::child`).
 //! Not here: waiting for the socket, which `measure` does by connecting.
 
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use load::child::{Request, Supervised};
 use tempfile::TempDir;
 
 use crate::clock;
@@ -32,7 +30,6 @@ pub(crate) const START_LIMIT: Duration = Duration::from_secs(40);
 const START_POLL: Duration = Duration::from_millis(3);
 /// How long a daemon may take to drain and leave.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
-const STOP_POLL: Duration = Duration::from_millis(2);
 const TAIL_LINES: usize = 12;
 const TAIL_BYTES_MAX: u64 = 16 << 10;
 
@@ -168,12 +165,11 @@ impl Export<'_> {
 /// A started daemon.
 #[derive(Debug)]
 pub(crate) struct Running {
-    child: Child,
+    child: Supervised,
     sockets: Vec<PathBuf>,
     log: PathBuf,
     /// Where the log of this start begins.
     log_start: u64,
-    exit: Option<ExitStatus>,
     is_peer: bool,
     _directory: TempDir,
 }
@@ -197,15 +193,11 @@ impl Running {
         let mut file = open_log(log)?;
         writeln!(file, "$ {command:?}")?;
         let log_start = file.seek(SeekFrom::End(0))?;
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(file.try_clone()?)
-            .stderr(file)
-            .process_group(0)
-            .spawn()
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let child = Supervised::start(&mut command, Request::Terminate, STOP_LIMIT)
             .with_context(|| format!("start the daemon {}", daemon.program.display()))?;
         let (log, is_peer) = (log.to_path_buf(), daemon.is_peer());
-        Ok(Self { child, sockets, log, log_start, exit: None, is_peer, _directory: directory })
+        Ok(Self { child, sockets, log, log_start, is_peer, _directory: directory })
     }
 
     /// The socket of a disk, in their order.
@@ -232,13 +224,12 @@ impl Running {
     }
 
     pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+        self.child.pid()
     }
 
     /// Fails if the daemon has ended by itself, with the end of its log.
     pub(crate) fn check_alive(&mut self) -> Result<()> {
-        self.exit = self.child.try_wait().context("ask for the state of the daemon")?;
-        match self.exit {
+        match self.child.poll().context("ask for the state of the daemon")? {
             None => Ok(()),
             Some(status) => bail!("the daemon ended early ({status}){}", self.tail()),
         }
@@ -253,39 +244,23 @@ impl Running {
     /// If it has ended before, ended with an error now, or had to be killed.
     pub(crate) fn stop(mut self) -> Result<Option<Crash>> {
         self.check_alive()?;
-        match self.end()? {
-            Ended::ByItself(status) if status.success() => Ok(None),
-            Ended::ByItself(status) if self.is_peer && status.signal().is_some() => {
+        match self.child.end()? {
+            Some(status) if status.success() => Ok(None),
+            Some(status) if self.is_peer && status.signal().is_some() => {
                 say(&format!(
                     "Note: qemu-storage-daemon crashed ({status}) after SIGTERM; its run was over and counts{}",
                     self.tail()
                 ));
                 Ok(Some(Crash(status)))
             }
-            Ended::ByItself(status) => {
+            Some(status) => {
                 bail!("the daemon ended with {status} after SIGTERM{}", self.tail())
             }
-            Ended::Killed => {
+            None => {
                 let limit = STOP_LIMIT.as_secs();
                 bail!("the daemon did not end within {limit} s of SIGTERM{}", self.tail())
             }
         }
-    }
-
-    fn end(&mut self) -> io::Result<Ended> {
-        // The pid cannot have been given to another process: nobody has waited for the child yet.
-        kill_process(Pid::from_child(&self.child), Signal::TERM)?;
-        let deadline = clock::now() + STOP_LIMIT;
-        while clock::now() < deadline {
-            self.exit = self.child.try_wait()?;
-            if let Some(status) = self.exit {
-                return Ok(Ended::ByItself(status));
-            }
-            clock::pause(STOP_POLL);
-        }
-        self.child.kill()?;
-        self.exit = Some(self.child.wait()?);
-        Ok(Ended::Killed)
     }
 
     /// The last lines of this start's log, for an error message.
@@ -307,20 +282,6 @@ pub(crate) struct Crash(ExitStatus);
 impl fmt::Display for Crash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
-    }
-}
-
-enum Ended {
-    ByItself(ExitStatus),
-    Killed,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if self.exit.is_none() {
-            // On the way out of another error, which is the one to report.
-            drop(self.end());
-        }
     }
 }
 

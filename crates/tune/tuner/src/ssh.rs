@@ -14,12 +14,12 @@ mod trouble;
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use load::child::{Request, Supervised};
 use tempfile::TempDir;
 
 use crate::clock;
@@ -91,7 +91,7 @@ impl Connection {
 
     /// Whether it still is there, as far as ssh knows.
     pub(crate) fn is_open(&mut self) -> Result<bool> {
-        Ok(!self.lost && self.master.child.try_wait().context("look after ssh")?.is_none())
+        Ok(!self.lost && self.master.child.poll().context("look after ssh")?.is_none())
     }
 
     /// Runs a script of sh in the guest and returns what it printed.
@@ -147,7 +147,7 @@ impl Connection {
         Ok(ended.output)
     }
 
-    fn session(&mut self, order: &str) -> Result<(Child, Files)> {
+    fn session(&mut self, order: &str) -> Result<(Supervised, Files)> {
         self.commands += 1;
         let files = Files::new(self.near.path(), self.commands);
         let mut command = ssh(self.near.path(), self.config.as_deref());
@@ -159,7 +159,7 @@ impl Connection {
 /// The ssh that has the connection. Its command in the guest ends with its input, and so does it.
 #[derive(Debug)]
 struct Master {
-    child: Child,
+    child: Supervised,
     files: Files,
     /// Whether the guest has said hello, so that it hears the end of the input.
     obeys: bool,
@@ -181,7 +181,7 @@ impl Master {
                 self.obeys = true;
                 return Ok(directory);
             }
-            if let Some(status) = self.child.try_wait().context("look after ssh")? {
+            if let Some(status) = self.child.poll().context("look after ssh")? {
                 let said = self.files.said();
                 if status.code() == Some(SSH_FAILED) {
                     return Err(trouble::refused(address, config, &said));
@@ -201,12 +201,10 @@ impl Master {
 
 impl Drop for Master {
     fn drop(&mut self) {
-        drop(self.child.stdin.take());
-        // These can fail only if the process is gone already, and nobody is left to tell.
         if !self.obeys {
-            let _gone = self.child.kill();
+            // It can fail only if the process is gone already, and nobody is left to tell.
+            let _gone = self.child.child().kill();
         }
-        let _gone = end(&mut self.child);
     }
 }
 
@@ -259,12 +257,11 @@ fn ssh(directory: &Path, config: Option<&Path>) -> Command {
     command
 }
 
-fn start(command: &mut Command, files: &Files) -> Result<Child> {
+fn start(command: &mut Command, files: &Files) -> Result<Supervised> {
     let create =
         |path: &Path| File::create(path).with_context(|| format!("create {}", path.display()));
     command.stdin(Stdio::piped()).stdout(create(&files.out)?).stderr(create(&files.err)?);
-    // An interrupt at the terminal is for the tuner, which ends what it has started.
-    command.process_group(0).spawn().map_err(|error| {
+    Supervised::start(command, Request::EndInput, END_LIMIT).map_err(|error| {
         if error.kind() == io::ErrorKind::NotFound {
             return anyhow!(
                 "the program ssh is not installed: --guest ssh://… needs the package openssh-client"
@@ -272,19 +269,6 @@ fn start(command: &mut Command, files: &Files) -> Result<Child> {
         }
         anyhow::Error::from(error).context("start ssh")
     })
-}
-
-/// Waits a while for a process whose input has ended, and kills it then.
-fn end(child: &mut Child) -> io::Result<()> {
-    let asked = clock::now();
-    while asked.elapsed() < END_LIMIT {
-        if child.try_wait()?.is_some() {
-            return Ok(());
-        }
-        clock::pause(LOOK);
-    }
-    child.kill()?;
-    child.wait().map(drop)
 }
 
 /// Writes all of a child's input and closes it.

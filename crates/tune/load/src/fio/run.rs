@@ -1,19 +1,15 @@
 //! fio as a process of this host.
 //!
-//! Invariants: fio does not outlive its `HostRun`; it is signalled by its own pid only. Its output
-//! goes to files, so that a full pipe never stops it.
+//! Invariants: fio does not outlive its `HostRun` (`child`). Its output goes to files, so that a full pipe never stops it.
 //! Threads: none; `poll` and `partial` return at once, `drop` waits for fio for at most
 //! `PATIENCE` and then kills it.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
-
+use crate::child::{Request, Supervised, read_from};
 use crate::clock;
 use crate::fio::command::command;
 use crate::fio::error::FioError;
@@ -25,12 +21,11 @@ const LOOK: Duration = Duration::from_millis(10);
 /// A running fio.
 #[derive(Debug)]
 pub struct HostRun {
-    child: Child,
+    child: Supervised,
     out: PathBuf,
     err: PathBuf,
     /// How much of `out` has been handed out by `partial`.
     handed: u64,
-    ended: bool,
 }
 
 /// A fio that has ended.
@@ -66,23 +61,18 @@ impl HostRun {
         };
         create(&out)?; // So that it can be read from before fio has got to it.
         let arguments = command(&job.to_string_lossy(), Some(&out.to_string_lossy()), intervals);
-        let started = Command::new(program)
-            .args(arguments)
-            .current_dir(directory)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null()) // All of it goes to `out`.
-            .stderr(create(&err)?)
-            .process_group(0) // An interrupt at the terminal is for the tuner, which ends fio.
-            .spawn();
-        let child =
-            started.map_err(|e| FioError::run(format!("start {}", program.display()), e))?;
-        Ok(Self { child, out, err, handed: 0, ended: false })
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(directory).stdin(Stdio::null());
+        command.stdout(Stdio::null()); // All of it goes to `out`.
+        let child = Supervised::start(command.stderr(create(&err)?), Request::Terminate, PATIENCE)
+            .map_err(|e| FioError::run(format!("start {}", program.display()), e))?;
+        Ok(Self { child, out, err, handed: 0 })
     }
 
     /// The process, for meters of CPU time. Its jobs are threads of it.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.child.pid()
     }
 
     /// Looks whether fio has ended; `None` while it runs.
@@ -91,11 +81,10 @@ impl HostRun {
     /// If its state or its output cannot be read.
     pub fn poll(&mut self) -> Result<Option<Finished>, FioError> {
         let failed = |error| FioError::run("look after fio", error);
-        let Some(status) = self.child.try_wait().map_err(failed)? else {
+        let Some(status) = self.child.poll().map_err(failed)? else {
             return Ok(None);
         };
         let ended = clock::now();
-        self.ended = true;
         let read = |path: &Path| {
             let failed = |e| FioError::run(format!("read {}", path.display()), e);
             fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).map_err(failed)
@@ -129,36 +118,4 @@ impl HostRun {
         self.handed += more.len() as u64;
         Ok(more)
     }
-
-    /// Asks it to end, waits a little, kills it.
-    fn end(&mut self) -> io::Result<()> {
-        if self.ended || self.child.try_wait()?.is_some() {
-            return Ok(());
-        }
-        kill_process(Pid::from_child(&self.child), Signal::TERM)?;
-        let asked = clock::now();
-        while asked.elapsed() < PATIENCE {
-            if self.child.try_wait()?.is_some() {
-                return Ok(());
-            }
-            clock::pause(LOOK);
-        }
-        self.child.kill()?;
-        self.child.wait().map(drop)
-    }
-}
-
-impl Drop for HostRun {
-    fn drop(&mut self) {
-        // It can fail only if the process is gone already, and nobody is left to tell.
-        let _gone = self.end();
-    }
-}
-
-fn read_from(path: &Path, offset: u64) -> io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
-    file.seek(SeekFrom::Start(offset))?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
-    Ok(bytes)
 }

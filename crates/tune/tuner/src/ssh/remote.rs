@@ -2,19 +2,20 @@
 //!
 //! Invariants: its input stays open until it is fed or dropped; dropped, it has ended or its ssh is killed.
 
-use std::io::{self, Read, Seek, SeekFrom};
-use std::process::{Child, ExitStatus};
+use std::io;
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use load::child::{Supervised, read_from};
 
-use super::{Check, Files, LOOK, SSH_FAILED, end, feed};
+use super::{Check, Files, LOOK, SSH_FAILED, feed};
 use crate::clock;
 
 /// A command in the guest and the ssh that stands for it here.
 #[derive(Debug)]
 pub(crate) struct Remote {
-    child: Child,
+    child: Supervised,
     files: Files,
     /// How much of the output `printed` has given.
     handed: u64,
@@ -39,7 +40,7 @@ impl RemoteEnd {
 }
 
 impl Remote {
-    pub(super) fn new(child: Child, files: Files) -> Self {
+    pub(super) fn new(child: Supervised, files: Files) -> Self {
         Self { child, files, handed: 0 }
     }
 
@@ -48,13 +49,8 @@ impl Remote {
     /// # Errors
     /// If the file with the output cannot be read.
     pub(crate) fn printed(&mut self) -> Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        let read = |bytes: &mut Vec<u8>| -> io::Result<usize> {
-            let mut file = std::fs::File::open(&self.files.out)?;
-            file.seek(SeekFrom::Start(self.handed))?;
-            file.read_to_end(bytes)
-        };
-        read(&mut bytes).context("read what the guest printed")?;
+        let bytes = read_from(&self.files.out, self.handed);
+        let bytes = bytes.context("read what the guest printed")?;
         self.handed += bytes.len() as u64;
         Ok(bytes)
     }
@@ -64,7 +60,7 @@ impl Remote {
     /// # Errors
     /// If its state or output cannot be read.
     pub(crate) fn poll(&mut self) -> Result<Option<RemoteEnd>> {
-        let Some(status) = self.child.try_wait().context("look after ssh")? else {
+        let Some(status) = self.child.poll().context("look after ssh")? else {
             return Ok(None);
         };
         let ended = clock::now();
@@ -74,7 +70,7 @@ impl Remote {
 
     /// Gives it its input, which ends then.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> io::Result<()> {
-        feed(self.child.stdin.take(), bytes)
+        feed(self.child.child().stdin.take(), bytes)
     }
 
     /// Waits for its end; `None` if it takes longer.
@@ -88,13 +84,5 @@ impl Remote {
                 None => clock::pause(LOOK),
             }
         }
-    }
-}
-
-impl Drop for Remote {
-    fn drop(&mut self) {
-        drop(self.child.stdin.take());
-        // It can fail only if the process is gone already, and nobody is left to tell.
-        let _gone = end(&mut self.child);
     }
 }

@@ -1,17 +1,16 @@
 //! Programs of the system that make storage: found, run, and ended when a signal comes.
 //!
-//! Invariants: no program outlives the call that started it. Each runs in a process group of its
-//! own, so that Ctrl-C reaches only the tuner.
+//! Invariants: no program outlives the call that started it (`load::child`).
 
 use std::ffi::OsStr;
 use std::fmt;
 use std::io::Read;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use load::child::{Request, Supervised};
 
 use crate::clock;
 use crate::interrupt::Interrupt;
@@ -101,12 +100,13 @@ impl Tools {
     ) -> Result<String> {
         watch()?;
         let mut command = Command::new(self.find(tool)?);
-        command.args(arguments).env("LC_ALL", "C").process_group(0);
+        command.args(arguments).env("LC_ALL", "C");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = command.spawn().with_context(|| format!("start {tool}"))?;
-        let mut running = Running { child };
-        let status = running.wait(watch).with_context(|| format!("run {tool}"))?;
-        let (output, messages) = running.said();
+        let mut child = Supervised::start(&mut command, Request::Kill, Duration::ZERO)
+            .with_context(|| format!("start {tool}"))?;
+        let status = wait(&mut child, watch).with_context(|| format!("run {tool}"))?;
+        let output = child.child().stdout.take().map(read_all).unwrap_or_default();
+        let messages = child.child().stderr.take().map(read_all).unwrap_or_default();
         if !status.success() {
             let words: Vec<_> = arguments.iter().map(|word| word.to_string_lossy()).collect();
             let messages = messages.trim();
@@ -120,35 +120,13 @@ fn separator(messages: &str) -> &'static str {
     if messages.is_empty() { "" } else { ": " }
 }
 
-/// A program that is ended with this value.
-struct Running {
-    child: Child,
-}
-
-impl Running {
-    fn wait(&mut self, watch: impl Fn() -> Result<()>) -> Result<ExitStatus> {
-        loop {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(status);
-            }
-            watch()?;
-            clock::pause(POLL);
+fn wait(child: &mut Supervised, watch: impl Fn() -> Result<()>) -> Result<ExitStatus> {
+    loop {
+        if let Some(status) = child.poll()? {
+            return Ok(status);
         }
-    }
-
-    /// Its standard output and standard error. Call it after the end.
-    fn said(&mut self) -> (String, String) {
-        let output = self.child.stdout.take().map(read_all).unwrap_or_default();
-        let messages = self.child.stderr.take().map(read_all).unwrap_or_default();
-        (output, messages)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Both do nothing when it has ended and been waited for.
-        drop(self.child.kill());
-        drop(self.child.wait());
+        watch()?;
+        clock::pause(POLL);
     }
 }
 
