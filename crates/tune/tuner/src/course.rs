@@ -17,7 +17,7 @@ use crate::search::Search;
 use crate::settings::Settings;
 
 /// Where a command is in its runs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Course<'a> {
     /// All runs are known.
     Listed(Vec<PlannedRun>),
@@ -26,14 +26,14 @@ pub(crate) enum Course<'a> {
 }
 
 /// A search with its sentinels.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Searched<'a> {
     search: Search<'a>,
     sentinel: Option<Sentinels<'a>>,
 }
 
 /// The baseline, again and again.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Sentinels<'a> {
     entry: &'a Entry,
     contender: Contender,

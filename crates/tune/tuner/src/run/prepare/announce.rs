@@ -27,18 +27,10 @@ impl Prepared {
         Pace::new(&self.settings, emulated)
     }
 
-    /// Whether everything was measured that these settings ask for.
-    fn is_done(&self, stored: Option<&Stored>) -> bool {
-        let mut course = stored.map(|it| Course::new(&self.matrix, &self.settings, &it.recorded));
-        course.as_mut().is_some_and(|course| course.next(&|_| true).is_none())
-    }
-
     /// Whether a command has anything to measure that there is time for, if its storage took none.
     pub(super) fn may_go_on(&self, stored: Option<&Stored>) -> bool {
         stored.is_none_or(|stored| {
-            let (pace, recorded) = (self.pace(), &stored.recorded);
-            let course = Course::new(&self.matrix, &self.settings, recorded);
-            Ahead::new(&self.matrix, &self.settings, &pace, recorded).may_go_on(course)
+            Ahead::new(&self.matrix, &self.settings, &self.pace(), &stored.recorded).may_go_on()
         })
     }
 
@@ -53,15 +45,14 @@ impl Prepared {
         interrupt: &Interrupt,
     ) -> Result<Option<Duration>> {
         let Self { settings, matrix, .. } = self;
-        if self.is_done(stored) {
-            say("Nothing is left to be measured.");
-            return Ok(None);
-        }
         let nothing = Recorded::default();
         let recorded = stored.map_or(&nothing, |stored| &stored.recorded);
         let pace = self.pace();
         let ahead = Ahead::new(matrix, settings, &pace, recorded);
-        let course = || Course::new(matrix, settings, recorded);
+        if stored.is_some() && ahead.is_done() {
+            say("Nothing is left to be measured.");
+            return Ok(None);
+        }
         let no_time = || {
             say(&format!(
                 "No time is left to measure more, earlier commands spent {}: a longer --budget goes on.",
@@ -69,7 +60,7 @@ impl Prepared {
             ));
             Ok(None)
         };
-        if !ahead.may_go_on(course()) {
+        if !ahead.may_go_on() {
             return no_time();
         }
         let fill = self.fill_bytes();
@@ -86,7 +77,7 @@ impl Prepared {
         let before = Pace::before_runs(fill, rate);
         let time = ahead.time(before)?;
         let limit = ahead.limit(time);
-        if !ahead.goes_on(course(), limit, before) {
+        if !ahead.goes_on(limit, before) {
             return no_time();
         }
         let some = if settings.adapts() { "some " } else { "" };
@@ -116,6 +107,8 @@ impl Prepared {
 #[derive(Debug)]
 struct Ahead<'a> {
     pace: &'a Pace,
+    /// Where it is in its runs.
+    course: Course<'a>,
     /// The time that the user gave, for all commands.
     budget: Option<Duration>,
     /// What it should have time for.
@@ -131,7 +124,7 @@ struct Ahead<'a> {
 }
 
 impl<'a> Ahead<'a> {
-    fn new(matrix: &Matrix, settings: &Settings, pace: &'a Pace, recorded: &Recorded) -> Self {
+    fn new(matrix: &'a Matrix, settings: &Settings, pace: &'a Pace, recorded: &Recorded) -> Self {
         let course = Course::new(matrix, settings, recorded);
         let outlook = |repeats| course.outlook(repeats);
         let (wanted, least, most) = (outlook(None), outlook(Some(0)), outlook(Some(u16::MAX)));
@@ -149,7 +142,12 @@ impl<'a> Ahead<'a> {
         } else {
             pace.total(&wanted)
         };
-        Self { pace, budget, wanted, most, time, least, spent }
+        Self { pace, course, budget, wanted, most, time, least, spent }
+    }
+
+    /// Whether everything was measured that is asked for.
+    fn is_done(&self) -> bool {
+        self.course.clone().next(&|_| true).is_none()
     }
 
     /// How many runs are measured in that time, of which `before` is for the storage: with the time of the user all that fit,
@@ -170,15 +168,15 @@ impl<'a> Ahead<'a> {
 
     /// Whether anything would be measured without time for storage. Too short a budget is for `time` to refuse, which knows
     /// what the storage takes.
-    fn may_go_on(&self, course: Course<'_>) -> bool {
+    fn may_go_on(&self) -> bool {
         let time = self.time(Duration::ZERO);
-        time.map_or(true, |time| self.goes_on(course, self.limit(time), Duration::ZERO))
+        time.map_or(true, |time| self.goes_on(self.limit(time), Duration::ZERO))
     }
 
     /// Whether anything is measured in that time.
-    fn goes_on(&self, mut course: Course<'_>, time: Duration, before: Duration) -> bool {
+    fn goes_on(&self, time: Duration, before: Duration) -> bool {
         let fits = |block: &[PlannedRun]| before.saturating_add(self.pace.total(block)) <= time;
-        course.next(&fits).is_some()
+        self.course.clone().next(&fits).is_some()
     }
 
     /// How long the command takes, which spends `before` on its storage. A time that the user gave is for the earlier commands,
@@ -353,13 +351,13 @@ mod tests {
         let goes_on = |command: &Command| {
             let ahead = command.ahead();
             let limit = ahead.limit(ahead.time(STORAGE).unwrap());
-            ahead.goes_on(command.course(), limit, STORAGE)
+            ahead.goes_on(limit, STORAGE)
         };
         let mut command = Command::new(ONE_CELL);
         assert!(goes_on(&command));
         told_and_done(&mut command);
         assert!(!goes_on(&command));
-        assert!(!command.ahead().may_go_on(command.course()), "before its disk is tried");
+        assert!(!command.ahead().may_go_on(), "before its disk is tried");
         assert_eq!(told_and_done(&mut command), (0, 0));
         assert!(goes_on(&command.resumed(&format!("{ONE_CELL} --budget 2h"))));
     }
