@@ -8,7 +8,9 @@
 //!
 //! `fio` has fio put the load, on the host or in a guest: it writes the job file and reads the report.
 //!
-//! Not here: starting the daemon, statistics and reports, which are the crate `tuner`.
+//! `child` supervises programs: fio here, and for the tuner the daemon, ssh and what makes storage.
+//!
+//! Not here: what the daemon is started with, statistics and reports, which are the crate `tuner`.
 #![deny(unsafe_code)]
 
 mod buffers;
