@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::Latency;
 
 /// The requests that completed in one second or so of the measured window.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Interval {
     /// The seconds of the window that had passed at its end, rounded; the first is 1.
     pub second: u32,

@@ -88,7 +88,7 @@ impl Latency {
 }
 
 /// The result of one run without errors; the ramp is not in it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
     /// Requests that completed inside the measured window.
     pub operations: u64,

@@ -178,12 +178,6 @@ impl Collector {
             out: out.clone(),
         };
         let counters = (0..jobs).map(counter).collect();
-        let sum = Sample {
-            operations: 0,
-            bytes: 0,
-            elapsed: Duration::ZERO,
-            latency: Latency::default(),
-        };
         let collector = Self {
             from_jobs,
             missing: vec![0; usize::from(jobs)],
@@ -195,7 +189,7 @@ impl Collector {
             second: empty(1),
             fifth: Fifth::default(),
             told: VecDeque::new(),
-            sum,
+            sum: Sample::default(),
         };
         (collector, counters)
     }
@@ -270,8 +264,7 @@ impl Collector {
 
 /// A second in which nothing was counted yet.
 fn empty(second: u32) -> Interval {
-    let latency = Latency::default();
-    Interval { second, operations: 0, bytes: 0, reads: 0, elapsed: Duration::ZERO, latency }
+    Interval { second, ..Interval::default() }
 }
 
 fn index(number: u32) -> usize {

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use self::survey::{Kind, Survey};
 use crate::args::GuestEngine;
 use crate::matrix::Writes;
+use crate::results::differences;
 use crate::ssh::{Address, Check, Connection};
 use crate::storage::in_use;
 use crate::target::DISK_BYTES_MIN;
@@ -140,25 +141,32 @@ impl Given {
 impl GivenGuest {
     /// What makes `self` another guest than `old`, or its figures not comparable.
     pub(crate) fn differences(&self, old: &Self) -> Vec<String> {
+        let unknown = |fact: &Option<String>| fact.clone().unwrap_or_else(|| "unknown".to_owned());
+        let names = [
+            "name",
+            "identity",
+            "kernel",
+            "CPU",
+            "number of CPUs",
+            "hypervisor",
+            "fio",
+            "disk",
+            "size of the disk",
+        ];
         let facts = |guest: &Self| {
-            let unknown = || "unknown".to_owned();
             [
-                ("name", guest.host.clone()),
-                ("identity", guest.identity.clone().unwrap_or_else(unknown)),
-                ("kernel", guest.kernel.clone()),
-                ("CPU", guest.cpu.clone().unwrap_or_else(unknown)),
-                ("number of CPUs", guest.cpus.to_string()),
-                ("hypervisor", guest.hypervisor.clone().unwrap_or_else(unknown)),
-                ("fio", guest.fio.clone()),
-                ("disk", guest.disk.path.clone()),
-                ("size of the disk", guest.disk.bytes.to_string()),
+                guest.host.clone(),
+                unknown(&guest.identity),
+                guest.kernel.clone(),
+                unknown(&guest.cpu),
+                guest.cpus.to_string(),
+                unknown(&guest.hypervisor),
+                guest.fio.clone(),
+                guest.disk.path.clone(),
+                guest.disk.bytes.to_string(),
             ]
         };
-        let pairs = facts(self).into_iter().zip(facts(old));
-        pairs
-            .filter(|((_, new), (_, old))| new != old)
-            .map(|((name, new), (_, old))| format!("{name} of your guest is {new}, was {old}"))
-            .collect()
+        differences(names.map(|name| format!("{name} of your guest")), facts(self), facts(old))
     }
 
     /// `vm1 (Linux 6.1.0 x86_64, 4 CPUs, kvm)`.

@@ -150,28 +150,20 @@ impl Place<'_> {
         let Self { variant, layers, writes } = *self;
         let subject = contender.subject();
         variant.fits(subject, contender.iothreads().map_or(0, Iothreads::count), layers)?;
-        if variant.image.is_empty()
-            && cells.iter().any(|cell| cell.shape().operation().read_percent() > 0)
-        {
-            return Err(
-                "reading an image that is empty touches no disk: only cells that write are \
-                        measured on it"
-                    .to_owned(),
-            );
-        }
-        if variant.device == Device::Ide && cells.len() > 1 {
-            return Err("an ide disk goes with its guest, so a probe would begin anew with every \
-                        phase"
-                .to_owned());
-        }
-        if variant.device == Device::Ide && writes == Writes::Skipped {
-            return Err(
-                "QEMU's ide disks are never read-only: --destructive allows it to open PATH \
-                        for writing"
-                    .to_owned(),
-            );
-        }
-        cells.iter().try_for_each(|cell| variant.fits_iodepth(subject, cell.shape().iodepth()))
+        let reads = cells.iter().any(|cell| cell.shape().operation().read_percent() > 0);
+        let is_ide = variant.device == Device::Ide;
+        let reason = if variant.image.is_empty() && reads {
+            "reading an image that is empty touches no disk: only cells that write are measured on it"
+        } else if is_ide && cells.len() > 1 {
+            "an ide disk goes with its guest, so a probe would begin anew with every phase"
+        } else if is_ide && writes == Writes::Skipped {
+            "QEMU's ide disks are never read-only: --destructive allows it to open PATH for writing"
+        } else {
+            let mut cells = cells.iter();
+            return cells
+                .try_for_each(|cell| variant.fits_iodepth(subject, cell.shape().iodepth()));
+        };
+        Err(reason.to_owned())
     }
 }
 

@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::claim::Claim;
-pub(crate) use self::header::{Disk, Header, Host, Known, Opened, Programs};
+pub(crate) use self::header::{Disk, Header, Host, Known, Opened, Programs, differences};
 pub(crate) use self::lenient::{Group, Lenient};
 pub(crate) use self::line::{Failure, Line, OWN_LOAD, Part, Run, nanoseconds};
 pub(crate) use self::recorded::Recorded;

@@ -111,26 +111,17 @@ impl Variant {
         iothreads: u16,
         layers: &Layers,
     ) -> Result<(), String> {
-        match subject {
-            Subject::Host => self.fits_host(),
-            Subject::Client => self.fits_client(),
-            Subject::VmQemu => self.fits_qemu(iothreads),
-            Subject::VmRingloom => self.fits_ringloom(),
-            Subject::VmGiven => self.fits_given(),
-        }?;
+        if let Some(reason) = self.misfit(subject, iothreads) {
+            return Err(reason);
+        }
         match (subject, layers) {
-            (_, Layers::Kernel) | (Subject::Client | Subject::VmRingloom | Subject::VmGiven, _) => {
-                Ok(())
-            }
-            (Subject::Host | Subject::VmQemu, Layers::Ringloom { reason }) => {
-                if !self.is_layered() {
-                    return Ok(());
-                }
+            (Subject::Host | Subject::VmQemu, Layers::Ringloom { reason }) if self.is_layered() => {
                 Err(format!(
                     "stripes and delays are made by ringloom here, so only the subjects client \
                      and vm:ringloom have them: {reason}"
                 ))
             }
+            _ => Ok(()),
         }
     }
 
@@ -147,60 +138,36 @@ impl Variant {
         Ok(())
     }
 
-    fn fits_host(&self) -> Result<(), String> {
-        if self.device != Device::VirtioBlk {
-            return Err("the host has no virtual device: its row with virtio-blk holds for all \
-                        devices"
-                .to_owned());
-        }
-        if self.image != Image::Raw {
-            return Err("the kernel reads no qcow2: the host's row with raw is what to compare \
-                        with"
-                .to_owned());
-        }
-        Ok(())
-    }
-
-    fn fits_client(&self) -> Result<(), String> {
-        if self.device != Device::VirtioBlk {
-            return Err("a vhost-user client speaks virtio-blk only".to_owned());
-        }
-        if self.disks_in_all() > 1 {
-            return Err("the client drives one disk; several are measured with the subjects \
-                        vm:qemu and vm:ringloom"
-                .to_owned());
-        }
-        Ok(())
-    }
-
-    fn fits_ringloom(&self) -> Result<(), String> {
-        if self.device != Device::VirtioBlk {
-            return Err("ringloom serves virtio-blk only (vhost-user-blk)".to_owned());
-        }
-        Ok(())
-    }
-
-    fn fits_given(&self) -> Result<(), String> {
-        if *self != Self::default() {
-            return Err(
-                "your own guest is measured as it stands, without other variants".to_owned()
-            );
-        }
-        Ok(())
-    }
-
-    fn fits_qemu(&self, iothreads: u16) -> Result<(), String> {
-        match self.device {
-            Device::VirtioBlk | Device::VirtioScsi => Ok(()),
-            Device::Nvme | Device::Ide if iothreads > 0 => {
-                Err(format!("QEMU's {} knows no iothreads: only none is measured", self.device))
+    /// Why the subject is not measured, whoever makes the layers.
+    fn misfit(&self, subject: Subject, iothreads: u16) -> Option<String> {
+        let is_virtio_blk = self.device == Device::VirtioBlk;
+        let reason = match (subject, self.device) {
+            (Subject::Host, _) if !is_virtio_blk => {
+                "the host has no virtual device: its row with virtio-blk holds for all devices"
             }
-            Device::Ide if self.disks > 1 => {
-                Err("ide disks cannot be hot-plugged: one per virtual machine is measured"
-                    .to_owned())
+            (Subject::Host, _) if self.image != Image::Raw => {
+                "the kernel reads no qcow2: the host's row with raw is what to compare with"
             }
-            Device::Nvme | Device::Ide => Ok(()),
-        }
+            (Subject::Client, _) if !is_virtio_blk => "a vhost-user client speaks virtio-blk only",
+            (Subject::Client, _) if self.disks_in_all() > 1 => {
+                "the client drives one disk; several are measured with the subjects vm:qemu and \
+                 vm:ringloom"
+            }
+            (Subject::VmRingloom, _) if !is_virtio_blk => {
+                "ringloom serves virtio-blk only (vhost-user-blk)"
+            }
+            (Subject::VmGiven, _) if *self != Self::default() => {
+                "your own guest is measured as it stands, without other variants"
+            }
+            (Subject::VmQemu, device @ (Device::Nvme | Device::Ide)) if iothreads > 0 => {
+                return Some(format!("QEMU's {device} knows no iothreads: only none is measured"));
+            }
+            (Subject::VmQemu, Device::Ide) if self.disks > 1 => {
+                "ide disks cannot be hot-plugged: one per virtual machine is measured"
+            }
+            _ => return None,
+        };
+        Some(reason.to_owned())
     }
 }
 

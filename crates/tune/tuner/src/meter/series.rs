@@ -20,6 +20,15 @@ impl Counters {
             && self.voluntary <= later.voluntary
             && self.involuntary <= later.involuntary
     }
+
+    /// Each with that of another.
+    fn with(self, other: Self, both: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            cpu_ns: both(self.cpu_ns, other.cpu_ns),
+            voluntary: both(self.voluntary, other.voluntary),
+            involuntary: both(self.involuntary, other.involuntary),
+        }
+    }
 }
 
 /// A moment between two samples, or at one.
@@ -128,21 +137,12 @@ impl Series {
 
     /// What was counted in the window.
     pub(super) fn between(&self, window: &Window) -> Counters {
-        let (open, close) = (self.at(&window.open), self.at(&window.close));
-        Counters {
-            cpu_ns: close.cpu_ns.saturating_sub(open.cpu_ns),
-            voluntary: close.voluntary.saturating_sub(open.voluntary),
-            involuntary: close.involuntary.saturating_sub(open.involuntary),
-        }
+        self.at(&window.close).with(self.at(&window.open), u64::saturating_sub)
     }
 
     fn at(&self, position: &Position) -> Counters {
         let (before, after) = (self.value(position.before), self.value(position.after));
-        Counters {
-            cpu_ns: position.blend(before.cpu_ns, after.cpu_ns),
-            voluntary: position.blend(before.voluntary, after.voluntary),
-            involuntary: position.blend(before.involuntary, after.involuntary),
-        }
+        before.with(after, |before, after| position.blend(before, after))
     }
 
     /// Zero before the thread was first seen: then it did not exist.

@@ -2,6 +2,7 @@
 //!
 //! Not here: the reading of the host (`run::prepare`).
 
+use std::fmt;
 use std::path::PathBuf;
 
 use load::probe::CacheMode;
@@ -198,14 +199,12 @@ impl Programs {
 }
 
 /// What is not as it was, by name.
-fn differences<const N: usize>(
-    names: [&str; N],
+pub(crate) fn differences<const N: usize>(
+    names: [impl fmt::Display; N],
     new: [String; N],
     old: [String; N],
 ) -> Vec<String> {
-    let differ = |(name, (new, old)): (&str, (String, String))| {
-        (new != old).then(|| format!("{name} is {new}, was {old}"))
-    };
+    let differ = |(name, (new, old))| (new != old).then(|| format!("{name} is {new}, was {old}"));
     names.into_iter().zip(new.into_iter().zip(old)).filter_map(differ).collect()
 }
 
