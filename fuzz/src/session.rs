@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use vhost_user::serve;
+use vhost_user::{PauseDecision, SavedSession, SessionControl, SessionServer};
 
 use crate::guest::memfd;
 use crate::input::Input;
@@ -53,11 +53,30 @@ pub fn vhost_user_session(data: &[u8]) {
     }
     front_end.shutdown(Shutdown::Write).expect("the socket is open");
     let device = Mock::new(shape);
-    let end = serve(stream, device.clone());
-    if let Err(error) = end {
+    let server = SessionServer::new(stream, device.clone());
+    if let Err(error) = server.and_then(|server| server.run(&NoSessionControl)) {
         assert!(!error.to_string().is_empty());
     }
     device.check_end();
+}
+
+/// A [`SessionControl`] that never asks for anything.
+pub(crate) struct NoSessionControl;
+
+impl SessionControl for NoSessionControl {
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn background(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn run_background(&self) {}
+
+    fn paused(&self, _: SavedSession) -> PauseDecision {
+        PauseDecision::Resume
+    }
 }
 
 thread_local! {

@@ -17,10 +17,10 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
     sendmsg, shutdown, socketpair,
 };
-use vhost_user::{NoSessionControl, SavedSession, SessionServer};
+use vhost_user::{SavedSession, SessionServer};
 
 use crate::guest::memfd;
-use crate::session::{FILE_BYTES, Mock};
+use crate::session::{FILE_BYTES, Mock, NoSessionControl};
 
 const PACKETS_MAX: usize = 64;
 

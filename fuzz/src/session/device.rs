@@ -123,7 +123,7 @@ impl Device for Mock {
         assert!(!record.failed, "the session ends after an error");
         record.cache = Some(mode);
         if record.fails() {
-            return Err(DeviceError::CacheMode { source: Box::from("the disk is gone") });
+            return Err(DeviceError::CacheMode(Box::from("the disk is gone")));
         }
         Ok(())
     }
@@ -159,7 +159,7 @@ impl Device for Mock {
         let mut record = self.record();
         assert!(record.served.is_empty(), "rings are served while the device rests");
         if record.fails() {
-            return Err(DeviceError::Rest { source: Box::from("the disk is gone") });
+            return Err(DeviceError::Rest(Box::from("the disk is gone")));
         }
         Ok(())
     }

@@ -263,7 +263,7 @@ impl Device for BlkDevice {
         connection: BorrowedFd<'_>,
     ) -> Result<CloseRisk, DeviceError> {
         let answered = self.ask_about_descriptors(connection);
-        answered.map_err(|error| DeviceError::Descriptors { source: Box::new(error) })
+        answered.map_err(|error| DeviceError::Descriptors(Box::new(error)))
     }
 
     fn memory_rules(&self) -> &Arc<MemoryRules> {
@@ -302,7 +302,7 @@ impl Device for BlkDevice {
                 tracing::debug!("export {}: write-through", self.offer.id);
                 // From now on the driver flushes no more, not even what it wrote before.
                 let flushed = self.offer.node.flush();
-                flushed.map_err(|error| DeviceError::CacheMode { source: error.into() })
+                flushed.map_err(|error| DeviceError::CacheMode(error.into()))
             }
         }
     }
@@ -346,7 +346,7 @@ impl Device for BlkDevice {
         assert!(!self.serves_any(), "a session that rests has stopped its rings");
         let ExportedDisk { id, node, activation, .. } = &*self.offer;
         let ended = activation.end(id, &**node);
-        ended.map_err(|error| DeviceError::Rest { source: Box::new(error) })
+        ended.map_err(|error| DeviceError::Rest(Box::new(error)))
     }
 
     fn set_call(&mut self, queue: QueueIndex, call: Option<OwnedFd>) {

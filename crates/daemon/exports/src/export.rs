@@ -144,7 +144,7 @@ impl Export {
         let device =
             BlkDevice::new(offer, session, Arc::clone(&statistics), Arc::clone(&client_log));
         let stream = connection.stream();
-        let stream = stream.map_err(|source| vhost_user::SessionError::Socket { source })?;
+        let stream = stream.map_err(vhost_user::SessionError::Socket)?;
         let server = SessionServer::restore(&stream, device, state, host::exchange_socket)?;
         Ok(AdoptedSession { connection, statistics, client_log, server, resumption })
     }
@@ -389,7 +389,7 @@ impl Shared {
         let asked = TakeoverControl { export: self, socket, connection, client_log: &client_log };
         let end = match connection.stream() {
             Ok(stream) => SessionServer::new(stream, device).and_then(|server| server.run(&asked)),
-            Err(source) => Err(vhost_user::SessionError::Socket { source }),
+            Err(error) => Err(error.into()),
         };
         let is_away = matches!(end, Ok(SessionEnd::HandedOver));
         self.say_end(connection, &statistics, &client_log, end, rate);

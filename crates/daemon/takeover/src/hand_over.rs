@@ -12,10 +12,10 @@ use graph::GraphPath;
 use host::chain_of;
 use kernel_io::ImageLocks;
 use qcow2::ImageState;
-use vhost_user::{SavedInflight, SavedLog, SavedRegion, SavedRing, SavedSession};
+use vhost_user::{SavedLog, SavedRegion, SavedRing, SavedSession};
 use virtio::{
-    CacheMode, Features, GuestAddress, INFLIGHT_QUEUES_MAX, REGIONS_MAX, RegionSpec, RingAddresses,
-    RingBase,
+    CacheMode, Features, GuestAddress, INFLIGHT_QUEUES_MAX, InflightDescription, REGIONS_MAX,
+    RegionSpec, RingAddresses, RingBase,
 };
 
 use super::limits::{ANSWER_LIMIT, DRAIN_LIMIT, Deadline, READY_LIMIT};
@@ -85,7 +85,7 @@ pub(super) fn send(
         let region = Message::Region { guest: guest.0, bytes, user_address, file_offset };
         wire.send(&region, &[file.as_fd()], until)?;
     }
-    if let Some(SavedInflight { queues, queue_size, bytes, offset, file }) = inflight {
+    if let Some(InflightDescription { queues, queue_size, bytes, offset, file }) = inflight {
         let (queues, queue_size, bytes, offset) = (*queues, *queue_size, *bytes, *offset);
         let inflight = Message::Inflight { queues, queue_size, bytes, offset };
         wire.send(&inflight, &[file.as_fd()], until)?;
@@ -277,7 +277,7 @@ fn add(
         }
         Message::Inflight { queues, queue_size, bytes, offset } if state.inflight.is_none() => {
             let file = fds.next()?;
-            state.inflight = Some(SavedInflight { queues, queue_size, bytes, offset, file });
+            state.inflight = Some(InflightDescription { queues, queue_size, bytes, offset, file });
         }
         Message::Log { bytes, offset } if state.log.is_none() => {
             state.log = Some(SavedLog { bytes, offset, file: fds.next()? });

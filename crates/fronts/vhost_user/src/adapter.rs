@@ -15,7 +15,7 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{
     Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures,
 };
-use virtio::{Features, GuestAddress, RegionSpec, RingAddresses};
+use virtio::{Features, GuestAddress, InflightDescription, RegionSpec, RingAddresses};
 
 use crate::{Device, MessageRefusal, Session};
 
@@ -173,8 +173,14 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *inflight;
-        self.set_inflight(file.into(), num_queues, queue_size, mmap_size, mmap_offset)
-            .map_err(refused)
+        self.set_inflight(InflightDescription {
+            queues: num_queues,
+            queue_size,
+            bytes: mmap_size,
+            offset: mmap_offset,
+            file: file.into(),
+        })
+        .map_err(refused)
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {

@@ -150,25 +150,13 @@ pub enum DeviceError {
     },
     /// What the front end has sent is not taken.
     #[error("cannot find out what descriptors the front end has sent")]
-    Descriptors {
-        /// Why.
-        #[source]
-        source: Box<dyn Error + Send + Sync>,
-    },
+    Descriptors(#[source] Box<dyn Error + Send + Sync>),
     /// What was written before the switch to write-through may be lost.
     #[error("cannot switch to write-through: what was written before cannot be made durable")]
-    CacheMode {
-        /// Why.
-        #[source]
-        source: Box<dyn Error + Send + Sync>,
-    },
+    CacheMode(#[source] Box<dyn Error + Send + Sync>),
     /// It holds what it should give back.
     #[error("cannot give back what was held for the queues")]
-    Rest {
-        /// Why.
-        #[source]
-        source: Box<dyn Error + Send + Sync>,
-    },
+    Rest(#[source] Box<dyn Error + Send + Sync>),
     /// It may still be in use.
     #[error("queue {queue} cannot be stopped")]
     Stop {

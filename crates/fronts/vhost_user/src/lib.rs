@@ -1,7 +1,7 @@
 //! A vhost-user-blk session as a state machine over the messages of the vhost crate.
 //!
 //! Where it stands in the life of a request: before the first and after the last one. The daemon
-//! calls [`serve`] for every connection, on a thread that owns no ring; the session maps the
+//! runs a [`SessionServer`] for every connection, on a thread that owns no ring; the session maps the
 //! guest's memory, collects what belongs to each ring, and tells the [`Device`] to serve it or to
 //! stop.
 //!
@@ -23,11 +23,10 @@ pub use device::{CloseRisk, Device, DeviceError, QueueIndex, RingStart, StartRes
 pub use message_descriptors::HEADER_BYTES;
 pub use refusal::MessageRefusal;
 pub use serve::{
-    NoSessionControl, PauseDecision, SessionControl, SessionEnd, SessionError, SessionServer,
-    SocketSwap, serve,
+    PauseDecision, SessionControl, SessionEnd, SessionError, SessionServer, SocketSwap,
 };
 pub use session::{
     DESCRIPTORS_PER_MESSAGE, DESCRIPTORS_PER_QUEUE, DESCRIPTORS_PER_REGION,
-    DESCRIPTORS_PER_SESSION, SavedInflight, SavedLog, SavedRegion, SavedRing, SavedSession,
-    Session, VringFdKind, descriptors_wanted,
+    DESCRIPTORS_PER_SESSION, SavedLog, SavedRegion, SavedRing, SavedSession, Session, VringFdKind,
+    descriptors_wanted,
 };

@@ -15,19 +15,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg, sockopt};
+use vhost::vhost_user::Error;
+
+use crate::SessionError;
 
 /// The size of a message's header, with which its descriptors come: request, flags and payload's size, of 4 bytes each.
 pub const HEADER_BYTES: usize = 12;
-
-/// Whether descriptors (SCM_RIGHTS) come with the next message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum MessageDescriptors {
-    Nothing,
-    /// Descriptors, or they do with a later one that is there.
-    Descriptors,
-    /// The header does not come in one piece, so nobody can say what comes with the rest of it.
-    Torn,
-}
 
 /// Has urgent data lie among all other. Otherwise a look passes over them while a read may find them, if more were sent in
 /// between, and with them descriptors that nobody has looked at.
@@ -35,8 +28,9 @@ pub(crate) fn keep_order(connection: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_oobinline(connection, true)?)
 }
 
-/// What comes with the message that is there. Waits for one as reading it would.
-pub(crate) fn look(connection: BorrowedFd<'_>) -> io::Result<MessageDescriptors> {
+/// Whether descriptors (SCM_RIGHTS) come with the message that is there, or with a later one. Waits for one as reading it
+/// would. A header that does not come in one piece is refused: nobody can say what comes with the rest of it.
+pub(crate) fn may_come(connection: BorrowedFd<'_>) -> Result<bool, SessionError> {
     let mut header = [0; HEADER_BYTES];
     let no_room = &mut RecvAncillaryBuffer::default();
     let mut parts = [IoSliceMut::new(&mut header)];
@@ -44,15 +38,14 @@ pub(crate) fn look(connection: BorrowedFd<'_>) -> io::Result<MessageDescriptors>
     let seen = match retry_on_intr(|| recvmsg(connection, &mut parts, no_room, peek)) {
         Ok(seen) => seen,
         // Then reading fails too, and says what that means.
-        Err(Errno::CONNRESET) => return Ok(MessageDescriptors::Nothing),
-        Err(errno) => return Err(errno.into()),
+        Err(Errno::CONNRESET) => return Ok(false),
+        Err(errno) => return Err(io::Error::from(errno).into()),
     };
     match seen.bytes {
         // The front end has left, and can send nothing any more.
-        0 => Ok(MessageDescriptors::Nothing),
-        1..HEADER_BYTES => Ok(MessageDescriptors::Torn),
-        _ if seen.flags.contains(ReturnFlags::CTRUNC) => Ok(MessageDescriptors::Descriptors),
-        _ => Ok(MessageDescriptors::Nothing),
+        0 => Ok(false),
+        1..HEADER_BYTES => Err(SessionError::Message(Error::PartialMessage)),
+        _ => Ok(seen.flags.contains(ReturnFlags::CTRUNC)),
     }
 }
 
@@ -82,41 +75,43 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(ours: &UnixStream, expected: MessageDescriptors) {
-        assert_eq!(look(ours.as_fd()).unwrap(), expected);
+    fn check(ours: &UnixStream, expected: Option<bool>) {
+        let found = may_come(ours.as_fd());
+        assert!(matches!(&found, Ok(_) | Err(SessionError::Message(Error::PartialMessage))));
+        assert_eq!(found.ok(), expected);
     }
 
     #[test]
     fn descriptors_are_seen_and_none_is_made() {
         let (mut ours, mut theirs) = pair();
         theirs.write_all(&HEADER).unwrap();
-        check(&ours, MessageDescriptors::Nothing);
+        check(&ours, Some(false));
         send(&theirs, &HEADER, SendFlags::empty());
         // Whether they are the next message's, the kernel does not say.
-        check(&ours, MessageDescriptors::Descriptors);
+        check(&ours, Some(true));
         ours.read_exact(&mut [0; HEADER_BYTES]).unwrap();
         let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
         let before = open();
-        check(&ours, MessageDescriptors::Descriptors);
-        check(&ours, MessageDescriptors::Descriptors);
+        check(&ours, Some(true));
+        check(&ours, Some(true));
         // Other tests of this process open some, too.
         assert!((0..1000).any(|_| open() <= before));
         drop(theirs);
         ours.read_exact(&mut [0; HEADER_BYTES]).unwrap();
-        check(&ours, MessageDescriptors::Nothing);
+        check(&ours, Some(false));
     }
 
     #[test]
     fn of_a_header_in_pieces_nobody_says_what_comes() {
         let (mut ours, mut theirs) = pair();
         theirs.write_all(&HEADER[..4]).unwrap();
-        check(&ours, MessageDescriptors::Torn);
+        check(&ours, None);
         send(&theirs, &HEADER[4..], SendFlags::empty());
-        check(&ours, MessageDescriptors::Descriptors);
+        check(&ours, Some(true));
         ours.read_exact(&mut [0; HEADER_BYTES]).unwrap();
         send(&theirs, &HEADER[..4], SendFlags::empty());
         theirs.write_all(&HEADER[4..]).unwrap();
-        check(&ours, MessageDescriptors::Torn);
+        check(&ours, None);
     }
 
     #[test]
@@ -124,8 +119,8 @@ mod tests {
         let (mut ours, mut theirs) = pair();
         send(&theirs, &HEADER[..1], SendFlags::OOB);
         theirs.write_all(&HEADER).unwrap();
-        check(&ours, MessageDescriptors::Torn);
+        check(&ours, None);
         ours.read_exact(&mut [0]).unwrap();
-        check(&ours, MessageDescriptors::Nothing);
+        check(&ours, Some(false));
     }
 }

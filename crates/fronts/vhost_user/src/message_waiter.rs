@@ -17,9 +17,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, recv};
+use vhost::vhost_user::Error;
 use vhost::vhost_user::message::{FrontendReq, MAX_MSG_SIZE};
 
-use crate::HEADER_BYTES;
+use crate::{HEADER_BYTES, SessionError};
 
 /// The version of the protocol in a header's flags, and where it is.
 const VERSION: u32 = 1;
@@ -54,22 +55,6 @@ enum MessagePart {
     Whole,
 }
 
-/// Waiting for a message failed: its header came in pieces with descriptors, or the system refused.
-#[derive(Debug)]
-pub(crate) enum MessageWaitError {
-    /// The bytes of a message's first part came with descriptors and without the rest of its header. The
-    /// library cannot put that together, and no front end sends it.
-    Torn,
-    /// The system refuses to wait.
-    Wait(io::Error),
-}
-
-impl From<Errno> for MessageWaitError {
-    fn from(errno: Errno) -> Self {
-        Self::Wait(errno.into())
-    }
-}
-
 /// Waits until a whole message is in the socket, without reading it.
 #[derive(Debug)]
 pub(crate) struct MessageWaiter {
@@ -93,7 +78,7 @@ impl MessageWaiter {
         connection: &impl AsFd,
         bell: BorrowedFd<'_>,
         background: Option<BorrowedFd<'_>>,
-    ) -> Result<SessionWakeup, MessageWaitError> {
+    ) -> Result<SessionWakeup, SessionError> {
         let others = WakeSources { bell, background };
         // Said when at most a quarter of the buffer is filled with answers that nobody has read. Only this
         // thread writes, so it stays true.
@@ -117,14 +102,15 @@ impl MessageWaiter {
         &self,
         connection: &impl AsFd,
         others: WakeSources<'_>,
-    ) -> Result<SessionWakeup, MessageWaitError> {
+    ) -> Result<SessionWakeup, SessionError> {
         loop {
             if let PollResult::Other(other) = wait_for(&self.edges, PollFlags::IN, others)? {
                 return Ok(other);
             }
             let mut space = [MaybeUninit::uninit(); 1];
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            let (events, _) = epoll::wait(&self.edges, &mut space, Some(&now))?;
+            let (events, _) =
+                epoll::wait(&self.edges, &mut space, Some(&now)).map_err(io::Error::from)?;
             let only_bytes = events.iter().all(|event| { event.flags } == epoll::EventFlags::IN);
             if !only_bytes || part(connection)? == MessagePart::Whole {
                 return Ok(SessionWakeup::Message);
@@ -146,7 +132,7 @@ fn wait_for(
     awaited: &impl AsFd,
     what: PollFlags,
     WakeSources { bell, background }: WakeSources<'_>,
-) -> Result<PollResult, Errno> {
+) -> io::Result<PollResult> {
     loop {
         // Without anything aside the bell is asked twice.
         let mut fds = [
@@ -156,7 +142,7 @@ fn wait_for(
         ];
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
+            Err(errno) => return Err(errno.into()),
         }
         let [awaited, bell, background] = fds.map(|fd| fd.revents());
         if !bell.is_empty() {
@@ -172,7 +158,7 @@ fn wait_for(
 }
 
 /// How much of the next message is there.
-fn part(connection: &impl AsFd) -> Result<MessagePart, MessageWaitError> {
+fn part(connection: &impl AsFd) -> Result<MessagePart, SessionError> {
     // In this order: more may come in between.
     let queued = ioctl_fionread(connection);
     let mut header = [0; HEADER_BYTES];
@@ -186,7 +172,7 @@ fn part(connection: &impl AsFd) -> Result<MessagePart, MessageWaitError> {
         return if queued < HEADER_BYTES as u64 {
             Ok(MessagePart::Partial)
         } else {
-            Err(MessageWaitError::Torn)
+            Err(SessionError::Message(Error::PartialMessage))
         };
     }
     let enough = queued >= HEADER_BYTES as u64 + u64::from(payload_bytes(header).unwrap_or(0));

@@ -34,11 +34,7 @@ pub enum MessageRefusal {
     },
     /// A file of the session could not be copied for a successor.
     #[error("cannot copy a descriptor of guest memory")]
-    Copy {
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
+    Copy(#[source] std::io::Error),
     /// Protocol feature bits that were not offered.
     #[error("front end chose protocol features {chosen:#x} but only {offered:#x} are offered")]
     ProtocolFeatures {

@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use vhost::vhost_user::message::FrontendReq;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
-use crate::message_descriptors::{self, MessageDescriptors};
-use crate::message_waiter::{MessageWaitError, MessageWaiter, SessionWakeup};
-use crate::{CloseRisk, Device, MessageRefusal, SavedSession, Session, backend_channel};
+use crate::message_waiter::{MessageWaiter, SessionWakeup};
+use crate::{CloseRisk, Device, MessageRefusal, SavedSession, Session};
+use crate::{backend_channel, message_descriptors};
 
 /// Why a session ended before the front end left.
 #[derive(Debug, thiserror::Error)]
@@ -25,18 +25,16 @@ pub enum SessionError {
     Refused(Box<MessageRefusal>),
     /// The front end sent something that is no message, or not now.
     #[error("front end sent a message that cannot be taken")]
-    Message {
-        /// What is wrong with it.
-        #[source]
-        source: Error,
-    },
+    Message(#[source] Error),
     /// The connection broke.
     #[error("connection to the front end broke")]
-    Socket {
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
+    Socket(#[from] io::Error),
+}
+
+impl From<MessageRefusal> for SessionError {
+    fn from(refusal: MessageRefusal) -> Self {
+        Self::Refused(Box::new(refusal))
+    }
 }
 
 impl SessionError {
@@ -45,8 +43,8 @@ impl SessionError {
     pub fn is_own(&self) -> bool {
         let refusal = match self {
             Self::Refused(refusal) => &**refusal,
-            Self::Message { .. } => return false,
-            Self::Socket { .. } => return true,
+            Self::Message(_) => return false,
+            Self::Socket(_) => return true,
         };
         if let MessageRefusal::Memory(error) = refusal {
             error.is_want_of_room()
@@ -58,18 +56,12 @@ impl SessionError {
             matches!(
                 refusal,
                 MessageRefusal::Descriptors { .. }
-                    | MessageRefusal::Copy { .. }
+                    | MessageRefusal::Copy(_)
                     | MessageRefusal::Duplicate { .. }
                     | MessageRefusal::Device(_)
             )
         }
     }
-}
-
-/// Serves a device to one front end until it leaves or does something that ends the session. All
-/// rings are stopped when this returns.
-pub fn serve<D: Device>(stream: UnixStream, device: D) -> Result<(), SessionError> {
-    SessionServer::new(stream, device)?.run(&NoSessionControl).map(|_end| ())
 }
 
 /// How another thread asks a session to pause between two messages (for a takeover), or to do background work.
@@ -108,26 +100,6 @@ pub enum SessionEnd {
     HandedOver,
 }
 
-/// A [`SessionControl`] that never asks for anything.
-#[derive(Debug)]
-pub struct NoSessionControl;
-
-impl SessionControl for NoSessionControl {
-    fn bell(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn background(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn run_background(&self) {}
-
-    fn paused(&self, _: SavedSession) -> PauseDecision {
-        PauseDecision::Resume
-    }
-}
-
 /// Serves a session on its connection: reads messages and answers them.
 pub struct SessionServer<D: Device> {
     session: Arc<Mutex<Session<D>>>,
@@ -148,9 +120,8 @@ pub type SocketSwap = fn(RawFd, BorrowedFd<'_>, BorrowedFd<'_>) -> io::Result<()
 impl<D: Device> SessionServer<D> {
     /// A session in which nothing has been said yet.
     pub fn new(stream: UnixStream, device: D) -> Result<Self, SessionError> {
-        let connection = stream.try_clone().map_err(|source| SessionError::Socket { source })?;
-        message_descriptors::keep_order(&connection)
-            .map_err(|source| SessionError::Socket { source })?;
+        let connection = stream.try_clone()?;
+        message_descriptors::keep_order(&connection)?;
         let session = Arc::new(Mutex::new(Session::new(device)));
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
         Ok(Self { session, handler, connection })
@@ -167,21 +138,20 @@ impl<D: Device> SessionServer<D> {
         state: SavedSession,
         exchange: SocketSwap,
     ) -> Result<Self, SessionError> {
-        let socket = |source| SessionError::Socket { source };
-        let (ours, theirs) = UnixStream::pair().map_err(socket)?;
+        let (ours, theirs) = UnixStream::pair()?;
         let mut server = Self::new(theirs, device)?;
         for message in renegotiation(&state) {
-            (&ours).write_all(&message).map_err(socket)?;
+            (&ours).write_all(&message)?;
             if let Err(error) = server.handler.handle_request() {
                 end_of_session(error)?;
             }
         }
         let same = server.connection.as_fd();
-        message_descriptors::keep_order(stream).map_err(socket)?;
-        exchange(server.handler.as_raw_fd(), same, stream.as_fd()).map_err(socket)?;
-        server.connection = stream.try_clone().map_err(socket)?;
-        server.session().restore(state).map_err(refused)?;
-        server.session().check_descriptors().map_err(refused)?;
+        message_descriptors::keep_order(stream)?;
+        exchange(server.handler.as_raw_fd(), same, stream.as_fd())?;
+        server.connection = stream.try_clone()?;
+        server.session().restore(state)?;
+        server.session().check_descriptors()?;
         Ok(server)
     }
 
@@ -205,7 +175,7 @@ impl<D: Device> SessionServer<D> {
     }
 
     fn go_on(&self) -> Result<(), SessionError> {
-        self.session().go_on().map_err(refused)
+        Ok(self.session().go_on()?)
     }
 
     /// Serves the front end until it leaves, does something that ends the session, or another process
@@ -221,12 +191,12 @@ impl<D: Device> SessionServer<D> {
     }
 
     fn stop_if_served(&self) -> Result<(), SessionError> {
-        self.session().halt_all().map_err(refused)
+        Ok(self.session().halt_all()?)
     }
 
     fn run_messages(&mut self, interrupt: &dyn SessionControl) -> Result<SessionEnd, SessionError> {
-        let arrivals = interrupt.bell().map(|_| MessageWaiter::new(&self.connection));
-        let arrivals = arrivals.transpose().map_err(|source| SessionError::Socket { source })?;
+        let arrivals =
+            interrupt.bell().map(|_| MessageWaiter::new(&self.connection)).transpose()?;
         loop {
             if let Some(end) = self.handle_next(interrupt, arrivals.as_ref())? {
                 return Ok(end);
@@ -241,11 +211,7 @@ impl<D: Device> SessionServer<D> {
         arrivals: Option<&MessageWaiter>,
     ) -> Result<Option<SessionEnd>, SessionError> {
         if let (Some(bell), Some(arrivals)) = (interrupt.bell(), arrivals) {
-            let failed = |unreadable| match unreadable {
-                MessageWaitError::Torn => SessionError::Message { source: Error::PartialMessage },
-                MessageWaitError::Wait(source) => SessionError::Socket { source },
-            };
-            match arrivals.wait(&self.connection, bell, interrupt.background()).map_err(failed)? {
+            match arrivals.wait(&self.connection, bell, interrupt.background())? {
                 SessionWakeup::Bell => return self.pause(interrupt),
                 SessionWakeup::Aside => {
                     interrupt.run_background();
@@ -267,17 +233,12 @@ impl<D: Device> SessionServer<D> {
 
     /// Refuses a message with a descriptor whose close may wait for somebody, before it is received.
     fn check_attached(&self) -> Result<(), SessionError> {
-        let failed = |source| SessionError::Socket { source };
-        match message_descriptors::look(self.connection.as_fd()).map_err(failed)? {
-            MessageDescriptors::Nothing => return Ok(()),
-            MessageDescriptors::Torn => {
-                return Err(SessionError::Message { source: Error::PartialMessage });
-            }
-            MessageDescriptors::Descriptors => {}
+        if !message_descriptors::may_come(self.connection.as_fd())? {
+            return Ok(());
         }
-        match self.session().inspect_descriptors(self.connection.as_fd()).map_err(refused)? {
+        match self.session().inspect_descriptors(self.connection.as_fd())? {
             CloseRisk::None => Ok(()),
-            CloseRisk::MayBlock => Err(refused(MessageRefusal::ForeignDescriptor)),
+            CloseRisk::MayBlock => Err(MessageRefusal::ForeignDescriptor.into()),
         }
     }
 
@@ -293,12 +254,12 @@ impl<D: Device> SessionServer<D> {
             }
             // Then reading the message fails too, and says what that means.
             Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(()),
-            Err(source) => Err(SessionError::Socket { source }),
+            Err(error) => Err(error.into()),
         }
     }
 
     fn pause(&self, interrupt: &dyn SessionControl) -> Result<Option<SessionEnd>, SessionError> {
-        let state = self.session().pause().map_err(refused)?;
+        let state = self.session().pause()?;
         match interrupt.paused(state) {
             PauseDecision::Resume => {
                 self.go_on()?;
@@ -312,10 +273,6 @@ impl<D: Device> SessionServer<D> {
     fn session(&self) -> MutexGuard<'_, Session<D>> {
         self.session.lock().expect("its thread alone locks it and did not panic")
     }
-}
-
-fn refused(refusal: MessageRefusal) -> SessionError {
-    SessionError::Refused(Box::new(refusal))
 }
 
 /// The messages by which a front end negotiates. None of them has an answer that matters: what was
@@ -344,20 +301,14 @@ fn end_of_session(error: Error) -> Result<(), SessionError> {
         return Ok(());
     }
     if let Error::ReqHandlerError(source) = error {
-        return match source.downcast::<MessageRefusal>() {
-            Ok(refusal) => Err(SessionError::Refused(Box::new(refusal))),
-            Err(source) => Err(SessionError::Socket { source }),
-        };
+        let refusal = source.downcast::<MessageRefusal>().map_err(SessionError::Socket)?;
+        return Err(refusal.into());
     }
     if let Error::SocketBroken(source) | Error::SocketError(source) | Error::SocketRetry(source) =
         error
     {
         let left = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
-        return if left.contains(&source.kind()) {
-            Ok(())
-        } else {
-            Err(SessionError::Socket { source })
-        };
+        return if left.contains(&source.kind()) { Ok(()) } else { Err(source.into()) };
     }
-    Err(SessionError::Message { source: error })
+    Err(SessionError::Message(error))
 }

@@ -38,7 +38,7 @@ pub use descriptor_limit::{
     DESCRIPTORS_PER_MESSAGE, DESCRIPTORS_PER_QUEUE, DESCRIPTORS_PER_REGION,
     DESCRIPTORS_PER_SESSION, descriptors_wanted,
 };
-pub use state::{SavedInflight, SavedLog, SavedRegion, SavedRing, SavedSession};
+pub use state::{SavedLog, SavedRegion, SavedRing, SavedSession};
 pub use vring_fd::VringFdKind;
 
 /// VHOST_USER_F_PROTOCOL_FEATURES, a feature bit of the transport.

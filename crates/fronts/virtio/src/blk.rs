@@ -112,9 +112,7 @@ pub fn decode(chain: &mut Chain, rules: &BlkRules) -> Result<BlkRequest, Malform
         TYPE_IN => rules.data(sector, &chain.writable).map(Operation::Read),
         TYPE_OUT => rules.write(sector, &chain.readable),
         TYPE_FLUSH => Ok(Operation::Flush),
-        TYPE_GET_ID => {
-            return Ok(BlkRequest { header, kind: BlkRequestKind::GetId, status });
-        }
+        TYPE_GET_ID => return Ok(BlkRequest { header, kind: BlkRequestKind::GetId, status }),
         TYPE_DISCARD => rules.discard(&mut chain.readable),
         TYPE_WRITE_ZEROES => rules.write_zeroes(&mut chain.readable),
         _ => Err(FailKind::Unsupported),
@@ -151,47 +149,44 @@ impl BlkRules {
     }
 
     fn discard(&self, buffers: &mut Buffers) -> Result<Operation, FailKind> {
-        self.refuse_read_only()?;
-        if !self.discard {
-            return Err(FailKind::Unsupported);
+        match self.range(self.discard, buffers)? {
+            (extent, 0) => Ok(Operation::Discard(extent, self.durability)),
+            // Unmap is not for discards, and unknown flags are for nobody (virtio 1.2, 5.2.6.2).
+            (_, _flags) => Err(FailKind::Unsupported),
         }
-        let range = DiscardRange::take(buffers)?;
-        let extent = self.range(&range)?;
-        // Unmap is not for discards, and unknown flags are for nobody (virtio 1.2, 5.2.6.2).
-        if range.flags != 0 {
-            return Err(FailKind::Unsupported);
-        }
-        Ok(Operation::Discard(extent, self.durability))
     }
 
     fn write_zeroes(&self, buffers: &mut Buffers) -> Result<Operation, FailKind> {
-        self.refuse_read_only()?;
-        if !self.write_zeroes {
-            return Err(FailKind::Unsupported);
-        }
-        let range = DiscardRange::take(buffers)?;
-        let extent = self.range(&range)?;
-        let unmap = match range.flags {
-            0 => Unmap::Keep,
-            FLAG_UNMAP => Unmap::Allowed,
-            _ => return Err(FailKind::Unsupported),
+        let (extent, unmap) = match self.range(self.write_zeroes, buffers)? {
+            (extent, 0) => (extent, Unmap::Keep),
+            (extent, FLAG_UNMAP) => (extent, Unmap::Allowed),
+            (_, _flags) => return Err(FailKind::Unsupported),
         };
         Ok(Operation::WriteZeroes(extent, unmap, self.durability))
     }
 
-    fn range(&self, range: &DiscardRange) -> Result<Extent, FailKind> {
-        if range.sectors > RANGE_SECTORS_MAX {
+    /// What a discard or write-zeroes request changes, and its flags (struct virtio_blk_discard_write_zeroes). One
+    /// range is offered (`max_discard_seg`, `max_write_zeroes_seg`), so more are unsupported and less is malformed,
+    /// as qemu-storage-daemon answers.
+    fn range(&self, is_offered: bool, buffers: &mut Buffers) -> Result<(Extent, u32), FailKind> {
+        self.refuse_read_only()?;
+        if !is_offered || buffers.count() > RANGE_BYTES {
+            return Err(FailKind::Unsupported);
+        }
+        let bytes: [u8; RANGE_BYTES] = take_first(buffers).ok_or(FailKind::Malformed)?;
+        let [sector @ .., n0, n1, n2, n3, f0, f1, f2, f3] = bytes;
+        let sectors = u32::from_le_bytes([n0, n1, n2, n3]);
+        if sectors > RANGE_SECTORS_MAX {
             return Err(FailKind::Malformed);
         }
-        self.extent(range.sector, u64::from(range.sectors) * SECTOR_BYTES)
+        let sector = Sector(u64::from_le_bytes(sector));
+        let extent = self.extent(sector, u64::from(sectors) * SECTOR_BYTES)?;
+        Ok((extent, u32::from_le_bytes([f0, f1, f2, f3])))
     }
 
     fn extent(&self, sector: Sector, count: u64) -> Result<Extent, FailKind> {
         let start = sector.to_offset().ok_or(FailKind::OutOfRange)?;
-        match self.size.check(start, ByteCount(count)) {
-            Ok(extent) => Ok(extent),
-            Err(_reaches_beyond) => Err(FailKind::OutOfRange),
-        }
+        self.size.check(start, ByteCount(count)).map_err(|_beyond| FailKind::OutOfRange)
     }
 
     fn refuse_read_only(&self) -> Result<(), FailKind> {
@@ -199,30 +194,6 @@ impl BlkRules {
             Access::ReadOnly => Err(FailKind::ReadOnly),
             Access::ReadWrite => Ok(()),
         }
-    }
-}
-
-/// A segment of a discard or write-zeroes request (struct virtio_blk_discard_write_zeroes).
-struct DiscardRange {
-    sector: Sector,
-    sectors: u32,
-    flags: u32,
-}
-
-impl DiscardRange {
-    /// One range is offered (`max_discard_seg`, `max_write_zeroes_seg`), so more are unsupported
-    /// and less is malformed, as qemu-storage-daemon answers.
-    fn take(buffers: &mut Buffers) -> Result<Self, FailKind> {
-        if buffers.count() > RANGE_BYTES {
-            return Err(FailKind::Unsupported);
-        }
-        let bytes: [u8; RANGE_BYTES] = take_first(buffers).ok_or(FailKind::Malformed)?;
-        let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, f0, f1, f2, f3] = bytes;
-        Ok(Self {
-            sector: Sector(u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7])),
-            sectors: u32::from_le_bytes([n0, n1, n2, n3]),
-            flags: u32::from_le_bytes([f0, f1, f2, f3]),
-        })
     }
 }
 

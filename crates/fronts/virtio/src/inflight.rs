@@ -32,7 +32,7 @@ mod split;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
@@ -42,7 +42,7 @@ use fields::InflightFields;
 use session_record::NOTE_BYTES;
 
 pub use error::{InflightError, InflightFault};
-pub(crate) use packed::{PackedRecovery, PackedTracker, SavedChain, UsedPosition};
+pub(crate) use packed::{PackedTracker, SavedChain};
 pub use session_record::SessionRecord;
 pub(crate) use split::SplitTracker;
 
@@ -143,12 +143,11 @@ impl InflightRegion {
         offset: u64,
         rules: &Arc<MemoryRules>,
     ) -> Result<Self, InflightError> {
-        let unmapped = |source| InflightError::Map { source };
         // Before its size is asked for: whoever answers that may never do.
-        let file = rules.admit(fd).map_err(|source| unmapped(source.into()))?;
+        let file = rules.admit(fd).map_err(|source| InflightError::Map(source.into()))?;
         // A front end that hands over whatever it has must not make us map the address space.
         let wanted = bytes.min(shape.region_bytes());
-        let stat = fstat(&file).map_err(|errno| InflightError::Stat { source: errno.into() })?;
+        let stat = fstat(&file).map_err(|errno| InflightError::Stat(errno.into()))?;
         let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
         if bytes == 0 || offset.checked_add(bytes).is_none_or(|end| end > file_bytes) {
             return Err(InflightError::BeyondFile { bytes, offset, file_bytes });
@@ -162,21 +161,16 @@ impl InflightRegion {
             user_address: 0,
             file_offset: offset,
         };
-        let region = Region::of(file, spec).map_err(unmapped)?;
+        let region = Region::of(file, spec).map_err(InflightError::Map)?;
         Ok(Self { shape, region })
     }
 
-    /// What it was mapped from, as [`InflightRegion::map`] takes it again.
-    pub fn origin(&self) -> InflightDescription<'_> {
+    /// What it was mapped from, to be mapped again by another process.
+    pub fn description(&self) -> std::io::Result<InflightDescription> {
         let InflightGeometry { queues, queue_size } = self.shape;
-        let RegionSpec { bytes, file_offset, .. } = self.region.spec();
-        InflightDescription {
-            file: self.region.file(),
-            queues,
-            queue_size,
-            bytes,
-            offset: file_offset,
-        }
+        let RegionSpec { bytes, file_offset: offset, .. } = self.region.spec();
+        let file = self.region.file().try_clone_to_owned()?;
+        Ok(InflightDescription { queues, queue_size, bytes, offset, file })
     }
 
     /// Whether memory of it was found gone when it was touched.
@@ -185,19 +179,19 @@ impl InflightRegion {
     }
 }
 
-/// The description of an in-flight region: file, offset, size, queues (SET_INFLIGHT_FD).
-#[derive(Debug, Clone, Copy)]
-pub struct InflightDescription<'a> {
-    /// The file.
-    pub file: BorrowedFd<'a>,
+/// An in-flight region as SET_INFLIGHT_FD describes it (vhost-user, "Inflight description").
+#[derive(Debug)]
+pub struct InflightDescription {
     /// How many queues it tracks.
     pub queues: u16,
     /// How many descriptors each of them has at most.
     pub queue_size: u16,
     /// Its size.
     pub bytes: u64,
-    /// Where it starts in the file, in bytes.
+    /// Where it starts in its file, in bytes.
     pub offset: u64,
+    /// Its file.
+    pub file: OwnedFd,
 }
 
 /// The part of a region that belongs to one ring.
@@ -243,20 +237,43 @@ impl InflightQueue {
     }
 }
 
-/// Whether a queue's part of the region was used before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PriorUse {
-    /// Never.
-    None,
-    /// By a back-end that follows the same rules.
-    Used,
+/// Tracks the chains in flight of one ring in its part of the region.
+pub(crate) trait InflightTracker {
+    /// Where in the used ring the driver is to look next.
+    type Used: Copy;
+
+    /// Whether the front end has taken the region away.
+    fn is_lost(&self) -> bool;
+
+    /// Marks a chain that was popped, by its head or buffer id.
+    fn mark(&mut self, chain: u16);
+
+    /// Adds a chain to the batch.
+    fn stage(&mut self, chain: u16);
+
+    /// Names the chains of the batch, before the driver sees it, and where the used ring is after it.
+    fn link(&mut self, used: Self::Used);
+
+    /// Clears the marks of the batch, which the driver sees.
+    fn unmark(&mut self);
+
+    /// Notes that the batch is over and where the used ring is.
+    fn commit(&mut self, used: Self::Used);
 }
 
-/// Reads the fields that say whether the part can be understood.
-fn past(fields: &InflightFields, entries: u16) -> Result<PriorUse, InflightFault> {
+/// Makes the part one of a ring with nothing in flight. Its version is stored last.
+fn begin(fields: &InflightFields, entries: u16, rest: impl FnOnce(&InflightFields)) {
+    fields.store_u64(FEATURES, 0);
+    fields.store_u16(ENTRIES_FIELD, entries);
+    rest(fields);
+    fields.store_u16(VERSION_FIELD, VERSION);
+}
+
+/// Whether the part was used before, by a back-end that follows the same rules.
+fn was_used(fields: &InflightFields, entries: u16) -> Result<bool, InflightFault> {
     let version = fields.load_u16(VERSION_FIELD);
     match version {
-        0 => return Ok(PriorUse::None),
+        0 => return Ok(false),
         VERSION => {}
         version => return Err(InflightFault::Version { version }),
     }
@@ -268,5 +285,5 @@ fn past(fields: &InflightFields, entries: u16) -> Result<PriorUse, InflightFault
     if found != entries {
         return Err(InflightFault::Entries { found, entries });
     }
-    Ok(PriorUse::Used)
+    Ok(true)
 }

@@ -38,9 +38,7 @@ pub use memory::{
     MemoryError, MemoryFiles, MemoryRules, REGIONS_MAX, Region, RegionSpec, SESSION_BYTES_MAX,
     TranslationHint, UnmappedAddress, catch_lost_memory, mappable_bytes,
 };
-pub use packed::PackedRing;
 pub use ring::{
     Area, Chain, DirtyLogScope, Head, Interrupt, RING_SIZE_MAX, Ring, RingAddresses, RingBase,
     RingDirtyLog, RingError, RingLayout, RingSetup, SEGMENTS_MAX,
 };
-pub use split::SplitRing;

@@ -160,11 +160,8 @@ impl GuestMemory {
     /// The `bytes` bytes at an address of the front end's own address space, if they lie in one
     /// region. Rings are named this way (vhost-user, SET_VRING_ADDR).
     pub fn at_user_address(&self, user_address: u64, bytes: u64) -> Option<NonNull<u8>> {
-        self.slots.iter().find_map(|slot| {
-            let skip = user_address.checked_sub(slot.region.spec().user_address)?;
-            let end = skip.checked_add(bytes)?;
-            (end <= slot.bytes).then(|| slot.segment(skip, bytes).base())
-        })
+        let (slot, skip) = self.find_user(user_address, bytes)?;
+        Some(slot.segment(skip, bytes).base())
     }
 
     /// The guest address of the `bytes` bytes at an address of the front end's own address space, if
@@ -174,10 +171,16 @@ impl GuestMemory {
         user_address: u64,
         bytes: u64,
     ) -> Option<GuestAddress> {
+        let (slot, skip) = self.find_user(user_address, bytes)?;
+        Some(GuestAddress(slot.guest + skip))
+    }
+
+    /// The region that has these bytes, and what lies before them there.
+    fn find_user(&self, user_address: u64, bytes: u64) -> Option<(&MemorySlot, u64)> {
         self.slots.iter().find_map(|slot| {
             let skip = user_address.checked_sub(slot.region.spec().user_address)?;
             let end = skip.checked_add(bytes)?;
-            (end <= slot.bytes).then(|| GuestAddress(slot.guest + skip))
+            (end <= slot.bytes).then_some((slot, skip))
         })
     }
 
@@ -209,22 +212,19 @@ impl GuestMemory {
         self.slots.last().map(|slot| GuestAddress(slot.guest + (slot.bytes - 1)))
     }
 
-    /// Copies `N` bytes of guest memory, once: the compiler cannot read them a second time.
-    pub(crate) fn read<const N: usize>(
+    /// Copies a descriptor of guest memory, once: the compiler cannot read it a second time.
+    pub(crate) fn read_descriptor(
         &self,
         address: GuestAddress,
         hit: &mut TranslationHint,
-    ) -> Result<[u8; N], UnmappedAddress> {
-        let missing = UnmappedAddress::new(address, N as u64);
-        let count = u32::try_from(N).expect("only descriptors are read, which have 16 bytes");
-        let mut bytes = [0; N];
+    ) -> Result<[u8; 16], UnmappedAddress> {
+        let mut bytes = [0; 16];
         let mut done = 0;
-        self.translate(address, count, hit, |segment| {
+        self.translate(address, 16, hit, |segment| {
             read_volatile(segment, &mut bytes[done..done + segment.count()]);
             done += segment.count();
         })
-        .map_err(|UnmappedAddress { .. }| missing)?;
-        Ok(bytes)
+        .map(|()| bytes)
     }
 
     /// Its regions, by guest address.

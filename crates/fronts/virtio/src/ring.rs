@@ -8,23 +8,26 @@
 //! Not here: how a layout works (`split`, `packed`).
 
 mod chain;
+mod core;
 mod dirty_log;
 mod error;
-mod publish;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use block::Segment;
 
-use crate::{Features, GuestMemory, InflightQueue, PackedRing, SplitRing, packed, split};
+use crate::packed::{PackedRing, RingProgress};
+use crate::split::SplitRing;
+use crate::{Features, GuestMemory, InflightQueue};
 
 pub use chain::{Chain, SEGMENTS_MAX};
-pub(crate) use chain::{ChainBuilder, DESCRIPTOR_BYTES, TranslationHints, table_entries};
+pub(crate) use chain::{ChainBuilder, DESCRIPTOR_BYTES, Descriptor, TranslationHints};
+pub(crate) use core::RingCore;
 pub(crate) use dirty_log::DirtyMarker;
 pub use dirty_log::{DirtyLogScope, RingDirtyLog};
 pub use error::{Area, RingError};
-pub(crate) use publish::{UsedBatch, publish};
 
 /// The largest ring of either layout (virtio 1.2, 2.7 and 2.8.10.1).
 pub const RING_SIZE_MAX: u16 = 32768;
@@ -111,16 +114,16 @@ impl RingSetup {
     /// [`RingSetup::check_base`] it says whether [`Ring::new`] would take it. Touches nothing.
     pub fn check(&self, memory: &GuestMemory) -> Result<(), RingError> {
         match self.layout {
-            RingLayout::Split => split::check(memory, self),
-            RingLayout::Packed => packed::check(memory, self),
+            RingLayout::Split => SplitRing::check(memory, self),
+            RingLayout::Packed => PackedRing::check(memory, self),
         }
     }
 
     /// Whether the base is one that a ring of this layout and size can have.
     pub fn check_base(&self) -> Result<(), RingError> {
         match self.layout {
-            RingLayout::Split => split::next_available(self).map(|_next| ()),
-            RingLayout::Packed => packed::progress(self).map(|_progress| ()),
+            RingLayout::Split => SplitRing::next_available(self).map(drop),
+            RingLayout::Packed => RingProgress::from_base(self).map(drop),
         }
     }
 }
@@ -140,32 +143,38 @@ pub enum Interrupt {
     Suppressed,
 }
 
-/// Whether a ring starts at its base, or resumes from an in-flight region.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RingOrigin {
-    /// Nobody, as far as is known.
-    Base,
-    /// Somebody who left it in an in-flight region.
-    Inherited,
-}
-
-/// A ring being served, in the layout that was negotiated. See [`SplitRing`] and [`PackedRing`]
-/// for what the methods promise; both promise the same.
+/// A ring being served, in the layout that was negotiated.
 #[derive(Debug)]
-pub enum Ring {
-    /// A split ring.
+pub struct Ring(LayoutRing);
+
+/// The ring of either layout.
+#[derive(Debug)]
+enum LayoutRing {
     Split(SplitRing),
-    /// A packed ring.
     Packed(PackedRing),
 }
 
+/// The same for a ring of either layout.
+macro_rules! either {
+    ($self:ident, $ring:ident => $result:expr) => {
+        match &$self.0 {
+            LayoutRing::Split($ring) => $result,
+            LayoutRing::Packed($ring) => $result,
+        }
+    };
+    (mut $self:ident, $ring:ident => $result:expr) => {
+        match &mut $self.0 {
+            LayoutRing::Split($ring) => $result,
+            LayoutRing::Packed($ring) => $result,
+        }
+    };
+}
+
 impl Ring {
-    /// Starts to serve a ring, with kicks requested.
+    /// Starts to serve a ring, with kicks requested. The used index of a split ring is taken from the ring itself,
+    /// as it was left by whoever served it before (vhost-user, "Starting and stopping rings").
     pub fn new(memory: Arc<GuestMemory>, setup: RingSetup) -> Result<Self, RingError> {
-        Ok(match setup.layout {
-            RingLayout::Split => Self::Split(SplitRing::new(memory, setup)?),
-            RingLayout::Packed => Self::Packed(PackedRing::new(memory, setup)?),
-        })
+        Self::at_base(memory, setup)?.begin()
     }
 
     /// Starts to serve a ring that is tracked in an in-flight region. If the region was used
@@ -176,135 +185,132 @@ impl Ring {
         setup: RingSetup,
         inflight: &InflightQueue,
     ) -> Result<Self, RingError> {
-        Ok(match setup.layout {
-            RingLayout::Split => Self::Split(SplitRing::tracked(memory, setup, inflight)?),
-            RingLayout::Packed => Self::Packed(PackedRing::tracked(memory, setup, inflight)?),
-        })
+        let mut ring = Self::at_base(memory, setup)?;
+        either!(mut ring, ring => ring.track(inflight)?);
+        ring.begin()
+    }
+
+    /// A ring that goes on at its base and was not touched yet.
+    fn at_base(memory: Arc<GuestMemory>, setup: RingSetup) -> Result<Self, RingError> {
+        Ok(Self(match setup.layout {
+            RingLayout::Split => LayoutRing::Split(SplitRing::at_base(memory, &setup)?),
+            RingLayout::Packed => LayoutRing::Packed(PackedRing::at_base(memory, &setup)?),
+        }))
+    }
+
+    fn begin(mut self) -> Result<Self, RingError> {
+        if let LayoutRing::Split(ring) = &self.0 {
+            ring.set_used_flags(0);
+        }
+        // Chains that wait already are seen by the caller's first pop.
+        let _waiting = self.request_kicks();
+        either!(self, ring => ring.core.check_memory()?);
+        Ok(self)
     }
 
     /// Whether somebody has served the ring before and left it in an in-flight region. The guest
     /// may wait for an interrupt that never came.
     pub fn is_inherited(&self) -> bool {
-        match self {
-            Self::Split(ring) => ring.is_inherited(),
-            Self::Packed(ring) => ring.is_inherited(),
-        }
+        either!(self, ring => ring.core.is_inherited)
     }
 
     /// How many chains that were in flight before are still to be popped.
     pub fn pending(&self) -> usize {
-        match self {
-            Self::Split(ring) => ring.pending(),
-            Self::Packed(ring) => ring.pending(),
-        }
+        either!(self, ring => ring.core.pending.len())
     }
 
     /// The number of descriptors.
     pub fn size(&self) -> u16 {
-        match self {
-            Self::Split(ring) => ring.size(),
-            Self::Packed(ring) => ring.size(),
-        }
+        either!(self, ring => ring.size())
     }
 
     /// Takes the next available chain, if there is one, and puts its memory in `chain`, which is
     /// cleared first. After an error the ring must not be served any further.
     pub fn pop(&mut self, chain: &mut Chain) -> Result<Option<Head>, RingError> {
-        match self {
-            Self::Split(ring) => ring.pop(chain),
-            Self::Packed(ring) => ring.pop(chain),
-        }
+        chain.clear();
+        either!(mut self, ring => {
+            let popped = match ring.core.pending.pop() {
+                None => ring.pop(chain),
+                Some(pending) => ring.pop_pending(&pending, chain).map(Some),
+            };
+            // Lost memory reads as zero, which can look like anything.
+            ring.core.check_memory()?;
+            popped
+        })
     }
 
-    /// Stages the completion of a popped chain. Panics if it is not in flight.
+    /// Stages the completion of a popped chain; `written` is the number of bytes written to its
+    /// memory from the start. The driver sees it after [`Ring::publish`].
+    ///
+    /// Panics if the chain is not in flight: a request was completed twice.
     pub fn push_used(&mut self, head: Head, written: u32) {
-        match self {
-            Self::Split(ring) => ring.push_used(head, written),
-            Self::Packed(ring) => ring.push_used(head, written),
-        }
+        either!(mut self, ring => ring.push_used(head, written));
     }
 
     /// Shows the driver all that was staged, and says whether it wants an interrupt for it.
     pub fn publish(&mut self) -> Interrupt {
-        match self {
-            Self::Split(ring) => ring.publish(),
-            Self::Packed(ring) => ring.publish(),
-        }
+        let is_wanted = either!(mut self, ring => ring.publish());
+        if is_wanted { Interrupt::Wanted } else { Interrupt::Suppressed }
     }
 
-    /// Asks the driver not to kick, as long as the caller looks by itself.
+    /// Asks the driver not to kick, as long as the caller looks by itself. A hint: kicks may still
+    /// come.
     pub fn suppress_kicks(&mut self) {
-        match self {
-            Self::Split(ring) => ring.suppress_kicks(),
-            Self::Packed(ring) => ring.suppress_kicks(),
-        }
+        either!(mut self, ring => ring.suppress_kicks());
     }
 
-    /// Asks the driver to kick for the next chain. `true` if the caller must pop again.
+    /// Asks the driver to kick for the next chain. `true` if chains have arrived meanwhile, for
+    /// which no kick may come: the caller must pop again. Also if memory is lost: `pop` says so.
     #[must_use = "chains that arrived meanwhile come without a kick"]
     pub fn request_kicks(&mut self) -> bool {
-        match self {
-            Self::Split(ring) => ring.request_kicks(),
-            Self::Packed(ring) => ring.request_kicks(),
-        }
+        either!(mut self, ring => {
+            ring.request_kicks();
+            // The wish must be visible before the ring is read: the driver stores its index or flags first and
+            // reads the wish after (virtio 1.2, 2.7.13.4.1 and 2.8.21.3.1).
+            fence(Ordering::SeqCst);
+            ring.has_available() || ring.core.memory.is_lost()
+        })
     }
 
     /// Whether there is something to pop: one look, nothing is checked.
     pub fn has_available(&self) -> bool {
-        match self {
-            Self::Split(ring) => ring.has_available(),
-            Self::Packed(ring) => ring.has_available(),
-        }
+        either!(self, ring => ring.has_available())
     }
 
     /// How many chains are available, as far as one look tells: of a packed ring at most one.
     pub fn available(&self) -> u16 {
-        match self {
-            Self::Split(ring) => ring.available(),
-            Self::Packed(ring) => ring.has_available().into(),
+        match &self.0 {
+            LayoutRing::Split(ring) => ring.available(),
+            LayoutRing::Packed(ring) => ring.has_available().into(),
         }
     }
 
     /// How far it has been served (vhost-user, GET_VRING_BASE).
     pub fn base(&self) -> RingBase {
-        match self {
-            Self::Split(ring) => ring.base(),
-            Self::Packed(ring) => ring.base(),
-        }
+        either!(self, ring => ring.base())
     }
 
     /// Marks in this log from now on what the device writes; nothing without one. The log must have
     /// been made for this ring and its memory. Before the old log is given up all that was staged
     /// must be published.
     pub fn set_log(&mut self, log: Option<RingDirtyLog>) {
-        match self {
-            Self::Split(ring) => ring.set_log(log),
-            Self::Packed(ring) => ring.set_log(log),
-        }
+        either!(mut self, ring => ring.core.marks.set(log));
     }
 
     /// Whether [`Ring::mark_buffer`] marks anything.
     pub fn marks_buffers(&self) -> bool {
-        match self {
-            Self::Split(ring) => ring.marks_buffers(),
-            Self::Packed(ring) => ring.marks_buffers(),
-        }
+        either!(self, ring => ring.core.marks.wants_buffers())
     }
 
     /// Marks memory of a popped chain that was written. To be done before the chain is returned.
     pub fn mark_buffer(&mut self, segment: Segment) {
-        match self {
-            Self::Split(ring) => ring.mark_buffer(segment),
-            Self::Packed(ring) => ring.mark_buffer(segment),
-        }
+        either!(mut self, ring => ring.core.marks.buffer(&ring.core.memory, segment));
     }
 
     /// Whether marks can still be set; an error says that some were lost, and the ring must not be
     /// served any further.
     pub fn check_log(&self) -> Result<(), RingError> {
-        match self {
-            Self::Split(ring) => ring.check_log(),
-            Self::Packed(ring) => ring.check_log(),
-        }
+        let is_lost = either!(self, ring => ring.core.marks.are_lost());
+        if is_lost { Err(RingError::LogLost) } else { Ok(()) }
     }
 }

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use block::DiskSize;
 use tracing::debug;
 use virtio::{
-    CacheMode, InflightGeometry, InflightQueue, InflightRegion, RingSetup, SessionRecord,
+    CacheMode, InflightDescription, InflightGeometry, InflightQueue, InflightRegion, RingSetup,
+    SessionRecord,
 };
 
 use super::Session;
@@ -30,16 +31,6 @@ pub(super) struct InflightTracking {
 }
 
 impl InflightTracking {
-    /// Tracks where somebody else has tracked; what is noted there is what was noted last.
-    fn inherited(region: InflightRegion, device_mode: CacheMode) -> Self {
-        let region = Arc::new(region);
-        let (note, noted) = match SessionRecord::open(&region) {
-            Some((note, noted)) => (Some(note), noted),
-            None => (None, device_mode),
-        };
-        Self { region, note, noted }
-    }
-
     pub(super) fn region(&self) -> &InflightRegion {
         &self.region
     }
@@ -85,31 +76,34 @@ impl<D: Device> Session<D> {
     /// Tracks requests in a region that the front end has kept, from now on. What is in flight
     /// there is served again when its ring starts (SET_INFLIGHT_FD). If write-through is noted there,
     /// the device is in write-through from now on.
-    pub fn set_inflight(
-        &mut self,
-        fd: OwnedFd,
-        queues: u16,
-        queue_size: u16,
-        bytes: u64,
-        offset: u64,
-    ) -> Result<(), MessageRefusal> {
-        let shape = InflightGeometry::check(queues, queue_size)?;
-        let region = InflightRegion::map(fd, shape, bytes, offset, self.device.memory_rules())?;
-        self.track_in(InflightTracking::inherited(region, self.device.cache_mode()))
+    pub fn set_inflight(&mut self, region: InflightDescription) -> Result<(), MessageRefusal> {
+        let tracking = self.map_inflight(region)?;
+        self.track_in(tracking)
     }
 
     /// The same while no ring is served, and none will be before [`Session::go_on`].
     pub(super) fn adopt_inflight(
         &mut self,
-        fd: OwnedFd,
-        queues: u16,
-        queue_size: u16,
-        bytes: u64,
-        offset: u64,
+        region: InflightDescription,
     ) -> Result<(), MessageRefusal> {
+        let tracking = self.map_inflight(region)?;
+        self.track(tracking)
+    }
+
+    /// Maps a region where somebody else has tracked; what is noted there is what was noted last.
+    fn map_inflight(
+        &self,
+        region: InflightDescription,
+    ) -> Result<InflightTracking, MessageRefusal> {
+        let InflightDescription { queues, queue_size, bytes, offset, file } = region;
         let shape = InflightGeometry::check(queues, queue_size)?;
-        let region = InflightRegion::map(fd, shape, bytes, offset, self.device.memory_rules())?;
-        self.track(InflightTracking::inherited(region, self.device.cache_mode()))
+        let region = InflightRegion::map(file, shape, bytes, offset, self.device.memory_rules())?;
+        let region = Arc::new(region);
+        let (note, noted) = match SessionRecord::open(&region) {
+            Some((note, noted)) => (Some(note), noted),
+            None => (None, self.device.cache_mode()),
+        };
+        Ok(InflightTracking { region, note, noted })
     }
 
     fn track_in(&mut self, tracking: InflightTracking) -> Result<(), MessageRefusal> {

@@ -11,7 +11,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use virtio::{Features, GuestMemory, Region, RegionSpec, RingAddresses, RingBase};
+use virtio::{
+    Features, GuestMemory, InflightDescription, Region, RegionSpec, RingAddresses, RingBase,
+};
 
 use super::log::LOG_ALL;
 use super::ring::RingState as Standing;
@@ -28,7 +30,7 @@ pub struct SavedSession {
     /// The guest's memory.
     pub regions: Vec<SavedRegion>,
     /// Where requests in flight are tracked.
-    pub inflight: Option<SavedInflight>,
+    pub inflight: Option<InflightDescription>,
     /// The back end's own channel, if the front end has given one (SET_BACKEND_REQ_FD).
     pub channel: Option<OwnedFd>,
     /// The rings, from queue 0 on.
@@ -56,21 +58,6 @@ pub struct SavedLog {
 pub struct SavedRegion {
     /// What the front end said of it.
     pub spec: RegionSpec,
-    /// Its file.
-    pub file: OwnedFd,
-}
-
-/// An in-flight region as it is handed over (SET_INFLIGHT_FD).
-#[derive(Debug)]
-pub struct SavedInflight {
-    /// How many queues it tracks.
-    pub queues: u16,
-    /// How many descriptors each of them has at most.
-    pub queue_size: u16,
-    /// Its size.
-    pub bytes: u64,
-    /// Where it starts in its file, in bytes.
-    pub offset: u64,
     /// Its file.
     pub file: OwnedFd,
 }
@@ -116,30 +103,21 @@ impl<D: Device> Session<D> {
         let is_logged = |ring: &SessionRing| ring.logged_at.is_some();
         let is_logging = features.contains(LOG_ALL) || rings.iter().any(is_logged);
         let log = log.as_ref().map(|log| -> Result<_, MessageRefusal> {
-            let (bytes, offset) = (log.bytes(), log.file_offset());
-            Ok(SavedLog { bytes, offset, file: copy(log.file())? })
+            let RegionSpec { bytes, file_offset: offset, .. } = log.region().spec();
+            Ok(SavedLog { bytes, offset, file: copy(log.region().file())? })
         });
         let regions = memory
             .regions()
             .iter()
             .map(|region| Ok(SavedRegion { spec: region.spec(), file: copy(region.file())? }))
             .collect::<Result<_, MessageRefusal>>()?;
-        let inflight = inflight.as_ref().map(|tracking| -> Result<_, MessageRefusal> {
-            let origin = tracking.region().origin();
-            Ok(SavedInflight {
-                queues: origin.queues,
-                queue_size: origin.queue_size,
-                bytes: origin.bytes,
-                offset: origin.offset,
-                file: copy(origin.file)?,
-            })
-        });
+        let inflight = inflight.as_ref().map(|tracking| tracking.region().description());
         let rings = (0..).zip(&*rings).map(|(queue, ring)| ring.save(QueueIndex(queue)));
         Ok(SavedSession {
             features: *features,
             protocol: *protocol,
             regions,
-            inflight: inflight.transpose()?,
+            inflight: inflight.transpose().map_err(MessageRefusal::Copy)?,
             channel: channel.as_ref().map(|channel| copy(channel.as_fd())).transpose()?,
             rings: rings.collect::<Result<_, _>>()?,
             log: log.transpose()?,
@@ -173,8 +151,8 @@ impl<D: Device> Session<D> {
         let regions = regions.into_iter().map(map).collect::<Result<_, _>>()?;
         let memory = GuestMemory::new(regions)?;
         self.share(memory);
-        if let Some(SavedInflight { queues, queue_size, bytes, offset, file }) = inflight {
-            self.adopt_inflight(file, queues, queue_size, bytes, offset)?;
+        if let Some(inflight) = inflight {
+            self.adopt_inflight(inflight)?;
         }
         if let Some(channel) = channel {
             self.set_channel(channel);
@@ -219,5 +197,5 @@ impl SessionRing {
 }
 
 fn copy(fd: std::os::fd::BorrowedFd<'_>) -> Result<OwnedFd, MessageRefusal> {
-    fd.try_clone_to_owned().map_err(|source| MessageRefusal::Copy { source })
+    fd.try_clone_to_owned().map_err(MessageRefusal::Copy)
 }

@@ -11,7 +11,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use vhost_user::{SessionError, serve};
+use vhost_user::{PauseDecision, SavedSession, SessionControl, SessionError, SessionServer};
 use virtio::Features;
 
 use crate::mock::{CONFIG, Mock, split_features};
@@ -97,6 +97,25 @@ pub(crate) fn memfd(bytes: u64) -> OwnedFd {
     fd
 }
 
+/// A [`SessionControl`] that never asks for anything.
+struct NoSessionControl;
+
+impl SessionControl for NoSessionControl {
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn background(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn run_background(&self) {}
+
+    fn paused(&self, _: SavedSession) -> PauseDecision {
+        PauseDecision::Resume
+    }
+}
+
 impl FrontEnd {
     /// Connected to a session that nothing was said to.
     pub(crate) fn new() -> Self {
@@ -104,7 +123,9 @@ impl FrontEnd {
     }
 
     pub(crate) fn on(mock: &Mock) -> Self {
-        Self::served(mock, serve)
+        Self::served(mock, |stream, device| {
+            SessionServer::new(stream, device)?.run(&NoSessionControl).map(|_end| ())
+        })
     }
 
     /// Connected to a session that is served like this.

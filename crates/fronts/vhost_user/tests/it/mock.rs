@@ -138,7 +138,7 @@ impl Device for Mock {
         let noted = record.on_cache.as_ref().map(|look| look());
         record.noted.extend(noted);
         if record.lossy {
-            return Err(DeviceError::CacheMode { source: Box::from("the disk is gone") });
+            return Err(DeviceError::CacheMode(Box::from("the disk is gone")));
         }
         Ok(())
     }

@@ -26,11 +26,7 @@ pub enum InflightError {
     },
     /// A descriptor that tells nothing about itself.
     #[error("cannot look at the file of the in-flight region")]
-    Stat {
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
+    Stat(#[source] std::io::Error),
     /// A region that would fault when touched.
     #[error("in-flight region of {bytes} bytes at byte {offset} of a file of {file_bytes} bytes")]
     BeyondFile {
@@ -49,17 +45,13 @@ pub enum InflightError {
     },
     /// The system refused the mapping.
     #[error("cannot map the in-flight region")]
-    Map {
-        /// Why.
-        #[source]
-        source: MemoryError,
-    },
+    Map(#[source] MemoryError),
 }
 
 impl InflightError {
     /// Whether this process takes no more memory, by a limit of its own.
     pub fn is_want_of_room(&self) -> bool {
-        matches!(self, Self::Map { source } if source.is_want_of_room())
+        matches!(self, Self::Map(source) if source.is_want_of_room())
     }
 }
 

@@ -64,6 +64,11 @@ impl InflightFields {
     field!(load_u64, store_u64, AtomicU64, u64);
 
     /// Whether the part was found gone when it was touched; what was read may be zeroes then.
+    /// Zeroes these fields, eight bytes at a time.
+    pub(super) fn clear(&self, fields: std::ops::Range<usize>) {
+        fields.step_by(8).for_each(|field| self.store_u64(field, 0));
+    }
+
     pub(super) fn is_lost(&self) -> bool {
         self.region.is_lost()
     }

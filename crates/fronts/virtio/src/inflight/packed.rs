@@ -11,12 +11,11 @@
 //! Limits: as many entries as the region was made for, at least the ring size.
 
 use super::fields::InflightFields;
-use super::{
-    ENTRIES_FIELD, FEATURES, InflightFault, InflightQueue, PriorUse, VERSION, VERSION_FIELD,
-};
+use super::{InflightFault, InflightQueue, InflightTracker};
 use crate::RingLayout;
 use crate::fault_point::{FaultPoint, reached};
-use crate::ring::DESCRIPTOR_BYTES;
+use crate::packed::Position;
+use crate::ring::Descriptor;
 
 pub(super) const HEADER_BYTES: usize = 32;
 pub(super) const ENTRY_BYTES: usize = 32;
@@ -37,13 +36,6 @@ const FLAGS: usize = 18;
 const LENGTH: usize = 20;
 const ADDRESS: usize = 24;
 
-/// A slot of the ring and the wrap counter there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct UsedPosition {
-    pub(crate) slot: u16,
-    pub(crate) wrap: bool,
-}
-
 /// Tracks the chains in flight of a packed ring in the in-flight region.
 #[derive(Debug)]
 pub(crate) struct PackedTracker {
@@ -55,7 +47,7 @@ pub(crate) struct PackedTracker {
     free_head: u16,
     /// The first and the last entry of the chain of each buffer id in flight.
     chains: Box<[(u16, u16)]>,
-    used: UsedPosition,
+    used: Position,
     draft: ChainDraft,
     /// The buffer ids of the batch that is being staged.
     batch: Vec<u16>,
@@ -74,16 +66,7 @@ struct ChainDraft {
 #[derive(Debug)]
 pub(crate) struct SavedChain {
     pub(crate) id: u16,
-    pub(crate) descriptors: Vec<[u8; DESCRIPTOR_BYTES]>,
-}
-
-/// What a packed ring resumes from after a crash: its used position and the chains in flight.
-#[derive(Debug)]
-pub(crate) struct PackedRecovery {
-    pub(crate) used: UsedPosition,
-    /// The chains in flight, the oldest last. All ids differ and are less than the ring size; all
-    /// descriptors together are no more than that.
-    pub(crate) chains: Vec<SavedChain>,
+    pub(crate) descriptors: Vec<Descriptor>,
 }
 
 fn entry(index: u16, field: usize) -> usize {
@@ -91,31 +74,32 @@ fn entry(index: u16, field: usize) -> usize {
 }
 
 /// The four fields as they lie in memory.
-fn used_state(used: UsedPosition, old: UsedPosition) -> u64 {
+fn used_state(used: Position, old: Position) -> u64 {
     let ([u0, u1], [o0, o1]) = (used.slot.to_ne_bytes(), old.slot.to_ne_bytes());
     u64::from_ne_bytes([u0, u1, o0, o1, used.wrap.into(), old.wrap.into(), 0, 0])
 }
 
-impl UsedPosition {
-    fn check(slot: u16, wrap: u8, size: u16) -> Result<Self, InflightFault> {
-        if slot < size && wrap <= 1 {
-            Ok(Self { slot, wrap: wrap == 1 })
-        } else {
-            Err(InflightFault::Position { slot, wrap, size })
-        }
+/// The position that two of these fields name in a ring of this size.
+fn position(slot: [u8; 2], wrap: u8, size: u16) -> Result<Position, InflightFault> {
+    let slot = u16::from_ne_bytes(slot);
+    if slot < size && wrap <= 1 {
+        Ok(Position { slot, wrap: wrap == 1 })
+    } else {
+        Err(InflightFault::Position { slot, wrap, size })
     }
 }
 
 impl PackedTracker {
     /// Tracks a ring of this size. One of which nothing is known starts at `start`; otherwise the
     /// batch that a crash has cut is finished or taken back, and what is in flight is handed
-    /// back. `is_available` says whether the driver's descriptor in a slot is still there.
+    /// back, the oldest last; all ids differ and are less than the ring size, and all descriptors together are no
+    /// more than that. `is_available` says whether the driver's descriptor in a slot is still there.
     pub(crate) fn open(
         queue: &InflightQueue,
         size: u16,
-        start: UsedPosition,
-        is_available: impl Fn(UsedPosition) -> bool,
-    ) -> Result<(Self, Option<PackedRecovery>), InflightFault> {
+        start: Position,
+        is_available: impl Fn(Position) -> bool,
+    ) -> Result<(Self, Option<Vec<SavedChain>>), InflightFault> {
         let entries = queue.entries();
         let mut tracker = Self {
             fields: queue.fields(RingLayout::Packed, size)?,
@@ -127,34 +111,27 @@ impl PackedTracker {
             draft: ChainDraft { next: 0, last: 0, descriptors: 0 },
             batch: Vec::with_capacity(size.into()),
         };
-        let past = match super::past(&tracker.fields, entries)? {
-            PriorUse::None => {
-                tracker.begin(entries);
-                None
-            }
-            PriorUse::Used => {
-                tracker.repair(size, is_available)?;
-                let chains = tracker.recover(size)?;
-                Some(PackedRecovery { used: tracker.used, chains })
-            }
+        let past = if super::was_used(&tracker.fields, entries)? {
+            tracker.repair(size, is_available)?;
+            Some(tracker.recover(size)?)
+        } else {
+            tracker.begin(entries);
+            None
         };
         if tracker.is_lost() { Err(InflightFault::Lost) } else { Ok((tracker, past)) }
     }
 
     /// Makes the part one of a ring with nothing in flight. Its version is stored last.
     fn begin(&mut self, entries: u16) {
+        self.fields.clear(HEADER_BYTES..entry(entries, 0));
         for index in 0..entries {
-            for field in [0, 8, 16, 24] {
-                self.fields.store_u64(entry(index, field), 0);
-            }
             self.fields.store_u16(entry(index, NEXT), index + 1);
         }
-        self.fields.store_u64(FEATURES, 0);
-        self.fields.store_u16(ENTRIES_FIELD, entries);
-        self.fields.store_u16(FREE_HEAD, 0);
-        self.fields.store_u16(OLD_FREE_HEAD, 0);
-        self.fields.store_u64(USED_STATE, used_state(self.used, self.used));
-        self.fields.store_u16(VERSION_FIELD, VERSION);
+        super::begin(&self.fields, entries, |fields| {
+            fields.store_u16(FREE_HEAD, 0);
+            fields.store_u16(OLD_FREE_HEAD, 0);
+            fields.store_u64(USED_STATE, used_state(self.used, self.used));
+        });
     }
 
     /// Finishes a batch that the driver has seen; takes back one that it has not, and a pop that
@@ -162,11 +139,11 @@ impl PackedTracker {
     fn repair(
         &mut self,
         size: u16,
-        is_available: impl Fn(UsedPosition) -> bool,
+        is_available: impl Fn(Position) -> bool,
     ) -> Result<(), InflightFault> {
         let [u0, u1, o0, o1, wrap, old_wrap, ..] = self.fields.load_u64(USED_STATE).to_ne_bytes();
-        let used = UsedPosition::check(u16::from_ne_bytes([u0, u1]), wrap, size)?;
-        let old = UsedPosition::check(u16::from_ne_bytes([o0, o1]), old_wrap, size)?;
+        let used = position([u0, u1], wrap, size)?;
+        let old = position([o0, o1], old_wrap, size)?;
         if used == old || is_available(old) {
             self.free_head = self.fields.load_u16(OLD_FREE_HEAD);
             self.fields.store_u16(FREE_HEAD, self.free_head);
@@ -236,15 +213,14 @@ impl PackedTracker {
         let (mut at, mut last) = (head, head);
         for _ in 0..count {
             take(at)?;
-            let mut bytes = [0; DESCRIPTOR_BYTES];
-            let (id, flags) =
-                (self.fields.load_u16(entry(at, ID)), self.fields.load_u16(entry(at, FLAGS)));
-            bytes[..8].copy_from_slice(&self.fields.load_u64(entry(at, ADDRESS)).to_le_bytes());
-            bytes[8..12].copy_from_slice(&self.fields.load_u32(entry(at, LENGTH)).to_le_bytes());
-            bytes[12..14].copy_from_slice(&id.to_le_bytes());
-            bytes[14..].copy_from_slice(&flags.to_le_bytes());
-            saved.descriptors.push(bytes);
-            saved.id = id;
+            let descriptor = Descriptor {
+                address: self.fields.load_u64(entry(at, ADDRESS)),
+                bytes: self.fields.load_u32(entry(at, LENGTH)),
+                flags: self.fields.load_u16(entry(at, FLAGS)),
+                next_or_id: self.fields.load_u16(entry(at, ID)),
+            };
+            saved.descriptors.push(descriptor);
+            saved.id = descriptor.next_or_id;
             last = at;
             at = self.next[usize::from(at)];
         }
@@ -279,22 +255,34 @@ impl PackedTracker {
     }
 
     /// Copies the next descriptor of the chain, as it lies in the ring.
-    pub(crate) fn copy(&mut self, bytes: [u8; DESCRIPTOR_BYTES]) {
-        let [a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, l3, i0, i1, f0, f1] = bytes;
+    pub(crate) fn copy(&mut self, descriptor: Descriptor) {
+        let Descriptor { address, bytes, flags, next_or_id: id } = descriptor;
         let at = self.draft.next;
-        let address = u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]);
         self.fields.store_u64(entry(at, ADDRESS), address);
-        self.fields.store_u32(entry(at, LENGTH), u32::from_le_bytes([l0, l1, l2, l3]));
-        self.fields.store_u16(entry(at, FLAGS), u16::from_le_bytes([f0, f1]));
-        self.fields.store_u16(entry(at, ID), u16::from_le_bytes([i0, i1]));
+        self.fields.store_u32(entry(at, LENGTH), bytes);
+        self.fields.store_u16(entry(at, FLAGS), flags);
+        self.fields.store_u16(entry(at, ID), id);
         // There is one: the ring holds no more descriptors than the part has entries.
         self.draft.next = self.next[usize::from(at)];
         self.draft.last = at;
         self.draft.descriptors += 1;
     }
 
-    /// Marks the chain that was copied.
-    pub(crate) fn mark(&mut self, id: u16) {
+    /// Where the ring goes on: the next used descriptor, as the driver sees it.
+    pub(crate) fn used(&self) -> Position {
+        self.used
+    }
+}
+
+impl InflightTracker for PackedTracker {
+    type Used = Position;
+
+    fn is_lost(&self) -> bool {
+        self.fields.is_lost()
+    }
+
+    /// The chain is the one that was copied.
+    fn mark(&mut self, id: u16) {
         let ChainDraft { next, last, descriptors } = self.draft;
         let head = self.free_head;
         self.fields.store_u16(entry(head, LAST), last);
@@ -309,13 +297,11 @@ impl PackedTracker {
         self.fields.store_u16(OLD_FREE_HEAD, next);
     }
 
-    /// Adds a chain to the batch.
-    pub(crate) fn stage(&mut self, id: u16) {
+    fn stage(&mut self, id: u16) {
         self.batch.push(id);
     }
 
-    /// Names the chains of the batch, before the driver sees it, and where the ring is after it.
-    pub(crate) fn link(&mut self, used: UsedPosition) {
+    fn link(&mut self, used: Position) {
         for &id in &self.batch {
             let (head, last) = self.chains[usize::from(id)];
             self.fields.store_u16(entry(last, NEXT), self.free_head);
@@ -327,21 +313,15 @@ impl PackedTracker {
         self.used = used;
     }
 
-    /// Clears the marks of the batch, which the driver sees.
-    pub(crate) fn unmark(&mut self) {
+    fn unmark(&mut self) {
         for id in self.batch.drain(..) {
             let (head, _) = self.chains[usize::from(id)];
             self.fields.store_u8(entry(head, MARK), 0);
         }
     }
 
-    /// Notes that the batch is over.
-    pub(crate) fn commit(&mut self) {
+    fn commit(&mut self, used: Position) {
         self.fields.store_u16(OLD_FREE_HEAD, self.free_head);
-        self.fields.store_u64(USED_STATE, used_state(self.used, self.used));
-    }
-
-    pub(crate) fn is_lost(&self) -> bool {
-        self.fields.is_lost()
+        self.fields.store_u64(USED_STATE, used_state(used, used));
     }
 }

@@ -8,9 +8,7 @@
 //! heads hang on `last_batch_head`, as many as the index is ahead.
 
 use super::fields::InflightFields;
-use super::{
-    ENTRIES_FIELD, FEATURES, InflightFault, InflightQueue, PriorUse, VERSION, VERSION_FIELD,
-};
+use super::{InflightFault, InflightQueue, InflightTracker};
 use crate::RingLayout;
 use crate::fault_point::{FaultPoint, reached};
 
@@ -37,59 +35,41 @@ pub(crate) struct SplitTracker {
     batch: Vec<u16>,
 }
 
-/// What a split ring resumes from after a crash: the heads in flight.
-#[derive(Debug)]
-pub(crate) struct SplitRecovery {
-    /// The heads in flight, the oldest last.
-    pub(crate) heads: Vec<u16>,
-}
-
 fn entry(head: u16, field: usize) -> usize {
     HEADER_BYTES + ENTRY_BYTES * usize::from(head) + field
 }
 
 impl SplitTracker {
     /// Tracks a ring of this size whose used index is `used`. If the region was used before, the
-    /// batch that a crash has cut is finished, and what is in flight is handed back.
+    /// batch that a crash has cut is finished, and the heads in flight are handed back, the oldest last.
     pub(crate) fn open(
         queue: &InflightQueue,
         size: u16,
         used: u16,
-    ) -> Result<(Self, Option<SplitRecovery>), InflightFault> {
+    ) -> Result<(Self, Option<Vec<u16>>), InflightFault> {
         let entries = queue.entries();
         let fields = queue.fields(RingLayout::Split, size)?;
         let batch = Vec::with_capacity(size.into());
         let mut tracker = Self { fields, counter: 0, last_batch: 0, batch };
-        let past = match super::past(&tracker.fields, entries)? {
-            PriorUse::None => {
-                tracker.begin(entries, used);
-                None
-            }
-            PriorUse::Used => Some(tracker.recover(entries, size, used)?),
+        let past = if super::was_used(&tracker.fields, entries)? {
+            Some(tracker.recover(entries, size, used)?)
+        } else {
+            tracker.begin(entries, used);
+            None
         };
         if tracker.is_lost() { Err(InflightFault::Lost) } else { Ok((tracker, past)) }
     }
 
     /// Makes the part one of a ring with nothing in flight. Its version is stored last.
     fn begin(&mut self, entries: u16, used: u16) {
-        for head in 0..entries {
-            for field in [0, 8] {
-                self.fields.store_u64(entry(head, field), 0);
-            }
-        }
-        self.fields.store_u64(FEATURES, 0);
-        self.fields.store_u16(ENTRIES_FIELD, entries);
-        self.fields.store_u16(LAST_BATCH_HEAD, 0);
-        self.fields.store_u16(USED_INDEX, used);
-        self.fields.store_u16(VERSION_FIELD, VERSION);
+        self.fields.clear(HEADER_BYTES..entry(entries, 0));
+        super::begin(&self.fields, entries, |fields| {
+            fields.store_u16(LAST_BATCH_HEAD, 0);
+            fields.store_u16(USED_INDEX, used);
+        });
     }
 
-    fn recover(
-        &mut self,
-        entries: u16,
-        size: u16,
-        used: u16,
-    ) -> Result<SplitRecovery, InflightFault> {
+    fn recover(&mut self, entries: u16, size: u16, used: u16) -> Result<Vec<u16>, InflightFault> {
         let mut marks: Vec<bool> =
             (0..entries).map(|head| self.fields.load_u8(entry(head, MARK)) != 0).collect();
         for head in self.last_batch(&marks, size, used)? {
@@ -107,7 +87,7 @@ impl SplitTracker {
         }
         line.sort_unstable_by(|one, other| other.cmp(one));
         self.counter = line.first().map_or(0, |(counter, _)| counter.wrapping_add(1));
-        Ok(SplitRecovery { heads: line.into_iter().map(|(_, head)| head).collect() })
+        Ok(line.into_iter().map(|(_, head)| head).collect())
     }
 
     /// The heads of the batch that the driver has seen although the region does not know it.
@@ -136,22 +116,27 @@ impl SplitTracker {
         }
         Ok(batch)
     }
+}
 
-    /// Marks a chain that was popped.
-    pub(crate) fn mark(&mut self, head: u16) {
+impl InflightTracker for SplitTracker {
+    type Used = u16;
+
+    fn is_lost(&self) -> bool {
+        self.fields.is_lost()
+    }
+
+    fn mark(&mut self, head: u16) {
         self.fields.store_u64(entry(head, COUNTER), self.counter);
         self.counter = self.counter.wrapping_add(1);
         reached(FaultPoint::Noted);
         self.fields.store_u8(entry(head, MARK), 1);
     }
 
-    /// Adds a chain to the batch.
-    pub(crate) fn stage(&mut self, head: u16) {
+    fn stage(&mut self, head: u16) {
         self.batch.push(head);
     }
 
-    /// Names the chains of the batch, before the driver sees it.
-    pub(crate) fn link(&mut self) {
+    fn link(&mut self, _: u16) {
         for &head in &self.batch {
             self.fields.store_u16(entry(head, NEXT), self.last_batch);
             self.last_batch = head;
@@ -159,19 +144,13 @@ impl SplitTracker {
         self.fields.store_u16(LAST_BATCH_HEAD, self.last_batch);
     }
 
-    /// Clears the marks of the batch, which the driver sees.
-    pub(crate) fn unmark(&mut self) {
+    fn unmark(&mut self) {
         for head in self.batch.drain(..) {
             self.fields.store_u8(entry(head, MARK), 0);
         }
     }
 
-    /// Notes the used index that the driver sees.
-    pub(crate) fn commit(&mut self, used: u16) {
+    fn commit(&mut self, used: u16) {
         self.fields.store_u16(USED_INDEX, used);
-    }
-
-    pub(crate) fn is_lost(&self) -> bool {
-        self.fields.is_lost()
     }
 }

@@ -11,7 +11,7 @@
 
 #![expect(unsafe_code, reason = "the log is shared with the front end")]
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -66,14 +66,9 @@ impl DirtyLog {
         self.region.spec().bytes
     }
 
-    /// Where in its file it begins, in bytes.
-    pub fn file_offset(&self) -> u64 {
-        self.region.spec().file_offset
-    }
-
-    /// The file that it is in.
-    pub fn file(&self) -> BorrowedFd<'_> {
-        self.region.file()
+    /// What it was mapped from: file, offset and size. It has no guest address.
+    pub fn region(&self) -> &Region {
+        &self.region
     }
 
     /// Whether there is a bit for each page up to that of this guest address.

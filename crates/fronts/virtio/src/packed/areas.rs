@@ -67,7 +67,7 @@ impl EventSuppression {
 
 /// Pointers to the three areas of a packed ring in guest memory: descriptors, driver and device event suppression.
 #[derive(Debug)]
-pub(super) struct Areas {
+pub(super) struct PackedAreas {
     descriptors: NonNull<u8>,
     driver_events: NonNull<u8>,
     device_events: NonNull<u8>,
@@ -76,9 +76,9 @@ pub(super) struct Areas {
 
 // SAFETY: the pointers lead into mappings of the process, which any thread may use; the ring that
 // holds the areas keeps them mapped and is used by one thread at a time.
-unsafe impl Send for Areas {}
+unsafe impl Send for PackedAreas {}
 
-impl Areas {
+impl PackedAreas {
     /// Finds the areas in `memory`. The caller keeps the table as long as the areas.
     pub(super) fn find(
         memory: &GuestMemory,

@@ -3,8 +3,7 @@
 //! Invariants: the slot of a position of ours is less than the ring size. One that the driver wrote
 //! may have any slot and is only compared, never an address.
 
-use crate::inflight::UsedPosition;
-use crate::ring::{RingBase, RingError, RingLayout};
+use crate::ring::{RingError, RingSetup};
 
 /// VIRTQ_DESC_F_WRITE in a used descriptor: something was written.
 const WRITE: u16 = 2;
@@ -17,10 +16,10 @@ const WRAP: u16 = 1 << 15;
 
 /// A position in a packed ring: a slot and its wrap counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Position {
-    pub(super) slot: u16,
+pub(crate) struct Position {
+    pub(crate) slot: u16,
     /// Changes each time the ring is gone round.
-    pub(super) wrap: bool,
+    pub(crate) wrap: bool,
 }
 
 impl Position {
@@ -66,18 +65,6 @@ impl Position {
     }
 }
 
-impl From<UsedPosition> for Position {
-    fn from(UsedPosition { slot, wrap }: UsedPosition) -> Self {
-        Self { slot, wrap }
-    }
-}
-
-impl From<Position> for UsedPosition {
-    fn from(Position { slot, wrap }: Position) -> Self {
-        Self { slot, wrap }
-    }
-}
-
 /// How far a packed ring has been served: the positions of the next available chain and the next used descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RingProgress {
@@ -92,7 +79,8 @@ pub(crate) struct RingProgress {
 impl RingProgress {
     /// Takes a front end at its word if both positions are in the ring and no further apart than
     /// it is long.
-    pub(super) fn from_base(base: RingBase, size: u16) -> Result<Self, RingError> {
+    pub(crate) fn from_base(setup: &RingSetup) -> Result<Self, RingError> {
+        let RingSetup { base, size, layout, .. } = *setup;
         let [a0, a1, u0, u1] = base.0.to_le_bytes();
         let available = u16::from_le_bytes([a0, a1]);
         // DPDK's and SPDK's front ends leave the high half 0. Nothing can be in flight for us at
@@ -109,7 +97,7 @@ impl RingProgress {
             Some(held) if available.slot < size && used.slot < size && held <= size => {
                 Ok(Self { available, used, held })
             }
-            Some(_) | None => Err(RingError::Base { base, layout: RingLayout::Packed, size }),
+            Some(_) | None => Err(RingError::Base { base, layout, size }),
         }
     }
 }
@@ -117,6 +105,7 @@ impl RingProgress {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{RingAddresses, RingBase, RingLayout};
 
     #[track_caller]
     fn check_event(new: (u16, bool), event: (u16, bool), count: u16, expected: bool) {
@@ -157,7 +146,15 @@ mod tests {
 
     #[track_caller]
     fn check_base(base: u32, size: u16, expected: Option<(u32, u16)>) {
-        let found = RingProgress::from_base(RingBase(base), size).ok().map(|progress| {
+        let setup = RingSetup {
+            layout: RingLayout::Packed,
+            size,
+            addresses: RingAddresses { descriptors: 0, available: 0, used: 0 },
+            base: RingBase(base),
+            event_idx: false,
+            indirect: false,
+        };
+        let found = RingProgress::from_base(&setup).ok().map(|progress| {
             let [available, used] = [progress.available, progress.used].map(Position::to_bits);
             (u32::from(available) | u32::from(used) << 16, progress.held)
         });

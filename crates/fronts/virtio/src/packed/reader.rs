@@ -3,27 +3,16 @@
 //! Invariants: a descriptor is copied once and checked after; a chain is no longer than the part of
 //! the ring that the driver may write, so it ends.
 
-use super::areas::Areas;
+use super::areas::PackedAreas;
 use crate::inflight::PackedTracker;
-use crate::ring::{Chain, ChainBuilder, DESCRIPTOR_BYTES, RingError, table_entries};
-
-/// VIRTQ_DESC_F_NEXT.
-const NEXT: u16 = 1;
-/// VIRTQ_DESC_F_WRITE.
-const WRITE: u16 = 2;
-/// VIRTQ_DESC_F_INDIRECT.
-const INDIRECT: u16 = 4;
-
-/// Where the flags of a descriptor start (virtio 1.2, 2.8.13).
-const FLAGS_OFFSET: usize = 14;
+use crate::ring::{Chain, ChainBuilder, Descriptor, RingError};
 
 /// Reads a chain's descriptors and gathers the memory that they name.
-pub(super) struct ChainReader<'a> {
-    pub(super) areas: &'a Areas,
-    pub(super) gather: ChainBuilder<'a>,
+pub(super) struct PackedChainReader<'a> {
+    pub(super) areas: &'a PackedAreas,
+    pub(super) builder: ChainBuilder<'a>,
     /// Gets a copy of every descriptor of the ring.
     pub(super) tracker: Option<&'a mut PackedTracker>,
-    pub(super) indirect: bool,
     /// How many descriptors the driver can have made available.
     pub(super) free: u16,
 }
@@ -37,20 +26,11 @@ pub(super) struct ChainSpan {
     pub(super) descriptors: u16,
 }
 
-/// A descriptor of a packed ring (struct pvirtq_desc).
-#[derive(Clone, Copy)]
-struct Descriptor {
-    address: u64,
-    bytes: u32,
-    id: u16,
-    flags: u16,
-}
-
-impl ChainReader<'_> {
+impl PackedChainReader<'_> {
     /// Adds the memory of the chain to `chain`. `flags` are those of its first descriptor, by which
     /// it was found available.
     pub(super) fn read(mut self, flags: u16, chain: &mut Chain) -> Result<ChainSpan, RingError> {
-        let (areas, head, free) = (self.areas, self.gather.head, self.free);
+        let (areas, head, free) = (self.areas, self.builder.head, self.free);
         let mut tracker = self.tracker.take();
         if let Some(tracker) = &mut tracker {
             tracker.begin_chain();
@@ -60,16 +40,16 @@ impl ChainReader<'_> {
             if place == free {
                 return Err(RingError::ChainTooLong { head, free });
             }
-            let mut bytes = areas.descriptor(slot);
+            let mut descriptor = Descriptor::packed(areas.descriptor(slot));
             if place == 0 {
                 // What was checked counts, not what stands there now.
-                bytes[FLAGS_OFFSET..].copy_from_slice(&flags.to_le_bytes());
+                descriptor.flags = flags;
             }
             if let Some(tracker) = &mut tracker {
-                tracker.copy(bytes);
+                tracker.copy(descriptor);
             }
             slot = if slot + 1 == areas.size() { 0 } else { slot + 1 };
-            Ok(bytes)
+            Ok(descriptor)
         })
     }
 
@@ -77,10 +57,10 @@ impl ChainReader<'_> {
     /// got it any more.
     pub(super) fn read_saved(
         mut self,
-        saved: &[[u8; DESCRIPTOR_BYTES]],
+        saved: &[Descriptor],
         chain: &mut Chain,
     ) -> Result<(), RingError> {
-        let head = self.gather.head;
+        let head = self.builder.head;
         let descriptors = u16::try_from(saved.len()).expect("at most the ring size");
         let too_long = RingError::ChainTooLong { head, free: descriptors };
         let read =
@@ -92,20 +72,20 @@ impl ChainReader<'_> {
     fn gather(
         &mut self,
         chain: &mut Chain,
-        mut fetch: impl FnMut(u16) -> Result<[u8; DESCRIPTOR_BYTES], RingError>,
+        mut fetch: impl FnMut(u16) -> Result<Descriptor, RingError>,
     ) -> Result<ChainSpan, RingError> {
         let mut descriptors = 0;
         loop {
-            let descriptor = Descriptor::from_bytes(fetch(descriptors)?);
+            let descriptor = fetch(descriptors)?;
             descriptors += 1;
-            if descriptor.has(INDIRECT) {
-                self.read_table(descriptor, descriptors, chain)?;
-                return Ok(ChainSpan { id: descriptor.id, descriptors });
+            // The last descriptor has the chain's id (virtio 1.2, 2.8.6).
+            let span = ChainSpan { id: descriptor.next_or_id, descriptors };
+            if descriptor.is_indirect() {
+                return self.read_table(descriptor, span, chain);
             }
-            self.add(descriptor, chain)?;
-            if !descriptor.has(NEXT) {
-                // The last descriptor has the chain's id (virtio 1.2, 2.8.6).
-                return Ok(ChainSpan { id: descriptor.id, descriptors });
+            self.builder.add(descriptor, chain)?;
+            if !descriptor.has_next() {
+                return Ok(span);
             }
         }
     }
@@ -114,45 +94,16 @@ impl ChainReader<'_> {
     /// is the only one that counts, and all descriptors belong to the chain (virtio 1.2, 2.8.7).
     fn read_table(
         &mut self,
-        descriptor: Descriptor,
-        descriptors: u16,
+        indirect: Descriptor,
+        span: ChainSpan,
         chain: &mut Chain,
-    ) -> Result<(), RingError> {
-        let head = self.gather.head;
-        if !self.indirect {
-            return Err(RingError::IndirectNotNegotiated { head });
+    ) -> Result<ChainSpan, RingError> {
+        let head = self.builder.head;
+        let mixed = (span.descriptors != 1).then_some(RingError::IndirectMixed { head });
+        for index in 0..self.builder.table_entries(indirect, mixed)? {
+            let bytes = self.builder.table_entry(indirect.address, index)?;
+            self.builder.add(Descriptor::packed(bytes), chain)?;
         }
-        if descriptors != 1 {
-            return Err(RingError::IndirectMixed { head });
-        }
-        if descriptor.has(NEXT) {
-            return Err(RingError::IndirectWithNext { head });
-        }
-        for index in 0..table_entries(head, descriptor.bytes)? {
-            let bytes = self.gather.table_entry(descriptor.address, index)?;
-            self.add(Descriptor::from_bytes(bytes), chain)?;
-        }
-        Ok(())
-    }
-
-    fn add(&mut self, descriptor: Descriptor, chain: &mut Chain) -> Result<(), RingError> {
-        let writable = descriptor.has(WRITE);
-        self.gather.add(descriptor.address, descriptor.bytes, writable, chain)
-    }
-}
-
-impl Descriptor {
-    fn from_bytes(bytes: [u8; DESCRIPTOR_BYTES]) -> Self {
-        let [a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, l3, i0, i1, f0, f1] = bytes;
-        Self {
-            address: u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]),
-            bytes: u32::from_le_bytes([l0, l1, l2, l3]),
-            id: u16::from_le_bytes([i0, i1]),
-            flags: u16::from_le_bytes([f0, f1]),
-        }
-    }
-
-    fn has(self, flag: u16) -> bool {
-        self.flags & flag != 0
+        Ok(span)
     }
 }

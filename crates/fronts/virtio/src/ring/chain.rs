@@ -1,4 +1,4 @@
-//! The memory that one chain names.
+//! Descriptors, and the memory that a chain of them names.
 //!
 //! Invariants: whatever the layout, a buffer is translated and checked here; nothing beyond
 //! [`SEGMENTS_MAX`] segments is kept.
@@ -43,28 +43,71 @@ pub(crate) struct TranslationHints {
     table: TranslationHint,
 }
 
+/// A descriptor of either layout (struct virtq_desc, struct pvirtq_desc).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Descriptor {
+    pub(crate) address: u64,
+    pub(crate) bytes: u32,
+    pub(crate) flags: u16,
+    /// The next descriptor of a chain in a split ring, the buffer id in a packed one.
+    pub(crate) next_or_id: u16,
+}
+
+impl Descriptor {
+    /// VIRTQ_DESC_F_NEXT.
+    const NEXT: u16 = 1;
+    /// VIRTQ_DESC_F_WRITE.
+    const WRITE: u16 = 2;
+    /// VIRTQ_DESC_F_INDIRECT.
+    const INDIRECT: u16 = 4;
+
+    /// As it lies in a split ring (virtio 1.2, 2.7.5).
+    pub(crate) fn split(bytes: [u8; DESCRIPTOR_BYTES]) -> Self {
+        let [address @ .., l0, l1, l2, l3, f0, f1, n0, n1] = bytes;
+        Self {
+            address: u64::from_le_bytes(address),
+            bytes: u32::from_le_bytes([l0, l1, l2, l3]),
+            flags: u16::from_le_bytes([f0, f1]),
+            next_or_id: u16::from_le_bytes([n0, n1]),
+        }
+    }
+
+    /// As it lies in a packed ring (virtio 1.2, 2.8.13): buffer id and flags stand the other way round.
+    pub(crate) fn packed(bytes: [u8; DESCRIPTOR_BYTES]) -> Self {
+        let Self { flags: next_or_id, next_or_id: flags, .. } = Self::split(bytes);
+        Self { flags, next_or_id, ..Self::split(bytes) }
+    }
+
+    pub(crate) fn has_next(self) -> bool {
+        self.flags & Self::NEXT != 0
+    }
+
+    pub(crate) fn is_indirect(self) -> bool {
+        self.flags & Self::INDIRECT != 0
+    }
+}
+
 /// Collects the memory of a chain: translates and checks each buffer.
 pub(crate) struct ChainBuilder<'a> {
     pub(crate) memory: &'a GuestMemory,
-    pub(crate) hits: &'a mut TranslationHints,
+    pub(crate) hints: &'a mut TranslationHints,
     /// Where the chain starts, for the sentences about it.
     pub(crate) head: u16,
+    pub(crate) is_indirect_allowed: bool,
 }
 
 impl ChainBuilder<'_> {
     /// Adds the buffer of one descriptor to `chain`.
     pub(crate) fn add(
         &mut self,
-        address: u64,
-        bytes: u32,
-        writable: bool,
+        descriptor: Descriptor,
         chain: &mut Chain,
     ) -> Result<(), RingError> {
-        let head = self.head;
+        let (head, Descriptor { address, bytes, flags, .. }) = (self.head, descriptor);
         if bytes == 0 {
             return Err(RingError::EmptyBuffer { head, address });
         }
-        let buffers = if writable {
+        let buffers = if flags & Descriptor::WRITE != 0 {
             &mut chain.writable
         } else if chain.writable.count() == 0 {
             &mut chain.readable
@@ -72,7 +115,7 @@ impl ChainBuilder<'_> {
             return Err(RingError::ReadableAfterWritable { head });
         };
         self.memory
-            .translate(GuestAddress(address), bytes, &mut self.hits.buffer, |segment| {
+            .translate(GuestAddress(address), bytes, &mut self.hints.buffer, |segment| {
                 buffers.push(segment);
             })
             .map_err(|missing| RingError::NotMapped { head, missing })?;
@@ -91,18 +134,31 @@ impl ChainBuilder<'_> {
         // A table that wraps ends at an address that no region covers.
         let address = address.wrapping_add(u64::from(index) * DESCRIPTOR_BYTES as u64);
         self.memory
-            .read(GuestAddress(address), &mut self.hits.table)
+            .read_descriptor(GuestAddress(address), &mut self.hints.table)
             .map_err(|missing| RingError::NotMapped { head: self.head, missing })
     }
-}
 
-/// How many descriptors an indirect table of so many bytes has: 1 to [`RING_SIZE_MAX`], whole.
-pub(crate) fn table_entries(head: u16, bytes: u32) -> Result<u16, RingError> {
-    let each = u32::try_from(DESCRIPTOR_BYTES).expect("16 is small");
-    match u16::try_from(bytes / each) {
-        Ok(entries) if (1..=RING_SIZE_MAX).contains(&entries) && bytes.is_multiple_of(each) => {
-            Ok(entries)
+    /// How many descriptors the table of an indirect one has: 1 to [`RING_SIZE_MAX`], whole. `misplaced` says why
+    /// there must be none where it stands.
+    pub(crate) fn table_entries(
+        &self,
+        indirect: Descriptor,
+        misplaced: Option<RingError>,
+    ) -> Result<u16, RingError> {
+        let (head, bytes) = (self.head, indirect.bytes);
+        if !self.is_indirect_allowed {
+            return Err(RingError::IndirectNotNegotiated { head });
         }
-        Ok(_) | Err(_) => Err(RingError::IndirectLength { head, bytes }),
+        misplaced.map_or(Ok(()), Err)?;
+        if indirect.has_next() {
+            return Err(RingError::IndirectWithNext { head });
+        }
+        let each = u32::try_from(DESCRIPTOR_BYTES).expect("16 is small");
+        match u16::try_from(bytes / each) {
+            Ok(entries) if (1..=RING_SIZE_MAX).contains(&entries) && bytes.is_multiple_of(each) => {
+                Ok(entries)
+            }
+            Ok(_) | Err(_) => Err(RingError::IndirectLength { head, bytes }),
+        }
     }
 }

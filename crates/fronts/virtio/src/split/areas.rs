@@ -27,7 +27,7 @@ const INDEX_OFFSET: usize = 2;
 
 /// Pointers to the three areas of a split ring in guest memory: descriptor table, available ring, used ring.
 #[derive(Debug)]
-pub(super) struct Areas {
+pub(super) struct SplitAreas {
     descriptors: NonNull<u8>,
     available: NonNull<u8>,
     used: NonNull<u8>,
@@ -36,9 +36,9 @@ pub(super) struct Areas {
 
 // SAFETY: the pointers lead into mappings of the process, which any thread may use; the ring that
 // holds the areas keeps them mapped and is used by one thread at a time.
-unsafe impl Send for Areas {}
+unsafe impl Send for SplitAreas {}
 
-impl Areas {
+impl SplitAreas {
     /// Finds the areas in `memory`. The caller keeps the table as long as the areas.
     pub(super) fn find(
         memory: &GuestMemory,

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use virtio::{Chain, Head, RingAddresses, RingBase, RingError, RingLayout, RingSetup, SplitRing};
+use virtio::{Chain, Head, Ring, RingAddresses, RingBase, RingError, RingLayout, RingSetup};
 
 use crate::guest::{GUEST, Guest, USER};
 
@@ -75,16 +75,16 @@ impl Driver {
     }
 
     /// The device side, with indirect descriptors and without EVENT_IDX.
-    pub(crate) fn ring(&self) -> SplitRing {
+    pub(crate) fn ring(&self) -> Ring {
         self.ring_with(self.setup())
     }
 
-    pub(crate) fn event_ring(&self) -> SplitRing {
+    pub(crate) fn event_ring(&self) -> Ring {
         self.ring_with(RingSetup { event_idx: true, ..self.setup() })
     }
 
-    pub(crate) fn ring_with(&self, setup: RingSetup) -> SplitRing {
-        SplitRing::new(Arc::clone(&self.memory), setup).expect("the ring lies in memory")
+    pub(crate) fn ring_with(&self, setup: RingSetup) -> Ring {
+        Ring::new(Arc::clone(&self.memory), setup).expect("the ring lies in memory")
     }
 
     pub(crate) fn set_descriptor(&self, index: u16, descriptor: Descriptor) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use virtio::{Chain, RingAddresses, RingBase, RingError, RingSetup, SEGMENTS_MAX, SplitRing};
+use virtio::{Chain, Ring, RingAddresses, RingBase, RingError, RingSetup, SEGMENTS_MAX};
 
 use crate::driver::{Descriptor, Driver, INDIRECT, NEXT, WRITE};
 use crate::guest::{BUFFERS, END, GUEST, REGION};
@@ -209,7 +209,7 @@ fn a_chain_has_a_bounded_number_of_segments() {
 #[track_caller]
 fn refused_setup(setup: RingSetup, expected: &str) {
     let memory = Arc::clone(&Driver::new(8, 0).memory);
-    let error = SplitRing::new(memory, setup).expect_err(expected);
+    let error = Ring::new(memory, setup).expect_err(expected);
     assert_eq!(error.to_string(), expected);
 }
 

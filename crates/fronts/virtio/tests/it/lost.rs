@@ -11,7 +11,7 @@ use block::Buffers;
 use rustix::fs::ftruncate;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use virtio::{
-    Chain, GuestAddress, GuestMemory, Region, RegionSpec, RingError, SplitRing, TranslationHint,
+    Chain, GuestAddress, GuestMemory, Region, RegionSpec, Ring, RingError, TranslationHint,
     catch_lost_memory,
 };
 
@@ -141,7 +141,7 @@ fn errno_is_the_same_after_a_loss() {
 }
 
 #[track_caller]
-fn check_pop(ring: &mut SplitRing) {
+fn check_pop(ring: &mut Ring) {
     let popped = ring.pop(&mut Chain::default());
     assert_eq!(popped, Err(RingError::MemoryLost));
     assert_eq!(
@@ -203,7 +203,7 @@ fn a_ring_does_not_start_in_lost_memory() {
     catch_lost_memory().unwrap();
     let driver = Driver::new(8, 5);
     driver.truncate(0);
-    let refused = SplitRing::new(driver.memory.clone(), driver.setup());
+    let refused = Ring::new(driver.memory.clone(), driver.setup());
     assert!(matches!(refused, Err(RingError::MemoryLost)), "{refused:?}");
 }
 

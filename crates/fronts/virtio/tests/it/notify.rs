@@ -1,6 +1,6 @@
 //! Kicks and interrupts: who is told when, with flags and with EVENT_IDX, also where indices wrap.
 
-use virtio::{Chain, Head, Interrupt, RingBase, SplitRing};
+use virtio::{Chain, Head, Interrupt, Ring, RingBase};
 
 use crate::driver::Driver;
 use crate::guest::BUFFERS;
@@ -9,12 +9,12 @@ fn offer(driver: &mut Driver, head: u16) {
     driver.offer(head, &[(BUFFERS, 16, 0)]);
 }
 
-fn pop(ring: &mut SplitRing) -> Option<Head> {
+fn pop(ring: &mut Ring) -> Option<Head> {
     ring.pop(&mut Chain::default()).expect("the ring is sound")
 }
 
 /// Serves `count` chains in one batch.
-fn serve(driver: &mut Driver, ring: &mut SplitRing, count: u16) -> Interrupt {
+fn serve(driver: &mut Driver, ring: &mut Ring, count: u16) -> Interrupt {
     for head in 0..count {
         offer(driver, head);
     }

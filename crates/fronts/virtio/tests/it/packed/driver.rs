@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use virtio::{Chain, PackedRing, RingAddresses, RingBase, RingError, RingLayout, RingSetup};
+use virtio::{Chain, Ring, RingAddresses, RingBase, RingError, RingLayout, RingSetup};
 
 use crate::guest::{GUEST, Guest, USER};
 
@@ -124,16 +124,16 @@ impl Driver {
     }
 
     /// The device side, with indirect descriptors and without EVENT_IDX.
-    pub(crate) fn ring(&self) -> PackedRing {
+    pub(crate) fn ring(&self) -> Ring {
         self.ring_with(self.setup())
     }
 
-    pub(crate) fn event_ring(&self) -> PackedRing {
+    pub(crate) fn event_ring(&self) -> Ring {
         self.ring_with(RingSetup { event_idx: true, ..self.setup() })
     }
 
-    pub(crate) fn ring_with(&self, setup: RingSetup) -> PackedRing {
-        PackedRing::new(Arc::clone(&self.guest.memory), setup).expect("the ring lies in memory")
+    pub(crate) fn ring_with(&self, setup: RingSetup) -> Ring {
+        Ring::new(Arc::clone(&self.guest.memory), setup).expect("the ring lies in memory")
     }
 
     pub(crate) fn set_descriptor(&self, slot: u16, descriptor: Descriptor) {

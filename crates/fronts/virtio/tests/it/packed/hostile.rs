@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use virtio::{
-    Chain, PackedRing, RingAddresses, RingBase, RingError, RingSetup, SEGMENTS_MAX,
-    catch_lost_memory,
+    Chain, Ring, RingAddresses, RingBase, RingError, RingSetup, SEGMENTS_MAX, catch_lost_memory,
 };
 
 use super::driver::{Descriptor, Driver, INDIRECT, NEXT, Place, WRITE};
@@ -213,7 +212,7 @@ fn refused_setup(setup: RingSetup, expected: &str) {
     let memory = Arc::clone(&Driver::new(8).memory);
     let checked = setup.check(&memory).and_then(|()| setup.check_base()).expect_err(expected);
     assert_eq!(checked.to_string(), expected);
-    let error = PackedRing::new(memory, setup).expect_err(expected);
+    let error = Ring::new(memory, setup).expect_err(expected);
     assert_eq!(error, checked);
 }
 
@@ -277,7 +276,7 @@ fn a_ring_without_memory_says_so() {
         assert!(ring.request_kicks(), "the caller must look again");
         assert_eq!(ring.pop(&mut Chain::default()), Err(RingError::MemoryLost));
         assert!(matches!(
-            PackedRing::new(Arc::clone(&driver.memory), driver.setup()),
+            Ring::new(Arc::clone(&driver.memory), driver.setup()),
             Err(RingError::MemoryLost)
         ));
     }

@@ -1,6 +1,6 @@
 //! Completions, kicks and interrupts, with flags and with EVENT_IDX, also across the ring's end.
 
-use virtio::{Chain, Head, Interrupt, PackedRing, RingBase};
+use virtio::{Chain, Head, Interrupt, Ring, RingBase};
 
 use super::driver::{AT_DESCRIPTOR, DISABLE, Driver, ENABLE, Place, WRITE};
 use crate::guest::BUFFERS;
@@ -9,12 +9,12 @@ fn offer(driver: &mut Driver, id: u16) {
     driver.offer(id, &[(BUFFERS, 16, 0)]);
 }
 
-fn pop(ring: &mut PackedRing) -> Option<Head> {
+fn pop(ring: &mut Ring) -> Option<Head> {
     ring.pop(&mut Chain::default()).expect("the ring is sound")
 }
 
 /// Serves `count` chains of one descriptor in one batch.
-fn serve(driver: &mut Driver, ring: &mut PackedRing, count: u16) -> Interrupt {
+fn serve(driver: &mut Driver, ring: &mut Ring, count: u16) -> Interrupt {
     for id in 0..count {
         offer(driver, id);
     }

@@ -5,7 +5,7 @@ use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
 use proptest::test_runner::TestCaseError;
 use proptest::{prop_assert, prop_assert_eq, proptest};
-use virtio::{Chain, Head, Interrupt, PackedRing};
+use virtio::{Chain, Head, Interrupt, Ring};
 
 use super::driver::{AT_DESCRIPTOR, Descriptor, Driver, INDIRECT, Place, WRITE};
 use crate::guest::{BUFFERS, GUEST, REGION, bytes};
@@ -50,7 +50,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// A driver and a device, and what each has to expect of the other.
 struct Model {
     driver: Driver,
-    ring: PackedRing,
+    ring: Ring,
     chain: Chain,
     free_ids: Vec<u16>,
     waiting: Vec<Offered>,
@@ -219,7 +219,7 @@ proptest! {
             event_idx,
             ..driver.setup()
         };
-        let Ok(mut ring) = PackedRing::new(std::sync::Arc::clone(&driver.memory), setup) else {
+        let Ok(mut ring) = Ring::new(std::sync::Arc::clone(&driver.memory), setup) else {
             return Ok(());
         };
         let mut chain = Chain::default();
