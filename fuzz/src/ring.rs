@@ -10,8 +10,8 @@ mod offer;
 use std::sync::Arc;
 
 use virtio::{
-    Chain, Head, Interrupt, Ring, RingAddresses, RingBase, RingError, RingLayout, RingSetup,
-    SEGMENTS_MAX,
+    Chain, ChainProblem, Head, Interrupt, Ring, RingAddresses, RingBase, RingError, RingLayout,
+    RingSetup, SEGMENTS_MAX,
 };
 
 use crate::guest::{GUEST, Guest, REGION, USER};
@@ -132,7 +132,7 @@ impl<'a> Run<'a> {
             Err(error) => {
                 assert!(!error.to_string().is_empty());
                 assert_eq!(self.ring.base(), before, "a refused chain was not served");
-                if let RingError::ChainTooLong { free, .. } = error {
+                if let RingError::Chain { problem: ChainProblem::TooLong { free }, .. } = error {
                     assert_eq!(free, self.free(), "no chain is refused that has its place");
                 }
                 return false;

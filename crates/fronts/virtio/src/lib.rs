@@ -39,6 +39,6 @@ pub use memory::{
     TranslationHint, UnmappedAddress, catch_lost_memory, mappable_bytes,
 };
 pub use ring::{
-    Area, Chain, DirtyLogScope, Head, Interrupt, RING_SIZE_MAX, Ring, RingAddresses, RingBase,
-    RingDirtyLog, RingError, RingLayout, RingSetup, SEGMENTS_MAX,
+    Area, Chain, ChainProblem, DirtyLogScope, Head, Interrupt, RING_SIZE_MAX, Ring, RingAddresses,
+    RingBase, RingDirtyLog, RingError, RingLayout, RingSetup, SEGMENTS_MAX,
 };

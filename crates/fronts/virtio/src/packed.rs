@@ -120,7 +120,9 @@ impl PackedRing {
         if !start.is_available(flags) {
             return Ok(None);
         }
-        let span = self.reader().read(flags, chain)?;
+        let head = start.slot;
+        let span = self.reader().read(head, flags, chain);
+        let span = span.map_err(|problem| RingError::Chain { head, problem })?;
         self.claim(span)?;
         self.next_available = start.after(span.descriptors, self.size());
         self.core.mark_popped(span.id);
@@ -134,13 +136,15 @@ impl PackedRing {
         saved: &SavedChain,
         chain: &mut Chain,
     ) -> Result<Head, RingError> {
-        self.reader().read_saved(&saved.descriptors, chain)?;
+        let head = self.next_available.slot;
+        let read = self.reader().read_saved(&saved.descriptors, chain);
+        read.map_err(|problem| RingError::Chain { head, problem })?;
         Ok(Head(saved.id))
     }
 
     #[inline]
     fn reader(&mut self) -> PackedChainReader<'_> {
-        let (builder, tracker) = self.core.chain_builder(self.next_available.slot);
+        let (builder, tracker) = self.core.chain_builder();
         let (areas, free) = (&self.areas, self.areas.size() - self.held);
         PackedChainReader { areas, builder, tracker, free }
     }

@@ -27,7 +27,7 @@ pub(crate) use chain::{ChainBuilder, DESCRIPTOR_BYTES, Descriptor, TranslationHi
 pub(crate) use core::RingCore;
 pub(crate) use dirty_log::DirtyMarker;
 pub use dirty_log::{DirtyLogScope, RingDirtyLog};
-pub use error::{Area, RingError};
+pub use error::{Area, ChainProblem, RingError};
 
 /// The largest ring of either layout (virtio 1.2, 2.7 and 2.8.10.1).
 pub const RING_SIZE_MAX: u16 = 32768;

@@ -132,8 +132,9 @@ impl SplitRing {
 
     #[inline]
     fn read(&mut self, head: u16, chain: &mut Chain) -> Result<(), RingError> {
-        let (builder, _) = self.core.chain_builder(head);
-        SplitChainReader { areas: &self.areas, builder }.read(chain)
+        let (builder, _) = self.core.chain_builder();
+        let read = SplitChainReader { areas: &self.areas, builder }.read(head, chain);
+        read.map_err(|problem| RingError::Chain { head, problem })
     }
 
     /// See [`crate::Ring::push_used`].

@@ -5,7 +5,7 @@
 
 use super::areas::PackedAreas;
 use crate::inflight::PackedTracker;
-use crate::ring::{Chain, ChainBuilder, Descriptor, RingError};
+use crate::ring::{Chain, ChainBuilder, ChainProblem, Descriptor};
 
 /// Reads a chain's descriptors and gathers the memory that they name.
 pub(super) struct PackedChainReader<'a> {
@@ -27,18 +27,22 @@ pub(super) struct ChainSpan {
 }
 
 impl PackedChainReader<'_> {
-    /// Adds the memory of the chain to `chain`. `flags` are those of its first descriptor, by which
+    /// Adds the memory of the chain that begins in `slot` to `chain`. `flags` are those of its first descriptor, by which
     /// it was found available.
-    pub(super) fn read(mut self, flags: u16, chain: &mut Chain) -> Result<ChainSpan, RingError> {
-        let (areas, head, free) = (self.areas, self.builder.head, self.free);
+    pub(super) fn read(
+        mut self,
+        mut slot: u16,
+        flags: u16,
+        chain: &mut Chain,
+    ) -> Result<ChainSpan, ChainProblem> {
+        let (areas, free) = (self.areas, self.free);
         let mut tracker = self.tracker.take();
         if let Some(tracker) = &mut tracker {
             tracker.begin_chain();
         }
-        let mut slot = head;
         self.gather(chain, |place| {
             if place == free {
-                return Err(RingError::ChainTooLong { head, free });
+                return Err(ChainProblem::TooLong { free });
             }
             let mut descriptor = Descriptor::packed(areas.descriptor(slot));
             if place == 0 {
@@ -59,10 +63,9 @@ impl PackedChainReader<'_> {
         mut self,
         saved: &[Descriptor],
         chain: &mut Chain,
-    ) -> Result<(), RingError> {
-        let head = self.builder.head;
+    ) -> Result<(), ChainProblem> {
         let descriptors = u16::try_from(saved.len()).expect("at most the ring size");
-        let too_long = RingError::ChainTooLong { head, free: descriptors };
+        let too_long = ChainProblem::TooLong { free: descriptors };
         let read =
             self.gather(chain, |place| saved.get(usize::from(place)).copied().ok_or(too_long))?;
         if read.descriptors == descriptors { Ok(()) } else { Err(too_long) }
@@ -72,8 +75,8 @@ impl PackedChainReader<'_> {
     fn gather(
         &mut self,
         chain: &mut Chain,
-        mut fetch: impl FnMut(u16) -> Result<Descriptor, RingError>,
-    ) -> Result<ChainSpan, RingError> {
+        mut fetch: impl FnMut(u16) -> Result<Descriptor, ChainProblem>,
+    ) -> Result<ChainSpan, ChainProblem> {
         let mut descriptors = 0;
         loop {
             let descriptor = fetch(descriptors)?;
@@ -97,9 +100,8 @@ impl PackedChainReader<'_> {
         indirect: Descriptor,
         span: ChainSpan,
         chain: &mut Chain,
-    ) -> Result<ChainSpan, RingError> {
-        let head = self.builder.head;
-        let mixed = (span.descriptors != 1).then_some(RingError::IndirectMixed { head });
+    ) -> Result<ChainSpan, ChainProblem> {
+        let mixed = (span.descriptors != 1).then_some(ChainProblem::IndirectMixed);
         for index in 0..self.builder.table_entries(indirect, mixed)? {
             let bytes = self.builder.table_entry(indirect.address, index)?;
             self.builder.add(Descriptor::packed(bytes), chain)?;

@@ -5,7 +5,7 @@
 
 use block::Buffers;
 
-use super::{RING_SIZE_MAX, RingError};
+use super::{ChainProblem, RING_SIZE_MAX};
 use crate::{GuestAddress, GuestMemory, TranslationHint};
 
 /// The most segments a chain may have: QEMU's bound of 1024, a header and a status byte.
@@ -91,8 +91,6 @@ impl Descriptor {
 pub(crate) struct ChainBuilder<'a> {
     pub(crate) memory: &'a GuestMemory,
     pub(crate) hints: &'a mut TranslationHints,
-    /// Where the chain starts, for the sentences about it.
-    pub(crate) head: u16,
     pub(crate) is_indirect_allowed: bool,
 }
 
@@ -102,25 +100,22 @@ impl ChainBuilder<'_> {
         &mut self,
         descriptor: Descriptor,
         chain: &mut Chain,
-    ) -> Result<(), RingError> {
-        let (head, Descriptor { address, bytes, flags, .. }) = (self.head, descriptor);
+    ) -> Result<(), ChainProblem> {
+        let Descriptor { address, bytes, flags, .. } = descriptor;
         if bytes == 0 {
-            return Err(RingError::EmptyBuffer { head, address });
+            return Err(ChainProblem::EmptyBuffer { address });
         }
         let buffers = if flags & Descriptor::WRITE != 0 {
             &mut chain.writable
         } else if chain.writable.count() == 0 {
             &mut chain.readable
         } else {
-            return Err(RingError::ReadableAfterWritable { head });
+            return Err(ChainProblem::ReadableAfterWritable);
         };
-        self.memory
-            .translate(GuestAddress(address), bytes, &mut self.hints.buffer, |segment| {
-                buffers.push(segment);
-            })
-            .map_err(|missing| RingError::NotMapped { head, missing })?;
+        let push = |segment| buffers.push(segment);
+        self.memory.translate(GuestAddress(address), bytes, &mut self.hints.buffer, push)?;
         if chain.segments() > SEGMENTS_MAX {
-            return Err(RingError::TooManySegments { head });
+            return Err(ChainProblem::TooManySegments);
         }
         Ok(())
     }
@@ -130,12 +125,10 @@ impl ChainBuilder<'_> {
         &mut self,
         address: u64,
         index: u16,
-    ) -> Result<[u8; DESCRIPTOR_BYTES], RingError> {
+    ) -> Result<[u8; DESCRIPTOR_BYTES], ChainProblem> {
         // A table that wraps ends at an address that no region covers.
         let address = address.wrapping_add(u64::from(index) * DESCRIPTOR_BYTES as u64);
-        self.memory
-            .read_descriptor(GuestAddress(address), &mut self.hints.table)
-            .map_err(|missing| RingError::NotMapped { head: self.head, missing })
+        Ok(self.memory.read_descriptor(GuestAddress(address), &mut self.hints.table)?)
     }
 
     /// How many descriptors the table of an indirect one has: 1 to [`RING_SIZE_MAX`], whole. `misplaced` says why
@@ -143,22 +136,22 @@ impl ChainBuilder<'_> {
     pub(crate) fn table_entries(
         &self,
         indirect: Descriptor,
-        misplaced: Option<RingError>,
-    ) -> Result<u16, RingError> {
-        let (head, bytes) = (self.head, indirect.bytes);
+        misplaced: Option<ChainProblem>,
+    ) -> Result<u16, ChainProblem> {
+        let bytes = indirect.bytes;
         if !self.is_indirect_allowed {
-            return Err(RingError::IndirectNotNegotiated { head });
+            return Err(ChainProblem::IndirectNotNegotiated);
         }
         misplaced.map_or(Ok(()), Err)?;
         if indirect.has_next() {
-            return Err(RingError::IndirectWithNext { head });
+            return Err(ChainProblem::IndirectWithNext);
         }
         let each = u32::try_from(DESCRIPTOR_BYTES).expect("16 is small");
         match u16::try_from(bytes / each) {
             Ok(entries) if (1..=RING_SIZE_MAX).contains(&entries) && bytes.is_multiple_of(each) => {
                 Ok(entries)
             }
-            Ok(_) | Err(_) => Err(RingError::IndirectLength { head, bytes }),
+            Ok(_) | Err(_) => Err(ChainProblem::IndirectLength { bytes }),
         }
     }
 }

@@ -61,11 +61,11 @@ impl<T: InflightTracker, C> RingCore<T, C> {
         }
     }
 
-    /// Collects the memory of the chain at `head`. Who tracks its descriptors gets the tracker, too.
+    /// Collects the memory of a chain. Who tracks its descriptors gets the tracker, too.
     #[inline]
-    pub(crate) fn chain_builder(&mut self, head: u16) -> (ChainBuilder<'_>, Option<&mut T>) {
+    pub(crate) fn chain_builder(&mut self) -> (ChainBuilder<'_>, Option<&mut T>) {
         let Self { memory, hints, setup, tracker, .. } = self;
-        let builder = ChainBuilder { memory, hints, head, is_indirect_allowed: setup.indirect };
+        let builder = ChainBuilder { memory, hints, is_indirect_allowed: setup.indirect };
         (builder, tracker.as_mut())
     }
 

@@ -160,92 +160,72 @@ pub enum RingError {
         /// The buffer id.
         id: u16,
     },
-    /// A packed chain reaches into descriptors that were not returned to the driver.
-    #[error("chain {head} is longer than the {free} descriptors of the ring that are not in use")]
-    ChainTooLong {
-        /// Where the chain starts.
+    /// A chain is not taken.
+    #[error("chain {head}{problem}")]
+    Chain {
+        /// Its head, or in a packed ring where it starts.
         head: u16,
-        /// How many descriptors the driver may have made available.
+        /// What is wrong with it.
+        problem: ChainProblem,
+    },
+}
+
+/// What is wrong with a chain: the rest of a sentence about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ChainProblem {
+    /// A packed chain would use descriptors that the driver cannot have made available.
+    #[error(" is longer than the {free} descriptors of the ring that are not in use")]
+    TooLong {
+        /// How many those are.
         free: u16,
     },
-    /// A chain goes on at a descriptor that does not exist.
-    #[error("chain {head}: descriptor {index} is beyond its table of {entries}")]
+    /// A descriptor lies beyond its table.
+    #[error(": descriptor {index} is beyond its table of {entries}")]
     DescriptorOutOfRange {
-        /// Where the chain starts.
-        head: u16,
         /// The descriptor.
         index: u16,
-        /// How many there are.
-        entries: u32,
+        /// The size of its table.
+        entries: u16,
     },
-    /// A chain visits more descriptors than its table has.
-    #[error("chain {head} loops: it is longer than its table of {entries} descriptors")]
+    /// It visits more descriptors than its table has.
+    #[error(" loops: it is longer than its table of {entries} descriptors")]
     Loop {
-        /// Where the chain starts.
-        head: u16,
-        /// How many descriptors there are.
-        entries: u32,
+        /// The size of the table.
+        entries: u16,
     },
-    /// More memory segments than a request may have.
-    #[error("chain {head} has more than {SEGMENTS_MAX} segments")]
-    TooManySegments {
-        /// Where the chain starts.
-        head: u16,
-    },
-    /// A buffer without a byte.
-    #[error("chain {head}: buffer at guest address {address:#x} is empty")]
+    /// It has more segments than any request needs.
+    #[error(" has more than {SEGMENTS_MAX} segments")]
+    TooManySegments,
+    /// A descriptor has no memory.
+    #[error(": buffer at guest address {address:#x} is empty")]
     EmptyBuffer {
-        /// Where the chain starts.
-        head: u16,
-        /// Where the buffer is.
+        /// What it says of where it is.
         address: u64,
     },
-    /// A buffer or an indirect table outside guest memory.
-    #[error("chain {head}: {missing}")]
-    NotMapped {
-        /// Where the chain starts.
-        head: u16,
-        /// What is not there.
-        missing: UnmappedAddress,
-    },
-    /// A device-readable descriptor behind a device-writable one.
-    #[error("chain {head}: a readable descriptor follows a writable one")]
-    ReadableAfterWritable {
-        /// Where the chain starts.
-        head: u16,
-    },
-    /// An indirect descriptor although the feature was not negotiated.
-    #[error("chain {head}: indirect descriptor, but indirect descriptors were not negotiated")]
-    IndirectNotNegotiated {
-        /// Where the chain starts.
-        head: u16,
-    },
-    /// An indirect descriptor inside an indirect table.
-    #[error("chain {head}: indirect table inside an indirect table")]
-    IndirectNested {
-        /// Where the chain starts.
-        head: u16,
-    },
-    /// An indirect descriptor that has a successor.
-    #[error("chain {head}: indirect descriptor with a next descriptor")]
-    IndirectWithNext {
-        /// Where the chain starts.
-        head: u16,
-    },
-    /// A packed chain of plain and indirect descriptors.
-    #[error("chain {head}: indirect descriptor behind a plain one")]
-    IndirectMixed {
-        /// Where the chain starts.
-        head: u16,
-    },
-    /// An indirect table that is empty, cut off or longer than any ring.
+    /// A buffer, or an indirect table, is not in guest memory.
+    #[error(": {0}")]
+    NotMapped(#[from] UnmappedAddress),
+    /// What the device may only read follows what it may write (virtio 1.2, 2.7.4.2).
+    #[error(": a readable descriptor follows a writable one")]
+    ReadableAfterWritable,
+    /// There is an indirect table, but none was agreed on.
+    #[error(": indirect descriptor, but indirect descriptors were not negotiated")]
+    IndirectNotNegotiated,
+    /// An indirect table leads to another (virtio 1.2, 2.7.5.3.1).
+    #[error(": indirect table inside an indirect table")]
+    IndirectNested,
+    /// The chain goes on behind an indirect descriptor (virtio 1.2, 2.7.5.3.1).
+    #[error(": indirect descriptor with a next descriptor")]
+    IndirectWithNext,
+    /// A packed chain has an indirect descriptor behind plain ones (virtio 1.2, 2.8.8).
+    #[error(": indirect descriptor behind a plain one")]
+    IndirectMixed,
+    /// An indirect table has a size that no table has.
     #[error(
-        "chain {head}: indirect table of {bytes} bytes is not 1 to {RING_SIZE_MAX} descriptors of 16 bytes"
+        ": indirect table of {bytes} bytes is not 1 to {RING_SIZE_MAX} descriptors of 16 bytes"
     )]
     IndirectLength {
-        /// Where the chain starts.
-        head: u16,
-        /// The length of the table.
+        /// Its size.
         bytes: u32,
     },
 }

@@ -4,7 +4,7 @@
 //! than its table has, so a loop ends.
 
 use super::areas::SplitAreas;
-use crate::ring::{Chain, ChainBuilder, Descriptor, RingError};
+use crate::ring::{Chain, ChainBuilder, ChainProblem, Descriptor};
 
 /// Reads a chain's descriptors and gathers the memory that they name.
 pub(super) struct SplitChainReader<'a> {
@@ -20,22 +20,21 @@ struct DescriptorTable {
 }
 
 impl SplitChainReader<'_> {
-    /// Adds the memory of the chain to `chain`.
-    pub(super) fn read(mut self, chain: &mut Chain) -> Result<(), RingError> {
-        let head = self.builder.head;
+    /// Adds the memory of the chain that begins at `head` to `chain`.
+    pub(super) fn read(mut self, head: u16, chain: &mut Chain) -> Result<(), ChainProblem> {
         let mut table = DescriptorTable { indirect: None, entries: self.areas.size() };
         let mut index = head;
         let mut visited = 0;
         loop {
             let descriptor = self.descriptor(table, index)?;
             if visited == table.entries {
-                return Err(RingError::Loop { head, entries: table.entries.into() });
+                return Err(ChainProblem::Loop { entries: table.entries });
             }
             visited += 1;
             if descriptor.is_indirect() {
                 // Zero or more plain descriptors may precede one indirect descriptor, which is the last (virtio
                 // 1.2, 2.7.5.3).
-                let nested = table.indirect.map(|_| RingError::IndirectNested { head });
+                let nested = table.indirect.map(|_| ChainProblem::IndirectNested);
                 let entries = self.builder.table_entries(descriptor, nested)?;
                 table = DescriptorTable { indirect: Some(descriptor.address), entries };
                 (index, visited) = (0, 0);
@@ -49,10 +48,13 @@ impl SplitChainReader<'_> {
         }
     }
 
-    fn descriptor(&mut self, table: DescriptorTable, index: u16) -> Result<Descriptor, RingError> {
+    fn descriptor(
+        &mut self,
+        table: DescriptorTable,
+        index: u16,
+    ) -> Result<Descriptor, ChainProblem> {
         if index >= table.entries {
-            let (head, entries) = (self.builder.head, table.entries.into());
-            return Err(RingError::DescriptorOutOfRange { head, index, entries });
+            return Err(ChainProblem::DescriptorOutOfRange { index, entries: table.entries });
         }
         Ok(Descriptor::split(match table.indirect {
             None => self.areas.descriptor(index),

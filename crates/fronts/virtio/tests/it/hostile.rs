@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use virtio::{Chain, Ring, RingAddresses, RingBase, RingError, RingSetup, SEGMENTS_MAX};
+use virtio::{
+    Chain, ChainProblem, Ring, RingAddresses, RingBase, RingError, RingSetup, SEGMENTS_MAX,
+};
 
 use crate::driver::{Descriptor, Driver, INDIRECT, NEXT, WRITE};
 use crate::guest::{BUFFERS, END, GUEST, REGION};
@@ -188,7 +190,7 @@ fn indirect_descriptors_need_the_feature() {
         driver.ring_with(RingSetup { indirect: false, base: RingBase(0), ..driver.setup() });
     assert_eq!(
         ring.pop(&mut Chain::default()).unwrap_err(),
-        RingError::IndirectNotNegotiated { head: 0 }
+        RingError::Chain { head: 0, problem: ChainProblem::IndirectNotNegotiated }
     );
 }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use virtio::{
-    Chain, Ring, RingAddresses, RingBase, RingError, RingSetup, SEGMENTS_MAX, catch_lost_memory,
+    Chain, ChainProblem, Ring, RingAddresses, RingBase, RingError, RingSetup, SEGMENTS_MAX,
+    catch_lost_memory,
 };
 
 use super::driver::{Descriptor, Driver, INDIRECT, NEXT, Place, WRITE};
@@ -89,11 +90,11 @@ fn a_chain_that_reaches_into_descriptors_in_flight_is_refused() {
     let head = ring.pop(&mut chain).unwrap().unwrap();
     driver.offer(1, &[(BUFFERS, 1, 0); 6]);
     let error = ring.pop(&mut chain).unwrap_err();
-    assert_eq!(error, RingError::ChainTooLong { head: 3, free: 5 });
+    assert_eq!(error, RingError::Chain { head: 3, problem: ChainProblem::TooLong { free: 5 } });
     // Not even staging makes room: the driver has not seen it.
     ring.push_used(head, 0);
     let error = ring.pop(&mut chain).unwrap_err();
-    assert_eq!(error, RingError::ChainTooLong { head: 3, free: 5 });
+    assert_eq!(error, RingError::Chain { head: 3, problem: ChainProblem::TooLong { free: 5 } });
 }
 
 #[test]
@@ -112,7 +113,7 @@ fn a_ring_that_is_all_in_flight_takes_nothing_more() {
     assert!(ring.pop(&mut chain).unwrap().is_none());
     driver.offer(0, ONE);
     let error = ring.pop(&mut chain).unwrap_err();
-    assert_eq!(error, RingError::ChainTooLong { head: 0, free: 0 });
+    assert_eq!(error, RingError::Chain { head: 0, problem: ChainProblem::TooLong { free: 0 } });
 }
 
 #[test]
@@ -195,7 +196,7 @@ fn indirect_descriptors_need_the_feature() {
     driver.offer(0, &[(BUFFERS, 16, INDIRECT)]);
     assert_eq!(
         ring.pop(&mut Chain::default()).unwrap_err(),
-        RingError::IndirectNotNegotiated { head: 0 }
+        RingError::Chain { head: 0, problem: ChainProblem::IndirectNotNegotiated }
     );
 }
 

@@ -1,0 +1,33 @@
+//! What a node with one child says as its child does.
+
+/// For the [`block::Node`] of a layer that leaves size and limits as they are: all but its claims and lanes. Its fields are
+/// `name`, `child` and `access`.
+macro_rules! same_as_child {
+    () => {
+        fn name(&self) -> &str {
+            &self.name
+        }
+
+        fn image_file(&self) -> Option<std::path::PathBuf> {
+            self.child.node().image_file()
+        }
+
+        fn size(&self) -> block::DiskSize {
+            self.child.node().size()
+        }
+
+        fn limits(&self) -> block::BlockLimits {
+            self.child.node().limits()
+        }
+
+        fn access(&self) -> block::Access {
+            self.access
+        }
+
+        fn flush(&self) -> std::io::Result<()> {
+            self.child.node().flush()
+        }
+    };
+}
+
+pub(crate) use same_as_child;
