@@ -10,8 +10,10 @@ use std::fmt;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker};
+
+use block::{RangeGuard, RangeLock};
 
 use crate::semaphore::YieldQueue;
 
@@ -134,68 +136,43 @@ impl fmt::Debug for TaskExecutor {
 /// An async mutex: one task at a time has the value, across all threads; others wait in no particular order.
 #[derive(Debug)]
 pub struct AsyncMutex<T> {
-    state: Mutex<State<T>>,
-}
-
-/// The value while nobody has it, and who waits.
-#[derive(Debug)]
-struct State<T> {
-    /// None while somebody has it.
-    value: Option<T>,
-    waiting: Vec<Waker>,
+    turns: RangeLock,
+    /// Locked by whoever has the turn, so nobody ever waits for it.
+    value: Mutex<T>,
 }
 
 impl<T> AsyncMutex<T> {
-    /// This, which nobody has.
+    /// Nobody has it yet.
     pub fn new(value: T) -> Self {
-        Self { state: Mutex::new(State { value: Some(value), waiting: Vec::new() }) }
+        Self { turns: RangeLock::default(), value: Mutex::new(value) }
     }
 
     /// Waits for it.
     pub async fn take(&self) -> AsyncMutexGuard<'_, T> {
-        let value = std::future::poll_fn(|context| {
-            let mut state = self.state.lock().expect("nobody panics here");
-            match state.value.take() {
-                Some(value) => Poll::Ready(value),
-                None => {
-                    state.waiting.push(context.waker().clone());
-                    Poll::Pending
-                }
-            }
-        });
-        AsyncMutexGuard { value: Some(value.await), turns: self }
+        let turn = self.turns.lock(0..1).await;
+        let value = self.value.lock().expect("nobody panics here");
+        AsyncMutexGuard { value, _turn: turn }
     }
 }
 
-/// The value of an [`AsyncMutex`], given back when dropped.
+/// The value of an [`AsyncMutex`], given back when dropped: first the value, then the turn.
 #[derive(Debug)]
 pub struct AsyncMutexGuard<'a, T> {
-    value: Option<T>,
-    turns: &'a AsyncMutex<T>,
+    value: MutexGuard<'a, T>,
+    _turn: RangeGuard,
 }
 
 impl<T> std::ops::Deref for AsyncMutexGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.value.as_ref().expect("it is there until it is given back")
+        &self.value
     }
 }
 
 impl<T> std::ops::DerefMut for AsyncMutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.value.as_mut().expect("it is there until it is given back")
-    }
-}
-
-impl<T> Drop for AsyncMutexGuard<'_, T> {
-    fn drop(&mut self) {
-        let waiting = {
-            let mut state = self.turns.state.lock().expect("nobody panics here");
-            state.value = self.value.take();
-            std::mem::take(&mut state.waiting)
-        };
-        waiting.into_iter().for_each(Waker::wake);
+        &mut self.value
     }
 }
 
