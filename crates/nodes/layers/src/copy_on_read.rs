@@ -10,15 +10,15 @@
 
 mod lane;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{
-    Access, BlockLimits, BlockStatus, Child, Claim, ClaimError, DiskSize, Lane, LaneContext,
-    LaneError, Node, Permission, RangeLock, Rights,
+    Access, BlockStatus, Child, Claim, ClaimError, Lane, LaneContext, LaneError, Node, Permission,
+    RangeLock, Rights,
 };
 use tasks::ChildIo;
 
+use crate::child_node::same_as_child;
 use lane::CopyOnReadLane;
 
 /// What is copied at a time, or one unit of the image if that is larger.
@@ -65,29 +65,7 @@ impl CopyOnReadNode {
 }
 
 impl Node for CopyOnReadNode {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn image_file(&self) -> Option<PathBuf> {
-        self.child.node().image_file()
-    }
-
-    fn size(&self) -> DiskSize {
-        self.child.node().size()
-    }
-
-    fn limits(&self) -> BlockLimits {
-        self.child.node().limits()
-    }
-
-    fn access(&self) -> Access {
-        self.access
-    }
-
-    fn flush(&self) -> std::io::Result<()> {
-        self.child.node().flush()
-    }
+    same_as_child!();
 
     /// Writes to the child what is there already, whatever its users do.
     fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {

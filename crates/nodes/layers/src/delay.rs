@@ -16,17 +16,16 @@ mod random;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, BlockLimits, Child, Claim, ClaimError, Clock, CompletionDecision, DelayQueue,
-    DiskSize, Lane, LaneContext, LaneError, Mapping, Node, Operation, Outcome, PieceList, Rights,
-    Token, WakeTime,
+    Access, Answer, Child, Claim, ClaimError, Clock, CompletionDecision, DelayQueue, Lane,
+    LaneContext, LaneError, Mapping, Node, Operation, Outcome, PieceList, Rights, Token, WakeTime,
 };
 
+use crate::child_node::same_as_child;
 pub use distribution::{Distribution, Latency, LatencyBounds, LatencyTooLong};
 pub use histogram::{Histogram, HistogramError};
 use order::CompletionOrder;
@@ -132,30 +131,7 @@ impl DelayNode {
 }
 
 impl Node for DelayNode {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn image_file(&self) -> Option<PathBuf> {
-        self.child.node().image_file()
-    }
-
-    fn size(&self) -> DiskSize {
-        self.child.node().size()
-    }
-
-    fn limits(&self) -> BlockLimits {
-        self.child.node().limits()
-    }
-
-    fn access(&self) -> Access {
-        self.access
-    }
-
-    /// Is not delayed: it is not a request of a guest.
-    fn flush(&self) -> std::io::Result<()> {
-        self.child.node().flush()
-    }
+    same_as_child!();
 
     fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
         self.child.node().claim(rights)

@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod child_node;
 mod copy_on_read;
 mod delay;
 mod stripe;

@@ -31,19 +31,16 @@ mod queue;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use block::{
-    Access, BlockLimits, Child, Claim, ClaimError, DiskSize, Lane, LaneContext, LaneError, Node,
-    Rights,
-};
+use block::{Access, Child, Claim, ClaimError, Lane, LaneContext, LaneError, Node, Rights};
 
 pub use group::ThrottleGroup;
 pub use limits::{
     Limit, LimitKind, LimitsError, THROTTLE_RATE_MAX, ThrottleLimits, ThrottleSettings,
 };
 
+use crate::child_node::same_as_child;
 use lane::ThrottleLane;
 use member::GroupMember;
 
@@ -71,29 +68,7 @@ impl ThrottleNode {
 }
 
 impl Node for ThrottleNode {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn image_file(&self) -> Option<PathBuf> {
-        self.child.node().image_file()
-    }
-
-    fn size(&self) -> DiskSize {
-        self.child.node().size()
-    }
-
-    fn limits(&self) -> BlockLimits {
-        self.child.node().limits()
-    }
-
-    fn access(&self) -> Access {
-        self.access
-    }
-
-    fn flush(&self) -> std::io::Result<()> {
-        self.child.node().flush()
-    }
+    same_as_child!();
 
     fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
         self.child.node().claim(rights)

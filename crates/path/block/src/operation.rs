@@ -84,8 +84,8 @@ impl Operation {
     }
 }
 
-/// When a change must survive a power loss.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// When a change must survive a power loss; the stronger is the larger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Durability {
     /// With the next flush (write-back).
     Cached,
@@ -93,8 +93,8 @@ pub enum Durability {
     Stable,
 }
 
-/// Whether zeroed space may be given back to the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Whether zeroed space may be given back to the host; who allows it is the larger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unmap {
     /// The space stays allocated.
     Keep,

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::task::Wake;
 
-use block::{ByteCount, ByteOffset, CompletionAction, Durability, FailKind, SystemClock, Unmap};
+use block::{
+    BlockLimits, ByteCount, ByteOffset, CompletionAction, DiskSize, Durability, FailKind,
+    SystemClock, Unmap,
+};
 
 use super::*;
 

@@ -11,8 +11,8 @@
 use std::collections::HashMap;
 
 use block::{
-    Answer, ByteCount, CompletionAction, Durability, EofPolicy, FailKind, Mapping, Operation,
-    Outcome, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Token, Unmap,
+    Answer, ByteCount, CompletionAction, EofPolicy, FailKind, Mapping, Operation, Outcome,
+    PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Token,
 };
 
 use super::layout::{Layout, Split};
@@ -350,18 +350,18 @@ pub(super) fn has_places(operation: Operation) -> bool {
 /// The operation that does for the whole what members have made of their parts. `None` if they do not
 /// agree what is done.
 fn together(whole: Operation, part: Operation) -> Option<Operation> {
-    let durability = stronger(whole.durability(), part.durability());
+    let durability = whole.durability().max(part.durability());
     Some(match (whole, part) {
-        (Operation::Read(extent), Operation::Read(_)) => Operation::Read(extent),
-        (Operation::Status(extent), Operation::Status(_)) => Operation::Status(extent),
         (Operation::Write(extent, _), Operation::Write(..)) => Operation::Write(extent, durability),
         (Operation::Discard(extent, _), Operation::Discard(..)) => {
             Operation::Discard(extent, durability)
         }
         (Operation::WriteZeroes(extent, one, _), Operation::WriteZeroes(_, other, _)) => {
-            Operation::WriteZeroes(extent, careful(one, other), durability)
+            Operation::WriteZeroes(extent, one.min(other), durability)
         }
-        (Operation::Flush, Operation::Flush) => Operation::Flush,
+        (Operation::Read(_), Operation::Read(_))
+        | (Operation::Status(_), Operation::Status(_))
+        | (Operation::Flush, Operation::Flush) => whole,
         (
             Operation::Read(_)
             | Operation::Status(_)
@@ -372,18 +372,4 @@ fn together(whole: Operation, part: Operation) -> Option<Operation> {
             _,
         ) => return None,
     })
-}
-
-fn stronger(one: Durability, other: Durability) -> Durability {
-    match (one, other) {
-        (Durability::Cached, Durability::Cached) => Durability::Cached,
-        (Durability::Stable, _) | (_, Durability::Stable) => Durability::Stable,
-    }
-}
-
-fn careful(one: Unmap, other: Unmap) -> Unmap {
-    match (one, other) {
-        (Unmap::Allowed, Unmap::Allowed) => Unmap::Allowed,
-        (Unmap::Keep, _) | (_, Unmap::Keep) => Unmap::Keep,
-    }
 }

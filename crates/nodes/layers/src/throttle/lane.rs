@@ -61,11 +61,7 @@ impl ThrottleLane {
             return;
         }
         let mut waiting = Vec::new();
-        for (number, direction) in self.queues.iter_mut().enumerate() {
-            let context =
-                ThrottleContext { budget: &self.budget, lane: &self.lane, direction: number };
-            direction.empty(context, &mut waiting);
-        }
+        self.each_queue(|queue, context| queue.empty(context, &mut waiting));
         waiting.sort_by_key(|request| request.arrival);
         self.budget = self.group.budget();
         self.queues = queues(&self.budget);
@@ -74,9 +70,14 @@ impl ThrottleLane {
             let toll = self.budget.toll(&request.mapping.operation);
             let (direction, cost) = toll.unwrap_or((0, request.cost));
             request.cost = cost;
-            let context = ThrottleContext { budget: &self.budget, lane: &self.lane, direction };
+            let context = ThrottleContext { budget: &self.budget, lane: &self.lane };
             self.queues[direction].hold(request, context);
         }
+    }
+
+    fn each_queue(&mut self, mut each: impl FnMut(&mut ThrottleQueue, ThrottleContext<'_>)) {
+        let context = ThrottleContext { budget: &self.budget, lane: &self.lane };
+        self.queues.iter_mut().for_each(|queue| each(queue, context));
     }
 
     /// Whether the request passes; otherwise it is held.
@@ -85,7 +86,7 @@ impl ThrottleLane {
             return true;
         };
         let (group, clock) = (&self.group, &self.clock);
-        let context = ThrottleContext { budget: &self.budget, lane: &self.lane, direction };
+        let context = ThrottleContext { budget: &self.budget, lane: &self.lane };
         let now = || *now.get_or_insert_with(|| group.since_epoch(clock.now()));
         if self.queues[direction].admit(cost, context, now) {
             return true;
@@ -99,7 +100,7 @@ impl ThrottleLane {
 }
 
 fn queues(budget: &BucketSet) -> [ThrottleQueue; DIRECTIONS] {
-    std::array::from_fn(|direction| ThrottleQueue::new(budget.payees(direction)))
+    std::array::from_fn(|direction| ThrottleQueue::new(direction, budget.payees(direction)))
 }
 
 impl Lane for ThrottleLane {
@@ -139,25 +140,19 @@ impl Lane for ThrottleLane {
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
         self.follow_limits();
         let own_now = self.group.since_epoch(now);
-        for (number, direction) in self.queues.iter_mut().enumerate() {
-            let context =
-                ThrottleContext { budget: &self.budget, lane: &self.lane, direction: number };
-            direction.resume(context, own_now, &mut self.ready);
-        }
-        if !self.ready.is_empty() {
-            self.below.map(&mut self.ready, pieces);
+        let mut ready = std::mem::take(&mut self.ready);
+        self.each_queue(|queue, context| queue.resume(context, own_now, &mut ready));
+        if !ready.is_empty() {
+            self.below.map(&mut ready, pieces);
             // What is held below comes from there when it is due.
-            late.extend(self.ready.drain(..).filter(|mapping| mapping.answer != Answer::Held));
+            late.extend(ready.drain(..).filter(|mapping| mapping.answer != Answer::Held));
         }
+        self.ready = ready;
         self.below.resume(now, late, pieces);
     }
 
     fn release(&mut self) {
-        for (number, direction) in self.queues.iter_mut().enumerate() {
-            let context =
-                ThrottleContext { budget: &self.budget, lane: &self.lane, direction: number };
-            direction.release(context);
-        }
+        self.each_queue(ThrottleQueue::release);
         self.below.release();
     }
 
@@ -168,10 +163,6 @@ impl Lane for ThrottleLane {
 
 impl Drop for ThrottleLane {
     fn drop(&mut self) {
-        for (number, direction) in self.queues.iter_mut().enumerate() {
-            let context =
-                ThrottleContext { budget: &self.budget, lane: &self.lane, direction: number };
-            direction.cancel_reservation(context);
-        }
+        self.each_queue(ThrottleQueue::cancel_reservation);
     }
 }

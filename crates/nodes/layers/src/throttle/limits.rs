@@ -61,17 +61,6 @@ impl LimitKind {
     pub(super) fn counts_bytes(self) -> bool {
         matches!(self, Self::BpsTotal | Self::BpsRead | Self::BpsWrite)
     }
-
-    fn place(self) -> usize {
-        match self {
-            Self::BpsTotal => 0,
-            Self::BpsRead => 1,
-            Self::BpsWrite => 2,
-            Self::IopsTotal => 3,
-            Self::IopsRead => 4,
-            Self::IopsWrite => 5,
-        }
-    }
 }
 
 impl fmt::Display for LimitKind {
@@ -109,12 +98,12 @@ pub struct ThrottleSettings {
 impl ThrottleSettings {
     /// The limit of that kind.
     pub fn limit(&self, kind: LimitKind) -> &Limit {
-        &self.limits[kind.place()]
+        &self.limits[kind as usize]
     }
 
     /// The limit of that kind, to change it.
     pub fn limit_mut(&mut self, kind: LimitKind) -> &mut Limit {
-        &mut self.limits[kind.place()]
+        &mut self.limits[kind as usize]
     }
 }
 
@@ -132,24 +121,18 @@ impl ThrottleLimits {
             (LimitKind::IopsTotal, LimitKind::IopsWrite),
         ] {
             let (whole, half) = (settings.limit(total), settings.limit(part));
-            if whole.rate > 0 && half.rate > 0 {
-                let (total_value, part_value) = (whole.rate, half.rate);
-                return Err(LimitsError::TotalAndPart { total, total_value, part, part_value });
-            }
-            if whole.burst > 0 && half.burst > 0 {
-                let (total_value, part_value) = (whole.burst, half.burst);
-                return Err(LimitsError::BurstTotalAndPart {
-                    total,
-                    total_value,
-                    part,
-                    part_value,
-                });
+            for (suffix, total_value, part_value) in
+                [("", whole.rate, half.rate), ("-max", whole.burst, half.burst)]
+            {
+                let error =
+                    LimitsError::TotalAndPart { suffix, total, total_value, part, part_value };
+                refuse_if(total_value > 0 && part_value > 0, error)?;
             }
         }
         let iops = [LimitKind::IopsTotal, LimitKind::IopsRead, LimitKind::IopsWrite];
-        if settings.iops_size > 0 && iops.iter().all(|kind| settings.limit(*kind).rate == 0) {
-            return Err(LimitsError::SizeWithoutRate { value: settings.iops_size });
-        }
+        let has_rate = iops.iter().any(|kind| settings.limit(*kind).rate > 0);
+        let value = settings.iops_size;
+        refuse_if(value > 0 && !has_rate, LimitsError::SizeWithoutRate { value })?;
         for kind in LimitKind::ALL {
             check_one(kind, settings.limit(kind))?;
         }
@@ -164,55 +147,39 @@ impl ThrottleLimits {
 
 fn check_one(kind: LimitKind, limit: &Limit) -> Result<(), LimitsError> {
     let Limit { rate, burst, burst_seconds } = *limit;
-    if rate > THROTTLE_RATE_MAX {
-        return Err(LimitsError::RateRange { kind, value: rate });
-    }
-    if burst > THROTTLE_RATE_MAX {
-        return Err(LimitsError::BurstRange { kind, value: burst });
-    }
-    if burst_seconds == 0 || burst_seconds > u64::from(u32::MAX) {
-        return Err(LimitsError::LengthRange { kind, value: burst_seconds });
-    }
-    if burst_seconds > 1 && burst == 0 {
-        return Err(LimitsError::LengthWithoutBurst { kind, value: burst_seconds });
-    }
-    if burst > 0 && burst_seconds > THROTTLE_RATE_MAX / burst {
-        return Err(LimitsError::LengthTooLong { kind, value: burst_seconds, burst });
-    }
-    if burst > 0 && rate == 0 {
-        return Err(LimitsError::BurstWithoutRate { kind, value: burst });
-    }
-    if burst > 0 && burst < rate {
-        return Err(LimitsError::BurstBelowRate { kind, value: burst, rate });
-    }
-    Ok(())
+    let value = burst_seconds;
+    let too_large = |suffix, value| LimitsError::TooLarge { kind, suffix, value };
+    refuse_if(rate > THROTTLE_RATE_MAX, too_large("", rate))?;
+    refuse_if(burst > THROTTLE_RATE_MAX, too_large("-max", burst))?;
+    let is_length = (1..=u64::from(u32::MAX)).contains(&value);
+    refuse_if(!is_length, LimitsError::LengthRange { kind, value })?;
+    refuse_if(value > 1 && burst == 0, LimitsError::LengthWithoutBurst { kind, value })?;
+    let is_long = burst > 0 && value > THROTTLE_RATE_MAX / burst;
+    refuse_if(is_long, LimitsError::LengthTooLong { kind, value, burst })?;
+    let value = burst;
+    refuse_if(burst > 0 && rate == 0, LimitsError::BurstWithoutRate { kind, value })?;
+    refuse_if(burst > 0 && burst < rate, LimitsError::BurstBelowRate { kind, value, rate })
+}
+
+fn refuse_if(is_wrong: bool, error: LimitsError) -> Result<(), LimitsError> {
+    if is_wrong { Err(error) } else { Ok(()) }
 }
 
 /// Parameters that are out of range or contradict each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LimitsError {
-    /// A limit for everything beside one for a part of it.
-    #[error("{total}={total_value} and {part}={part_value} cannot be used at the same time")]
-    TotalAndPart {
-        /// The one for everything.
-        total: LimitKind,
-        /// Its value.
-        total_value: u64,
-        /// The one for a part.
-        part: LimitKind,
-        /// Its value.
-        part_value: u64,
-    },
-    /// The same among burst rates.
+    /// A limit for all, and one for reads or writes alone: rates, or bursts (`-max`).
     #[error(
-        "{total}-max={total_value} and {part}-max={part_value} cannot be used at the same time"
+        "{total}{suffix}={total_value} and {part}{suffix}={part_value} cannot be used at the same time"
     )]
-    BurstTotalAndPart {
-        /// The one for everything.
+    TotalAndPart {
+        /// What the names of the options end in.
+        suffix: &'static str,
+        /// The limit for all.
         total: LimitKind,
         /// Its value.
         total_value: u64,
-        /// The one for a part.
+        /// The other limit.
         part: LimitKind,
         /// Its value.
         part_value: u64,
@@ -223,19 +190,13 @@ pub enum LimitsError {
         /// The size.
         value: u64,
     },
-    /// A rate beyond the largest.
-    #[error("{kind}={value} is more than {THROTTLE_RATE_MAX}")]
-    RateRange {
+    /// A rate or a burst (`-max`) that is larger than any can be.
+    #[error("{kind}{suffix}={value} is more than {THROTTLE_RATE_MAX}")]
+    TooLarge {
         /// Which.
         kind: LimitKind,
-        /// Its value.
-        value: u64,
-    },
-    /// A burst rate beyond the largest.
-    #[error("{kind}-max={value} is more than {THROTTLE_RATE_MAX}")]
-    BurstRange {
-        /// Which.
-        kind: LimitKind,
+        /// What the name of the option ends in.
+        suffix: &'static str,
         /// Its value.
         value: u64,
     },

@@ -24,8 +24,6 @@ const LOOK_AGAIN: Nanos = Nanos(50_000_000);
 pub(super) struct ThrottleContext<'a> {
     pub(super) budget: &'a BucketSet,
     pub(super) lane: &'a MemberLane,
-    /// Which way it is.
-    pub(super) direction: usize,
 }
 
 /// A request that waits for its limits.
@@ -53,6 +51,7 @@ struct Lease {
 /// One lane's queue of throttled requests in one direction (reads, writes, or both).
 #[derive(Debug, Default)]
 pub(super) struct ThrottleQueue {
+    direction: usize,
     leases: Vec<Lease>,
     /// From when on what is pending may be used; `None` if nothing is.
     pending_from: Option<Nanos>,
@@ -61,12 +60,12 @@ pub(super) struct ThrottleQueue {
 }
 
 impl ThrottleQueue {
-    pub(super) fn new(payees: &[usize]) -> Self {
+    pub(super) fn new(direction: usize, payees: &[usize]) -> Self {
         let lease = |bucket: &usize| {
             let (pending, last) = (Nanos::default(), LastReservation::default());
             Lease { bucket: *bucket, credit: 0.0, pending, last }
         };
-        Self { leases: payees.iter().map(lease).collect(), ..Self::default() }
+        Self { direction, leases: payees.iter().map(lease).collect(), ..Self::default() }
     }
 
     /// Whether a request may pass at once; it has paid then. Otherwise it is to be held.
@@ -95,7 +94,7 @@ impl ThrottleQueue {
     /// Puts a request behind what waits here.
     pub(super) fn hold(&mut self, request: ThrottledRequest, context: ThrottleContext<'_>) {
         if self.queue.is_empty() {
-            context.lane.wait(context.direction);
+            context.lane.wait(self.direction);
         }
         self.queue.push_back(request);
     }
@@ -127,7 +126,7 @@ impl ThrottleQueue {
             let first = self.queue.pop_front().expect("it was looked at");
             ready.push(Mapping { answer: Answer::Refused(FailKind::Io), ..first.mapping });
         }
-        context.lane.done(context.direction);
+        context.lane.done(self.direction);
         self.reserve_ahead(context, now);
     }
 
@@ -146,7 +145,7 @@ impl ThrottleQueue {
     pub(super) fn empty(&mut self, context: ThrottleContext<'_>, into: &mut Vec<ThrottledRequest>) {
         self.cancel_reservation(context);
         if !self.queue.is_empty() {
-            context.lane.done(context.direction);
+            context.lane.done(self.direction);
         }
         into.extend(self.queue.drain(..));
     }
@@ -157,7 +156,7 @@ impl ThrottleQueue {
             for lease in &mut self.leases {
                 context.budget.bucket(lease.bucket).refund(std::mem::take(&mut lease.pending));
             }
-            context.lane.cancelled(context.direction, from);
+            context.lane.cancelled(self.direction, from);
         }
     }
 
@@ -193,7 +192,8 @@ impl ThrottleQueue {
     /// Makes the lease larger, or says from when on that may be possible. Every success brings some of
     /// what is short, and a reservation that is open now all of it or as much as is open.
     fn grow(&mut self, cost: Cost, context: ThrottleContext<'_>, now: Nanos) -> Result<(), Nanos> {
-        let ThrottleContext { budget, lane, direction } = context;
+        let ThrottleContext { budget, lane } = context;
+        let direction = self.direction;
         if let Some(from) = self.pending_from {
             if now < from {
                 return Err(from);
@@ -237,7 +237,8 @@ impl ThrottleQueue {
     /// Keeps the disk's place in the queue of the future although nothing waits just now. A guest that
     /// makes one request after the other would lose its turn otherwise whenever others wait as well.
     fn reserve_ahead(&mut self, context: ThrottleContext<'_>, now: Nanos) {
-        let ThrottleContext { budget, lane, direction } = context;
+        let ThrottleContext { budget, lane } = context;
+        let direction = self.direction;
         let contended = |lease: &Lease| budget.bucket(lease.bucket).is_contended(now, lease.last);
         if self.pending_from.is_some()
             || !self.leases.iter().any(contended)
