@@ -74,6 +74,21 @@ impl Geometry {
         offset & (self.cluster_bytes() - 1)
     }
 
+    /// The clusters that these bytes touch, each with those bytes of it, counted from its start.
+    pub(crate) fn clusters_in(
+        self,
+        bytes: Range<u64>,
+    ) -> impl Iterator<Item = (GuestCluster, Range<u64>)> {
+        let mut at = bytes.start;
+        std::iter::from_fn(move || {
+            let cluster = self.cluster_of(at);
+            let start = self.start_of(cluster);
+            let within = at - start..(start + self.cluster_bytes()).min(bytes.end) - start;
+            at = start + within.end;
+            (within.start < within.end).then_some((cluster, within))
+        })
+    }
+
     /// The slice that has the entry of a cluster.
     pub(crate) fn slice_of(self, cluster: GuestCluster) -> SliceNumber {
         SliceNumber(cluster.0 >> self.slice_bits)
@@ -173,14 +188,17 @@ impl Geometry {
     /// The clusters of the file that the first word of an entry names.
     pub(crate) fn clusters_of(self, word: u64) -> Option<Range<u64>> {
         if word & COMPRESSED != 0 {
-            let descriptor = word & !(COPIED | COMPRESSED);
-            let place = compressed::place(descriptor, self.cluster_bits).ok()?;
-            let cluster = self.cluster_bytes();
-            return Some(place.start / cluster..place.end.div_ceil(cluster));
+            return self.compressed_clusters(word & !(COPIED | COMPRESSED));
         }
         let host = word & OFFSET;
         let first = host >> self.cluster_bits;
         (host != 0).then_some(first..first + 1)
+    }
+
+    /// The clusters of the file that compressed data is in; none if it names no place.
+    pub(crate) fn compressed_clusters(self, descriptor: u64) -> Option<Range<u64>> {
+        let place = compressed::place(descriptor, self.cluster_bits).ok()?;
+        Some(place.start >> self.cluster_bits..place.end.div_ceil(self.cluster_bytes()))
     }
 
     pub(crate) fn has_data_file(self) -> bool {

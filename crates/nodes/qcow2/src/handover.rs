@@ -55,7 +55,7 @@ impl Image {
             Err(FailKind::ReadOnly) => return Ok(ImageState::default()),
             Err(_) => return Err(ImageStateError::Damaged),
         };
-        if self.slices().has_failed_writes() {
+        if self.slices.has_failed_writes() {
             return Err(ImageStateError::Doubtful);
         }
         space.state().await.map_err(|_written| ImageStateError::Doubtful)
@@ -64,7 +64,7 @@ impl Image {
     /// Goes on from what another process knew. What cannot be is refused; it may still be wrong.
     pub(crate) fn inherit(&self, state: ImageState) -> Result<(), InvalidImageState> {
         let Ok(space) = self.space() else { return Ok(()) };
-        let end = OFFSET >> self.geometry().cluster_bytes().trailing_zeros();
+        let end = OFFSET >> self.geometry.cluster_bytes().trailing_zeros();
         let checked = |ranges: &[Range<u64>], what| {
             let is_wrong = |clusters: &&Range<u64>| {
                 clusters.is_empty()

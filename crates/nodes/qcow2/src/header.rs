@@ -24,6 +24,9 @@ pub(crate) const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 /// No offset in an image has more bits (bits 9 to 55 of a table entry).
 pub(crate) const OFFSET_END: u64 = 1 << 56;
 
+/// Where a header has the lowest 8 of its incompatible features.
+pub(crate) const INCOMPATIBLE_LOW_AT: usize = 72 + 7;
+
 const PLACE_OF_A_TABLE: &str = "it is a multiple of the cluster size below 2^56";
 
 /// The most snapshots, as in QEMU.
@@ -230,73 +233,52 @@ impl Header {
 
     fn check_bitmaps(&self) -> Result<(), HeaderError> {
         let Some(bitmaps) = self.bitmaps else { return Ok(()) };
-        if bitmaps.reserved != 0 {
-            return Err(field("bitmaps extension's reserved field", bitmaps.reserved, "it is 0"));
-        }
-        if !(1..=BITMAPS_MAX).contains(&bitmaps.count) {
-            return Err(field("nb_bitmaps", bitmaps.count, "an image has 1 to 65535 bitmaps"));
-        }
-        let offset = bitmaps.directory_offset;
-        if !offset.is_multiple_of(1 << self.cluster_bits) || offset >= OFFSET_END {
-            return Err(field("bitmap_directory_offset", offset, PLACE_OF_A_TABLE));
-        }
-        if bitmaps.directory_bytes > BITMAP_DIRECTORY_BYTES_MAX {
-            let rule = "a directory has at most 1024 bytes for each of 65535 bitmaps";
-            return Err(field("bitmap_directory_size", bitmaps.directory_bytes, rule));
-        }
-        Ok(())
+        let BitmapsExtension { count, reserved, directory_bytes, directory_offset } = bitmaps;
+        require(reserved == 0, "bitmaps extension's reserved field", reserved, "it is 0")?;
+        let is_count = (1..=BITMAPS_MAX).contains(&count);
+        require(is_count, "nb_bitmaps", count, "an image has 1 to 65535 bitmaps")?;
+        self.check_place("bitmap_directory_offset", directory_offset)?;
+        let fits = directory_bytes <= BITMAP_DIRECTORY_BYTES_MAX;
+        let rule = "a directory has at most 1024 bytes for each of 65535 bitmaps";
+        require(fits, "bitmap_directory_size", directory_bytes, rule)
     }
 
     fn check_tables(&self) -> Result<(), HeaderError> {
-        if self.refcount_order > 6 {
-            return Err(field("refcount_order", self.refcount_order, "it is at most 6"));
+        let (bits, entries) = (self.cluster_bits, self.l1_entries);
+        require(
+            self.refcount_order <= 6,
+            "refcount_order",
+            self.refcount_order,
+            "it is at most 6",
+        )?;
+        let is_large = !self.features.extended_l2 || bits >= 14;
+        require(is_large, "cluster_bits", bits, "subclusters need 14 at least")?;
+        self.check_place("l1_table_offset", self.l1_offset)?;
+        self.check_place("refcount_table_offset", self.refcount_table_offset)?;
+        self.check_place("snapshots_offset", self.snapshots_offset)?;
+        let rule = "an image has at most 65536 snapshots";
+        require(self.snapshots <= SNAPSHOTS_MAX, "nb_snapshots", self.snapshots, rule)?;
+        let fits = u64::from(entries) * 8 <= L1_BYTES_MAX;
+        require(fits, "l1_size", entries, "an L1 table has at most 32 MiB")?;
+        let clusters = self.refcount_table_clusters;
+        let fits = (1..=REFCOUNT_TABLE_BYTES_MAX).contains(&(u64::from(clusters) << bits));
+        let rule = "a refcount table has 1 cluster to 8 MiB";
+        require(fits, "refcount_table_clusters", clusters, rule)?;
+        let fits = self.size <= i64::MAX as u64;
+        require(fits, "size", self.size, "a disk has less than 2^63 bytes")?;
+        let needed = self.size.div_ceil(1 << bits).div_ceil(self.l2_entries());
+        let fits = needed <= u64::from(entries);
+        require(fits, "l1_size", entries, "it is too small for the size of the disk")?;
+        let is_behind = |offset: u64, name| require(offset > 0, name, 0_u64, "the header is there");
+        if entries > 0 {
+            is_behind(self.l1_offset, "l1_table_offset")?;
         }
-        if self.features.extended_l2 && self.cluster_bits < 14 {
-            return Err(field("cluster_bits", self.cluster_bits, "subclusters need 14 at least"));
-        }
-        let cluster = 1_u64 << self.cluster_bits;
-        let table = |name, offset: u64| {
-            if !offset.is_multiple_of(cluster) || offset >= OFFSET_END {
-                return Err(field(name, offset, PLACE_OF_A_TABLE));
-            }
-            Ok(())
-        };
-        table("l1_table_offset", self.l1_offset)?;
-        table("refcount_table_offset", self.refcount_table_offset)?;
-        table("snapshots_offset", self.snapshots_offset)?;
-        if self.snapshots > SNAPSHOTS_MAX {
-            return Err(field(
-                "nb_snapshots",
-                self.snapshots,
-                "an image has at most 65536 snapshots",
-            ));
-        }
-        if u64::from(self.l1_entries) * 8 > L1_BYTES_MAX {
-            return Err(field("l1_size", self.l1_entries, "an L1 table has at most 32 MiB"));
-        }
-        let refcount_table = u64::from(self.refcount_table_clusters) << self.cluster_bits;
-        if refcount_table == 0 || refcount_table > REFCOUNT_TABLE_BYTES_MAX {
-            let rule = "a refcount table has 1 cluster to 8 MiB";
-            return Err(field("refcount_table_clusters", self.refcount_table_clusters, rule));
-        }
-        if self.size > i64::MAX as u64 {
-            return Err(field("size", self.size, "a disk has less than 2^63 bytes"));
-        }
-        let needed = self.size.div_ceil(cluster).div_ceil(self.l2_entries());
-        if needed > u64::from(self.l1_entries) {
-            return Err(field(
-                "l1_size",
-                self.l1_entries,
-                "it is too small for the size of the disk",
-            ));
-        }
-        if self.l1_entries > 0 && self.l1_offset == 0 {
-            return Err(field("l1_table_offset", 0_u64, "the header is there"));
-        }
-        if self.refcount_table_offset == 0 {
-            return Err(field("refcount_table_offset", 0_u64, "the header is there"));
-        }
-        Ok(())
+        is_behind(self.refcount_table_offset, "refcount_table_offset")
+    }
+
+    fn check_place(&self, name: &'static str, offset: u64) -> Result<(), HeaderError> {
+        let is_place = offset.is_multiple_of(1 << self.cluster_bits) && offset < OFFSET_END;
+        require(is_place, name, offset, PLACE_OF_A_TABLE)
     }
 
     /// Bytes of an L2 entry.
@@ -314,6 +296,16 @@ fn field(field: &'static str, value: impl Into<u64>, rule: &'static str) -> Head
     HeaderError::Field { field, value: value.into(), rule }
 }
 
+/// Refuses a field of this value, unless it keeps to the rule.
+fn require(
+    keeps: bool,
+    name: &'static str,
+    value: impl Into<u64>,
+    rule: &'static str,
+) -> Result<(), HeaderError> {
+    if keeps { Ok(()) } else { Err(field(name, value, rule)) }
+}
+
 fn cluster_bits(fields: HeaderFields<'_>) -> Result<u32, HeaderError> {
     match fields.u32(20)? {
         bits @ 9..=21 => Ok(bits),
@@ -322,11 +314,9 @@ fn cluster_bits(fields: HeaderFields<'_>) -> Result<u32, HeaderError> {
 }
 
 fn header_bytes(bytes: u32, cluster_bits: u32) -> Result<u32, HeaderError> {
-    if bytes < 104 || !bytes.is_multiple_of(8) || bytes > 1 << cluster_bits {
-        let rule = "it is 104 at least, a multiple of 8, and inside the first cluster";
-        return Err(field("header_length", bytes, rule));
-    }
-    Ok(bytes)
+    let fits = (104..=1 << cluster_bits).contains(&bytes) && bytes.is_multiple_of(8);
+    let rule = "it is 104 at least, a multiple of 8, and inside the first cluster";
+    require(fits, "header_length", bytes, rule).map(|()| bytes)
 }
 
 /// Where the backing file's name is; the extensions end there.
@@ -335,9 +325,8 @@ fn backing_name_place(fields: HeaderFields<'_>) -> Result<Option<Range<usize>>, 
     if offset == 0 {
         return Ok(None);
     }
-    if bytes > BACKING_NAME_MAX {
-        return Err(field("backing_file_size", bytes, "a name has at most 1023 bytes"));
-    }
+    let fits = bytes <= BACKING_NAME_MAX;
+    require(fits, "backing_file_size", bytes, "a name has at most 1023 bytes")?;
     let place = usize::try_from(offset).ok().and_then(|start| {
         let end = start.checked_add(bytes as usize)?;
         (end <= fields.0.len()).then_some(start..end)
@@ -382,14 +371,12 @@ fn features(
     let has = |bits: u64, bit: u32| bits & 1 << bit != 0;
     let compression = if header_bytes > 104 { fields.u8(104)? } else { 0 };
     // The bit says that the field is not 0.
-    if has(autoclear, 1) && !has(incompatible, 2) {
-        let rule = "raw external data (bit 1) needs an external data file";
-        return Err(field("autoclear_features", autoclear, rule));
-    }
-    if compression > 1 || (compression == 1) != has(incompatible, 3) {
-        let rule = "0 (zlib) and 1 (zstd, with its incompatible bit) are known";
-        return Err(field("compression_type", compression, rule));
-    }
+    let has_data_file = !has(autoclear, 1) || has(incompatible, 2);
+    let rule = "raw external data (bit 1) needs an external data file";
+    require(has_data_file, "autoclear_features", autoclear, rule)?;
+    let is_known = compression == u8::from(has(incompatible, 3));
+    let rule = "0 (zlib) and 1 (zstd, with its incompatible bit) are known";
+    require(is_known, "compression_type", compression, rule)?;
     let features = Features {
         dirty: has(incompatible, 0),
         corrupt: has(incompatible, 1),
@@ -466,11 +453,9 @@ impl HeaderExtensions {
                 self.names = data.chunks_exact(48).map(name).collect();
             }
             BITMAPS => {
-                let fields = HeaderFields(data);
-                if data.len() != 24 {
-                    let rule = "the bitmaps extension has 24 bytes";
-                    return Err(field("header extension length", data.len() as u64, rule));
-                }
+                let (fields, count) = (HeaderFields(data), data.len() as u64);
+                let rule = "the bitmaps extension has 24 bytes";
+                require(count == 24, "header extension length", count, rule)?;
                 self.bitmaps = Some(BitmapsExtension {
                     count: fields.u32(0)?,
                     reserved: fields.u32(4)?,

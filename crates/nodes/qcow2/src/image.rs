@@ -13,25 +13,23 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use block::{FailKind, HostMemory, RangeGuard, RangeLock};
+use block::{FailKind, RangeGuard, RangeLock};
 use tasks::{AsyncMutex, ChildIo};
 
-use crate::background_tasks::{BackgroundTask, BackgroundTasks};
+use crate::background_tasks::BackgroundTasks;
 use crate::cluster_allocator::{ClusterAllocator, Qcow2Discards};
 use crate::compressed::{CompressedError, CompressionMethod};
 use crate::epoch::Epochs;
 use crate::geometry::{COPIED, Geometry, GuestCluster, L2Entry, OFFSET, RawL2Entry, SliceNumber};
-use crate::header::Header;
+use crate::header::{Header, INCOMPATIBLE_LOW_AT};
 use crate::image_log::ImageLog;
 use crate::overlap::MetadataClusters;
 use crate::refcount::{HostClusters, RefcountTablePlace, Refcounts};
 use crate::slice::{CacheLookup, L2Slice, PinnedSlice, SliceCache, WriteResult, WriteTurn};
-use crate::table_reader::may_have;
+use crate::table_reader::{may_have, words, write_table_word};
 
 /// Where fields are in the header.
 const AUTOCLEAR_AT: usize = 88;
-const TABLE_AT: usize = 48;
-const INCOMPATIBLE_AT: usize = 72;
 /// The incompatible bit that says that the image is damaged.
 const CORRUPT: u8 = 2;
 /// The autoclear bit that says that the bitmaps are consistent.
@@ -54,21 +52,23 @@ pub(crate) struct CacheSizes {
 /// The metadata of an open image, one instance for all lanes: L1 table, cached L2 slices, refcounts, epochs.
 #[derive(Debug)]
 pub(crate) struct Image {
-    log: Arc<ImageLog>,
-    geometry: Geometry,
+    /// What is said of it.
+    pub(crate) log: Arc<ImageLog>,
+    pub(crate) geometry: Geometry,
     /// The size of the disk in bytes.
     size: u64,
     version: u32,
     is_raw_external: bool,
-    compression: CompressionMethod,
+    /// How clusters are compressed.
+    pub(crate) compression: CompressionMethod,
     /// The bytes of the file when the image was loaded.
-    file_bytes: u64,
+    pub(crate) file_bytes: u64,
     l1_offset: u64,
     l1: Box<[AtomicU64]>,
     /// One writer of the L1 table at a time.
     l1_writes: AsyncMutex<()>,
     header_writes: AsyncMutex<()>,
-    slices: SliceCache,
+    pub(crate) slices: SliceCache,
     clean_after: Option<Duration>,
     /// When slices without use went last.
     cleaned: Mutex<Option<Instant>>,
@@ -76,7 +76,7 @@ pub(crate) struct Image {
     clusters: RangeLock,
     /// L2 tables that are being made.
     tables: RangeLock,
-    epochs: Arc<Epochs>,
+    pub(crate) epochs: Arc<Epochs>,
     /// `None` if the image was never written.
     space: Option<ClusterAllocator>,
     /// Whether it may be written now: somebody has claimed it for that.
@@ -86,7 +86,7 @@ pub(crate) struct Image {
     /// Empty if the image is not written.
     metadata: Arc<MetadataClusters>,
     /// How many tasks are at work that no request waits for.
-    background_tasks: BackgroundTasks,
+    pub(crate) background_tasks: BackgroundTasks,
 }
 
 impl Image {
@@ -102,10 +102,9 @@ impl Image {
         let log = Arc::new(ImageLog::new(display_name));
         let end = header.l1_offset + u64::from(header.l1_entries) * 8;
         let memory = storage.read(header.l1_offset..end).await?;
-        let word = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("chunks of 8 bytes"));
         // What names nothing has no owner either.
         let clean = |word: u64| if word & OFFSET == 0 { 0 } else { word & (OFFSET | COPIED) };
-        let l1: Box<[u64]> = memory.chunks_exact(8).map(word).map(clean).collect();
+        let l1: Box<[u64]> = words(&memory).map(clean).collect();
         let geometry = Geometry::new(header);
         let is_bad = |word: &&u64| **word & OFFSET & (geometry.cluster_bytes() - 1) != 0;
         if let Some(word) = l1.iter().find(is_bad) {
@@ -159,20 +158,6 @@ impl Image {
         })
     }
 
-    /// A task begins that no request waits for: nobody who stops a ring knows of it.
-    pub(crate) fn begin_work(&self) -> BackgroundTask {
-        self.background_tasks.begin()
-    }
-
-    /// Waits until no such task is at work, but not longer than this; whether that is so. Blocks.
-    pub(crate) fn wait_for_work(&self, limit: Duration) -> bool {
-        self.background_tasks.wait(limit)
-    }
-
-    pub(crate) fn geometry(&self) -> Geometry {
-        self.geometry
-    }
-
     /// The size of the disk in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.size
@@ -199,16 +184,6 @@ impl Image {
         }
     }
 
-    /// How clusters are compressed.
-    pub(crate) fn compression(&self) -> CompressionMethod {
-        self.compression
-    }
-
-    /// The bytes of the file when the image was loaded: all that was compressed is in front of their end.
-    pub(crate) fn file_bytes(&self) -> u64 {
-        self.file_bytes
-    }
-
     /// Says what is wrong with a compressed cluster, now and then; what a guest is told.
     pub(crate) fn refuse_compressed(
         &self,
@@ -217,19 +192,6 @@ impl Image {
     ) -> FailKind {
         self.log.error(format_args!("cluster {} of the disk: {error}", cluster.0));
         FailKind::Io
-    }
-
-    /// What is said of it.
-    pub(crate) fn log(&self) -> &ImageLog {
-        &self.log
-    }
-
-    pub(crate) fn slices(&self) -> &SliceCache {
-        &self.slices
-    }
-
-    pub(crate) fn epochs(&self) -> &Arc<Epochs> {
-        &self.epochs
     }
 
     /// The clusters of the file; `ReadOnly` if the image is not written.
@@ -326,11 +288,8 @@ impl Image {
         if self.space.is_none() || self.geometry.has_data_file() {
             return Ok(());
         }
-        let words = slice.chunks_exact(8).step_by(self.geometry.entry_words());
-        let clusters = words.filter_map(|word| {
-            let word = u64::from_be_bytes(word.try_into().expect("chunks of 8 bytes"));
-            self.geometry.clusters_of(word)
-        });
+        let words = words(slice).step_by(self.geometry.entry_words());
+        let clusters = words.filter_map(|word| self.geometry.clusters_of(word));
         let Some(cluster) = self.metadata.first_of(clusters) else { return Ok(()) };
         let offset = self.geometry.start_of(GuestCluster(cluster));
         if self.metadata.set_damaged() {
@@ -346,7 +305,7 @@ impl Image {
     /// Says in the file that it is damaged.
     async fn mark_corrupt(&self, storage: &ChildIo) -> Result<(), FailKind> {
         if self.version >= 3 {
-            self.change_header(storage, |header| header[INCOMPATIBLE_AT + 7] |= CORRUPT).await?;
+            self.change_header(storage, |header| header[INCOMPATIBLE_LOW_AT] |= CORRUPT).await?;
             storage.sync().await?;
         }
         Ok(())
@@ -385,11 +344,7 @@ impl Image {
         storage: &ChildIo,
         table: RefcountTablePlace,
     ) -> Result<(), FailKind> {
-        let change = |header: &mut [u8]| {
-            header[TABLE_AT..TABLE_AT + 8].copy_from_slice(&table.offset.to_be_bytes());
-            header[TABLE_AT + 8..TABLE_AT + 12].copy_from_slice(&table.clusters.to_be_bytes());
-        };
-        self.change_header(storage, change).await?;
+        self.change_header(storage, |header| table.write_to(header)).await?;
         storage.sync().await
     }
 
@@ -470,13 +425,8 @@ impl Image {
 
     async fn write_l1(&self, storage: &ChildIo, table: usize, word: u64) -> Result<(), FailKind> {
         let _turn = self.l1_writes.take().await;
-        let per_block = usize::try_from(storage.alignment() / 8).expect("a block fits into memory");
-        let first = table - table % per_block;
-        let last = (first + per_block).min(self.l1.len());
-        let words = self.l1[first..last].iter().map(|entry| entry.load(Ordering::Relaxed));
-        let words = words.enumerate().map(|(at, old)| if first + at == table { word } else { old });
-        let bytes: Vec<u8> = words.flat_map(u64::to_be_bytes).collect();
-        let result = storage.write(self.l1_offset + first as u64 * 8, HostMemory::of(&bytes)).await;
+        let old = |at: usize| self.l1.get(at).map(|entry| entry.load(Ordering::Relaxed));
+        let result = write_table_word(storage, self.l1_offset, old, table, word).await;
         self.count_table_write();
         result?;
         self.l1[table].store(word, Ordering::SeqCst);

@@ -21,10 +21,11 @@ use tasks::{ChildIo, MapBatch, RequestParts, TaskExecutor, extent, is_over};
 
 use crate::cluster_allocator::{Qcow2Discards, SyncMark};
 use crate::epoch::Epoch;
-use crate::geometry::{L2Entry, Subcluster, bits_of};
-use crate::lane_core::LaneCore;
+use crate::geometry::{GuestCluster, L2Entry, StandardCluster, Subcluster, bits_of};
+use crate::lane_core::{LaneCore, ServedRequest};
 use crate::lane_slices::LaneSlices;
 use crate::serve;
+use crate::slice::L2Slice;
 
 /// The largest request that is planned at once, in bytes.
 const PLANNED_BYTES: u64 = 32 << 20;
@@ -57,11 +58,14 @@ pub(crate) struct Qcow2Lane {
     /// Since when tasks pause.
     paused_at: Option<Instant>,
     /// The questions to the lanes below.
-    to_data: MapBatch,
-    to_backing: Option<MapBatch>,
+    batches: [MapBatch; 2],
     /// When to let go of tables without use; none while no table was seen.
     clean_at: Option<Instant>,
 }
+
+/// Which of a lane's batches asks the child with the data, and which the backing file.
+const DATA: usize = 0;
+const BACKING: usize = 1;
 
 /// Neighbouring bytes of a request that come from one place.
 #[derive(Debug, Clone, Copy)]
@@ -71,25 +75,21 @@ struct ByteRun {
     place: RunSource,
 }
 
-/// Where the bytes of a run are: data, backing file, or nowhere (zeroes).
+/// Where the bytes of a run are: in a child, or nowhere (zeroes).
 #[derive(Debug, Clone, Copy)]
 enum RunSource {
-    /// Among the data: the number of the question.
-    Data(usize),
-    /// In the backing file, likewise.
-    Backing(usize),
+    /// Which batch asks the child, and the number of the question there.
+    Child(usize, usize),
     Zeroes,
 }
 
-/// How a request of a batch will be answered: from runs, as a flush, or by a task.
+/// How a request of a batch will be answered: it is already, from runs, or by a task.
 #[derive(Debug, Clone)]
 enum AnswerPlan {
     /// Already.
-    Answered,
-    /// By those runs.
-    Runs(Range<usize>, Option<Epoch>),
-    /// It is a flush; the number of the question to the file, and what it covers.
-    Flush(usize, Option<Epoch>, Option<SyncMark>),
+    Answered(Answer),
+    /// By those runs. A flush has one, and what it covers.
+    Runs(Range<usize>, Option<Epoch>, Option<SyncMark>),
     /// By a task.
     Task(Option<Epoch>),
 }
@@ -101,9 +101,10 @@ impl Qcow2Lane {
         access: Access,
         discards: Qcow2Discards,
     ) -> Self {
-        let seen = LaneSlices::new(core.image.slices().room());
-        let to_data = MapBatch::new(&core.data.storage);
-        let to_backing = core.backing.as_ref().map(|backing| MapBatch::new(&backing.storage));
+        let seen = LaneSlices::new(core.image.slices.room());
+        // Where there is no backing file, nobody asks it.
+        let backing = core.backing.as_ref().map_or(&core.data.storage, |backing| &backing.storage);
+        let batches = [&core.data.storage, backing].map(MapBatch::new);
         Self {
             core: Rc::new(core),
             tasks,
@@ -114,169 +115,134 @@ impl Qcow2Lane {
             plans: Vec::new(),
             parts_left: 0,
             paused_at: None,
-            to_data,
-            to_backing,
+            batches,
             clean_at: None,
         }
     }
 
     /// How an operation is answered. Asks nobody yet.
-    fn plan(&mut self, mapping: &mut Mapping, pieces: &PieceList) -> AnswerPlan {
-        let operation = mapping.operation;
+    fn plan(&mut self, operation: Operation, pieces: &PieceList) -> AnswerPlan {
         let image = &self.core.image;
         if image.is_closed() {
-            mapping.answer = Answer::Refused(image.refuse_closed());
-            return AnswerPlan::Answered;
+            return AnswerPlan::Answered(Answer::Refused(image.refuse_closed()));
         }
         if operation.is_change() && (self.access == Access::ReadOnly || !image.is_written()) {
-            mapping.answer = Answer::Refused(FailKind::ReadOnly);
-            return AnswerPlan::Answered;
+            return AnswerPlan::Answered(Answer::Refused(FailKind::ReadOnly));
         }
+        let first = self.runs.len();
         let Some(bytes) = operation.extent() else {
             let epoch = self.core.enter();
             if self.core.has_data_file() {
                 return AnswerPlan::Task(epoch);
             }
-            return AnswerPlan::Flush(self.to_data.add(operation), epoch, self.core.mark());
+            let place = RunSource::Child(DATA, self.batches[DATA].add(operation));
+            self.runs.push(ByteRun { skip: 0, count: 0, place });
+            return AnswerPlan::Runs(first..first + 1, epoch, self.core.mark());
         };
-        if bytes.bytes().end > self.core.image.size() {
-            mapping.answer = Answer::Refused(FailKind::OutOfRange);
-            return AnswerPlan::Answered;
+        if bytes.bytes().end > image.size() {
+            return AnswerPlan::Answered(Answer::Refused(FailKind::OutOfRange));
         }
-        if bytes.count().0 == 0 {
-            mapping.answer = Answer::Now(pieces.none());
-            return AnswerPlan::Answered;
+        let is_ignored =
+            matches!(operation, Operation::Discard(..)) && self.discards == Qcow2Discards::Ignored;
+        if bytes.count().0 == 0 || is_ignored {
+            return AnswerPlan::Answered(Answer::Now(pieces.none()));
         }
         let epoch = self.core.enter();
-        let first = self.runs.len();
-        let data = self.to_data.count();
-        let backing = self.to_backing.as_ref().map_or(0, MapBatch::count);
-        let is_planned = match operation {
+        let counts = [DATA, BACKING].map(|child| self.batches[child].count());
+        let planned = match operation {
             Operation::Read(bytes) | Operation::Write(bytes, _)
                 if bytes.count().0 > PLANNED_BYTES =>
             {
-                false
+                None
             }
             Operation::Read(bytes) => self.plan_read(bytes),
             Operation::Write(bytes, durability) => self.plan_write(bytes, durability),
-            Operation::Discard(..) if self.discards == Qcow2Discards::Ignored => {
-                self.core.leave(epoch);
-                mapping.answer = Answer::Now(pieces.none());
-                return AnswerPlan::Answered;
-            }
             Operation::Status(_)
             | Operation::Discard(..)
             | Operation::WriteZeroes(..)
-            | Operation::Flush => false,
+            | Operation::Flush => None,
         };
-        if is_planned && self.runs.len() - first <= ANSWER_RUNS {
-            return AnswerPlan::Runs(first..self.runs.len(), epoch);
+        if planned.is_some() && self.runs.len() - first <= ANSWER_RUNS {
+            return AnswerPlan::Runs(first..self.runs.len(), epoch, None);
         }
         // What was to be asked for it, its task asks.
         self.runs.truncate(first);
-        self.to_data.truncate(data);
-        if let Some(questions) = &mut self.to_backing {
-            questions.truncate(backing);
-        }
+        self.batches.iter_mut().zip(counts).for_each(|(batch, count)| batch.truncate(count));
         AnswerPlan::Task(epoch)
     }
 
-    /// Whether all clusters of a read are in tables that are in memory. Adds where.
-    fn plan_read(&mut self, bytes: Extent) -> bool {
-        let geometry = self.core.image.geometry();
-        let (mut at, end) = (bytes.bytes().start, bytes.bytes().end);
-        let start = at;
-        while at < end {
-            let cluster = geometry.cluster_of(at);
-            let next = (at - geometry.within(at) + geometry.cluster_bytes()).min(end);
-            let Some(slice) = self.seen.find(&self.core, geometry.slice_of(cluster)) else {
-                return false;
-            };
-            let Ok(L2Entry::Cluster(found)) =
-                geometry.read(slice.entry(geometry.index_of(cluster)))
-            else {
-                return false;
-            };
+    /// Adds where the bytes of a read are, if all of its clusters are in tables that are in memory.
+    fn plan_read(&mut self, bytes: Extent) -> Option<()> {
+        let geometry = self.core.image.geometry;
+        let start = bytes.start().0;
+        for (cluster, within) in geometry.clusters_in(bytes.bytes()) {
+            let (_, found) = self.look_up(cluster)?;
             let cluster_start = geometry.start_of(cluster);
-            for (unit, part) in geometry.parts(found, at - cluster_start..next - cluster_start) {
-                if !self.take_part() {
-                    return false;
-                }
+            for (unit, part) in geometry.parts(found, within) {
+                self.take_part()?;
                 let guest = cluster_start + part.start..cluster_start + part.end;
                 let (skip, count) = (guest.start - start, guest.end - guest.start);
-                let is_good = match unit {
+                match unit {
                     Subcluster::Zero => self.add_zeroes(skip, count),
                     Subcluster::Data(place) => {
                         let host = place.host + part.start..place.host + part.end;
-                        self.add_data(Operation::Read, skip, host)
+                        self.add_data(Operation::Read, skip, host)?;
                     }
-                    Subcluster::Nothing => self.add_backing(skip, guest),
-                };
-                if !is_good {
-                    return false;
+                    Subcluster::Nothing => self.add_backing(skip, guest)?,
                 }
             }
-            at = next;
         }
-        true
+        Some(())
     }
 
-    /// Whether all clusters of a write have places of their own, in tables that are in memory and in
-    /// the file; and for a stable write durably. Adds where.
-    fn plan_write(&mut self, bytes: Extent, durability: Durability) -> bool {
-        let geometry = self.core.image.geometry();
-        let (mut at, end) = (bytes.bytes().start, bytes.bytes().end);
-        let start = at;
-        while at < end {
-            let cluster = geometry.cluster_of(at);
-            let next = (at - geometry.within(at) + geometry.cluster_bytes()).min(end);
-            let Some(slice) = self.seen.find(&self.core, geometry.slice_of(cluster)) else {
-                return false;
-            };
-            let Ok(L2Entry::Cluster(found)) =
-                geometry.read(slice.entry(geometry.index_of(cluster)))
-            else {
-                return false;
-            };
-            let Some(host) = found.exclusive_host().filter(|_| !slice.has_failed_write()) else {
-                return false;
-            };
-            if !self.take_part() {
-                return false;
-            }
-            let within = geometry.within(at)..geometry.within(at) + (next - at);
+    /// Adds where the bytes of a write go, if all of its clusters have places of their own, in tables that are in
+    /// memory and in the file; and for a stable write durably.
+    fn plan_write(&mut self, bytes: Extent, durability: Durability) -> Option<()> {
+        let geometry = self.core.image.geometry;
+        let mut skip = 0;
+        for (cluster, within) in geometry.clusters_in(bytes.bytes()) {
+            let (slice, found) = self.look_up(cluster)?;
+            let host = found.exclusive_host().filter(|_| !slice.has_failed_write())?;
+            self.take_part()?;
             let touched = bits_of(geometry.units_of(&within));
             if found.data & touched != touched {
-                return false;
+                return None;
             }
-            let host = host + within.start;
             let operation = |extent| Operation::Write(extent, durability);
-            if !self.add_data(operation, at - start, host..host + (next - at)) {
-                return false;
-            }
-            at = next;
+            self.add_data(operation, skip, host + within.start..host + within.end)?;
+            skip += within.end - within.start;
         }
-        durability == Durability::Cached || self.core.image.table_writes_are_durable()
+        let is_stored =
+            durability == Durability::Cached || self.core.image.table_writes_are_durable();
+        is_stored.then_some(())
     }
 
-    /// Whether the batch may have one more part.
-    fn take_part(&mut self) -> bool {
-        let may = self.parts_left > 0;
-        self.parts_left -= usize::from(may);
-        may
+    /// What a table that is in memory says of a cluster; none if a task has to look.
+    fn look_up(&mut self, cluster: GuestCluster) -> Option<(&L2Slice, StandardCluster)> {
+        let geometry = self.core.image.geometry;
+        let slice = self.seen.find(&self.core, geometry.slice_of(cluster))?;
+        match geometry.read(slice.entry(geometry.index_of(cluster))) {
+            Ok(L2Entry::Cluster(found)) => Some((slice, found)),
+            Ok(L2Entry::Compressed { .. }) | Err(_) => None,
+        }
     }
 
-    fn add_zeroes(&mut self, skip: u64, count: u64) -> bool {
+    /// Counts one more part of the batch, if it may have that.
+    fn take_part(&mut self) -> Option<()> {
+        self.parts_left = self.parts_left.checked_sub(1)?;
+        Some(())
+    }
+
+    fn add_zeroes(&mut self, skip: u64, count: u64) {
         if let Some(last) = self.runs.last_mut()
             && let RunSource::Zeroes = last.place
             && last.skip + last.count == skip
             && skip > 0
         {
             last.count += count;
-            return true;
+            return;
         }
         self.runs.push(ByteRun { skip, count, place: RunSource::Zeroes });
-        true
     }
 
     /// Adds bytes of the file, to the run before if they follow it there.
@@ -285,71 +251,49 @@ impl Qcow2Lane {
         operation: impl Fn(Extent) -> Operation,
         skip: u64,
         host: Range<u64>,
-    ) -> bool {
+    ) -> Option<()> {
         let count = host.end - host.start;
         if let Some(last) = self.runs.last_mut()
-            && let RunSource::Data(number) = last.place
+            && let RunSource::Child(DATA, number) = last.place
             && last.skip + last.count == skip
-            && let Some(before) = self.to_data.get(number).operation.extent()
+            && let Some(before) = self.batches[DATA].get(number).operation.extent()
             && before.bytes().end == host.start
             && skip > 0
         {
-            let Ok(longer) = extent(before.bytes().start..host.end) else { return false };
-            self.to_data.get_mut(number).operation = operation(longer);
+            let longer = extent(before.bytes().start..host.end).ok()?;
+            self.batches[DATA].get_mut(number).operation = operation(longer);
             last.count += count;
-            return true;
+            return Some(());
         }
-        let Ok(bytes) = extent(host) else { return false };
-        let place = RunSource::Data(self.to_data.add(operation(bytes)));
-        self.runs.push(ByteRun { skip, count, place });
-        true
+        let number = self.batches[DATA].add(operation(extent(host).ok()?));
+        self.runs.push(ByteRun { skip, count, place: RunSource::Child(DATA, number) });
+        Some(())
     }
 
     /// Adds what the backing file has there, and zeroes behind its end.
-    fn add_backing(&mut self, skip: u64, guest: Range<u64>) -> bool {
-        let (Some(backing), Some(questions)) = (&self.core.backing, &mut self.to_backing) else {
-            return self.add_zeroes(skip, guest.end - guest.start);
-        };
-        let end = guest.end.min(backing.size.max(guest.start));
+    fn add_backing(&mut self, skip: u64, guest: Range<u64>) -> Option<()> {
+        let size = self.core.backing.as_ref().map_or(0, |backing| backing.size);
+        let end = guest.end.min(size.max(guest.start));
         let count = end - guest.start;
         if count > 0 {
-            let Ok(bytes) = extent(guest.start..end) else { return false };
-            let place = RunSource::Backing(questions.add(Operation::Read(bytes)));
-            self.runs.push(ByteRun { skip, count, place });
+            let bytes = extent(guest.start..end).ok()?;
+            let number = self.batches[BACKING].add(Operation::Read(bytes));
+            self.runs.push(ByteRun { skip, count, place: RunSource::Child(BACKING, number) });
         }
         if end < guest.end {
             self.add_zeroes(skip + count, guest.end - end);
         }
-        true
+        Some(())
     }
 
     /// Answers a request with what the lanes below have answered.
     fn answer(&mut self, mapping: &mut Mapping, plan: AnswerPlan, pieces: &mut PieceList) {
         match plan {
-            AnswerPlan::Answered => {}
+            AnswerPlan::Answered(answer) => mapping.answer = answer,
             AnswerPlan::Task(epoch) => self.serve(mapping, epoch, pieces),
-            AnswerPlan::Flush(number, epoch, mark) => {
-                let question = *self.to_data.get(number);
-                if !is_over(&question) {
-                    let mut parts = RequestParts::default();
-                    parts.add(0, self.to_data.reply(number, pieces));
-                    let (core, token) = (Rc::clone(&self.core), mapping.token);
-                    self.core.begin_served(token, epoch);
-                    return self.spawn(
-                        mapping,
-                        pieces,
-                        serve::flush_parts(core, token, mark, parts),
-                    );
-                }
-                mapping.answer = question.answer;
-                match question.answer {
-                    Answer::Refused(_) => self.core.leave(epoch),
-                    Answer::Now(_) | Answer::Held => {
-                        mapping.after = self.core.begin_flush(mapping.token, epoch, mark);
-                    }
-                }
+            AnswerPlan::Runs(runs, epoch, mark) => {
+                self.answer_runs(mapping, runs, epoch, mark, pieces);
             }
-            AnswerPlan::Runs(runs, epoch) => self.answer_runs(mapping, runs, epoch, pieces),
         }
     }
 
@@ -358,14 +302,14 @@ impl Qcow2Lane {
         mapping: &mut Mapping,
         runs: Range<usize>,
         epoch: Option<Epoch>,
+        mark: Option<SyncMark>,
         pieces: &mut PieceList,
     ) {
         mapping.eof_policy = EofPolicy::Zeroes;
         let mut refused = None;
         let mut is_over_at_once = true;
         for run in &self.runs[runs.clone()] {
-            let question = self.question(run);
-            let Some(question) = question else { continue };
+            let Some(question) = self.question(run) else { continue };
             is_over_at_once &= is_over(question);
             mapping.memory = mapping.memory.and(question.memory);
             if let Answer::Refused(kind) = question.answer {
@@ -373,7 +317,13 @@ impl Qcow2Lane {
             }
         }
         if !is_over_at_once {
-            return self.wait_for_runs(mapping, runs, epoch, pieces);
+            // A task waits for what lanes below hold, or want to be told of.
+            self.core.begin_served(mapping.token, epoch);
+            let parts = self.parts(runs, pieces);
+            let Mapping { token, operation, .. } = *mapping;
+            let request = ServedRequest { token, operation, mark };
+            let core = Rc::clone(&self.core);
+            return self.spawn(mapping, pieces, async move { core.answer(request, parts).await });
         }
         mapping.answer = match (refused, &self.runs[runs]) {
             (Some(kind), _) => Answer::Refused(kind),
@@ -391,8 +341,7 @@ impl Qcow2Lane {
                             }
                         }
                         Some(Answer::Held | Answer::Refused(_)) | None => {
-                            let (skip, count) = (run.skip, ByteCount(run.count));
-                            pieces.push(Piece { skip, count, target: Target::Zeroes });
+                            pieces.push(zeroes(run.skip, run.count));
                         }
                     }
                 }
@@ -400,77 +349,61 @@ impl Qcow2Lane {
             }
         };
         match mapping.answer {
-            Answer::Now(_) => mapping.after = self.core.begin_mapped(mapping.token, epoch),
+            Answer::Now(_) => mapping.after = self.core.begin_mapped(mapping.token, epoch, mark),
             Answer::Held | Answer::Refused(_) => self.core.leave(epoch),
         }
     }
 
     fn question(&self, run: &ByteRun) -> Option<&Mapping> {
         match run.place {
-            RunSource::Data(number) => Some(self.to_data.get(number)),
-            RunSource::Backing(number) => self.to_backing.as_ref().map(|asked| asked.get(number)),
+            RunSource::Child(child, number) => Some(self.batches[child].get(number)),
             RunSource::Zeroes => None,
         }
     }
 
-    /// Has a task wait for what lanes below hold, or want to be told of.
-    fn wait_for_runs(
-        &mut self,
-        mapping: &mut Mapping,
-        runs: Range<usize>,
-        epoch: Option<Epoch>,
-        pieces: &mut PieceList,
-    ) {
+    fn parts(&self, runs: Range<usize>, pieces: &PieceList) -> RequestParts {
         let mut parts = RequestParts::default();
-        for run in &self.runs[runs] {
-            let ByteRun { skip, count, place } = *run;
-            let (questions, number) = match place {
-                RunSource::Data(number) => (Some(&self.to_data), number),
-                RunSource::Backing(number) => (self.to_backing.as_ref(), number),
-                RunSource::Zeroes => (None, 0),
-            };
-            match questions {
-                Some(questions) => parts.add(skip, questions.reply(number, pieces)),
-                None => {
-                    let count = ByteCount(count);
-                    parts.push(Piece { skip, count, target: Target::Zeroes });
+        for &ByteRun { skip, count, place } in &self.runs[runs] {
+            match place {
+                RunSource::Child(child, number) => {
+                    parts.add(skip, self.batches[child].reply(number, pieces));
                 }
+                RunSource::Zeroes => parts.push(zeroes(skip, count)),
             }
         }
-        self.core.begin_served(mapping.token, epoch);
-        let task = serve::parts(Rc::clone(&self.core), mapping.token, mapping.operation, parts);
-        self.spawn(mapping, pieces, task);
+        parts
     }
 
     /// Has a task serve a request.
     fn serve(&mut self, mapping: &mut Mapping, epoch: Option<Epoch>, pieces: &mut PieceList) {
-        let (token, operation) = (mapping.token, mapping.operation);
+        let Mapping { token, operation, .. } = *mapping;
         self.core.begin_served(token, epoch);
         let core = Rc::clone(&self.core);
+        let request = ServedRequest { token, operation, mark: None };
         match operation {
             Operation::Read(bytes) => {
-                self.spawn(mapping, pieces, serve::read(core, token, bytes));
+                self.spawn(mapping, pieces, serve::read(core, request, bytes));
             }
             Operation::Status(bytes) => {
-                self.spawn(mapping, pieces, serve::status(core, token, bytes));
+                self.spawn(mapping, pieces, serve::status(core, request, bytes));
             }
             Operation::Write(bytes, durability) => {
-                self.spawn(mapping, pieces, serve::write(core, token, bytes, durability));
+                self.spawn(mapping, pieces, serve::write(core, request, bytes, durability));
             }
-            Operation::Discard(bytes, durability) => {
+            Operation::Discard(bytes, _) => {
                 let how = serve::ZeroMode::Discard;
-                self.spawn(mapping, pieces, serve::zero(core, token, bytes, how, durability));
+                self.spawn(mapping, pieces, serve::zero(core, request, bytes, how));
             }
-            Operation::WriteZeroes(bytes, unmap, durability) => {
+            Operation::WriteZeroes(bytes, unmap, _) => {
                 let how = match (unmap, self.discards) {
                     (Unmap::Allowed, Qcow2Discards::Passed) => serve::ZeroMode::Unmap,
                     (Unmap::Keep, _) | (_, Qcow2Discards::Ignored) => serve::ZeroMode::Keep,
                 };
-                self.spawn(mapping, pieces, serve::zero(core, token, bytes, how, durability));
+                self.spawn(mapping, pieces, serve::zero(core, request, bytes, how));
             }
             Operation::Flush => {
-                let mark = self.core.mark();
-                self.spawn(mapping, pieces, serve::flush(core, token, mark));
+                let request = ServedRequest { mark: core.mark(), ..request };
+                self.spawn(mapping, pieces, serve::flush(core, request));
             }
         }
     }
@@ -512,24 +445,18 @@ impl Lane for Qcow2Lane {
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
         let mut plans = std::mem::take(&mut self.plans);
         self.parts_left = BATCH_PARTS;
-        for mapping in batch.iter_mut() {
-            let plan = self.plan(mapping, pieces);
+        for mapping in batch.iter() {
+            let plan = self.plan(mapping.operation, pieces);
             plans.push(plan);
         }
-        self.to_data.ask(pieces);
-        if let Some(questions) = &mut self.to_backing {
-            questions.ask(pieces);
-        }
+        self.batches.iter_mut().for_each(|batch| batch.ask(pieces));
         for (mapping, plan) in batch.iter_mut().zip(plans.drain(..)) {
             self.answer(mapping, plan, pieces);
         }
         self.plans = plans;
         self.runs.clear();
         self.runs.shrink_to(RUNS_KEPT);
-        self.to_data.clear();
-        if let Some(questions) = &mut self.to_backing {
-            questions.clear();
-        }
+        self.batches.iter_mut().for_each(MapBatch::clear);
         self.note_pauses();
     }
 
@@ -573,4 +500,9 @@ impl Lane for Qcow2Lane {
         self.reclaim();
         told
     }
+}
+
+/// Bytes of a request that read as zeroes.
+pub(crate) fn zeroes(skip: u64, count: u64) -> Piece {
+    Piece { skip, count: ByteCount(count), target: Target::Zeroes }
 }

@@ -75,14 +75,12 @@ struct State {
     answers: Vec<TaskAnswer>,
 }
 
-/// What a request is doing whose completion the lane is notified of: mapped in an epoch, a flush, or served by a task.
+/// What a request is doing whose completion the lane is notified of: mapped in an epoch, or served by a task.
 #[derive(Debug)]
 enum RequestState {
     Nothing,
-    /// It uses what the tables said in that epoch.
-    Mapped(Epoch),
-    /// It is a flush of what was out of the tables.
-    Flush(Epoch, SyncMark),
+    /// It uses what the tables said in that epoch; a flush covers what was out of them before the mark.
+    Mapped(Epoch, Option<SyncMark>),
     /// A task serves it.
     Served {
         epoch: Option<Epoch>,
@@ -91,11 +89,19 @@ enum RequestState {
     },
 }
 
+/// A request that a task serves.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ServedRequest {
+    pub(crate) token: Token,
+    pub(crate) operation: Operation,
+    /// What a flush covers.
+    pub(crate) mark: Option<SyncMark>,
+}
+
 /// A task's answer to its request.
 #[derive(Debug)]
 struct TaskAnswer {
-    token: Token,
-    operation: Operation,
+    request: ServedRequest,
     result: Result<Vec<Piece>, FailKind>,
     memory: MemoryUse,
     after: CompletionAction,
@@ -109,7 +115,7 @@ impl LaneCore {
         backing: Option<BackingFile>,
         pauses: &Rc<YieldQueue>,
     ) -> Self {
-        let epochs = image.epochs().join();
+        let epochs = image.epochs.join();
         let state = RefCell::new(State { epochs, open: Vec::new(), answers: Vec::new() });
         let (decoder, limits, pauses) =
             (ClusterDecoder::new(), TaskLimits::default(), Rc::clone(pauses));
@@ -121,7 +127,7 @@ impl LaneCore {
         if self.image.has_table(cluster) {
             return Ok(());
         }
-        let bytes = usize::try_from(self.image.geometry().cluster_bytes()).expect("it fits");
+        let bytes = usize::try_from(self.image.geometry.cluster_bytes()).expect("it fits");
         let _copied = self.limits.copied.take(bytes).await;
         self.image.ensure_table(&self.file, cluster).await
     }
@@ -143,44 +149,35 @@ impl LaneCore {
         }
     }
 
-    /// The request is carried out on what the tables said in that epoch.
-    pub(crate) fn begin_mapped(&self, token: Token, epoch: Option<Epoch>) -> CompletionAction {
-        self.note(token, epoch.map(RequestState::Mapped))
-    }
-
     /// What a flush covers that is asked for now. A damaged image frees nothing.
     pub(crate) fn mark(&self) -> Option<SyncMark> {
         self.image.space().ok().map(|space| space.mark())
     }
 
-    /// The request is a flush.
-    pub(crate) fn begin_flush(
+    /// The request is carried out on what the tables said in that epoch. A flush covers what is in front of the mark.
+    pub(crate) fn begin_mapped(
         &self,
         token: Token,
         epoch: Option<Epoch>,
         mark: Option<SyncMark>,
     ) -> CompletionAction {
-        let open = match (epoch, mark) {
-            (Some(epoch), Some(mark)) => Some(RequestState::Flush(epoch, mark)),
-            (epoch, _) => epoch.map(RequestState::Mapped),
-        };
-        self.note(token, open)
+        let Some(epoch) = epoch else { return CompletionAction::Finish };
+        self.note(token, RequestState::Mapped(epoch, mark));
+        CompletionAction::NotifyLane
     }
 
     /// A task serves the request.
     pub(crate) fn begin_served(&self, token: Token, epoch: Option<Epoch>) {
-        self.note(token, Some(RequestState::Served { epoch, told: None, waker: None }));
+        self.note(token, RequestState::Served { epoch, told: None, waker: None });
     }
 
-    fn note(&self, token: Token, open: Option<RequestState>) -> CompletionAction {
-        let Some(open) = open else { return CompletionAction::Finish };
+    fn note(&self, token: Token, open: RequestState) {
         let state = &mut *self.state.borrow_mut();
         let place = token.0 as usize;
         if place >= state.open.len() {
             state.open.resize_with(place + 1, || RequestState::Nothing);
         }
         state.open[place] = open;
-        CompletionAction::NotifyLane
     }
 
     /// The lane is told of a request.
@@ -196,11 +193,10 @@ impl LaneCore {
                 }
                 return CompletionDecision::HoldAgain;
             }
-            RequestState::Mapped(epoch) => state.epochs.leave(*epoch),
-            RequestState::Flush(epoch, mark) => {
+            RequestState::Mapped(epoch, mark) => {
                 state.epochs.leave(*epoch);
-                if let (Outcome::Done, Ok(space)) = (outcome, self.image.space()) {
-                    space.is_durable(*mark);
+                if outcome == Outcome::Done {
+                    self.flushed(*mark);
                 }
             }
         }
@@ -208,66 +204,49 @@ impl LaneCore {
         CompletionDecision::Finish(outcome)
     }
 
-    /// A task has an answer: its request is carried out on these parts, and then over.
-    pub(crate) async fn answer(&self, token: Token, operation: Operation, mut parts: RequestParts) {
-        parts.settle().await;
-        if parts.has_notices() || parts.result().is_err() {
-            let result = self.carry_out(token, operation, &mut parts).await;
-            return self.end(token, operation, result);
+    /// What is in front of the mark of a flush is durable.
+    fn flushed(&self, mark: Option<SyncMark>) {
+        if let Some(mark) = mark
+            && let Ok(space) = self.image.space()
+        {
+            space.is_durable(mark);
         }
-        let epoch = self.end_serving(token);
-        let after = self.begin_mapped(token, epoch);
-        let (pieces, memory) = parts.take_pieces();
-        self.reply(TaskAnswer { token, operation, result: Ok(pieces), memory, after });
     }
 
-    /// A task has a flush carried out on these parts, and then it is over. It covers what is in front of
-    /// the mark.
-    pub(crate) async fn answer_flush(
-        &self,
-        token: Token,
-        mark: Option<SyncMark>,
-        mut parts: RequestParts,
-    ) {
+    /// A task has an answer: its request is carried out on these parts, and then over.
+    pub(crate) async fn answer(&self, request: ServedRequest, mut parts: RequestParts) {
         parts.settle().await;
-        let operation = Operation::Flush;
         if parts.has_notices() || parts.result().is_err() {
-            let result = self.carry_out(token, operation, &mut parts).await;
-            if let (Ok(()), Some(mark), Ok(space)) = (result, mark, self.image.space()) {
-                space.is_durable(mark);
+            let result = self.carry_out(request, &mut parts).await;
+            if result.is_ok() {
+                self.flushed(request.mark);
             }
-            return self.end(token, operation, result);
+            return self.end(request, result);
         }
-        let epoch = self.end_serving(token);
-        let after = self.begin_flush(token, epoch, mark);
+        let epoch = self.end_serving(request.token);
+        let after = self.begin_mapped(request.token, epoch, request.mark);
         let (pieces, memory) = parts.take_pieces();
-        self.reply(TaskAnswer { token, operation, result: Ok(pieces), memory, after });
+        self.reply(TaskAnswer { request, result: Ok(pieces), memory, after });
     }
 
     /// A task is done with its request.
-    pub(crate) fn end(&self, token: Token, operation: Operation, result: Result<(), FailKind>) {
-        self.end_with(token, operation, result.map(|()| Vec::new()));
+    pub(crate) fn end(&self, request: ServedRequest, result: Result<(), FailKind>) {
+        self.end_with(request, result.map(|()| Vec::new()));
     }
 
     /// The same, with what is still to be done for it: nothing that the tables say.
-    pub(crate) fn end_with(
-        &self,
-        token: Token,
-        operation: Operation,
-        result: Result<Vec<Piece>, FailKind>,
-    ) {
-        let epoch = self.end_serving(token);
+    pub(crate) fn end_with(&self, request: ServedRequest, result: Result<Vec<Piece>, FailKind>) {
+        let epoch = self.end_serving(request.token);
         self.leave(epoch);
         let (memory, after) = (MemoryUse::Live, CompletionAction::Finish);
-        self.reply(TaskAnswer { token, operation, result, memory, after });
+        self.reply(TaskAnswer { request, result, memory, after });
     }
 
     /// A task has its request carried out on these parts, and waits for that, in as many rounds as the
     /// lanes below make of it.
     pub(crate) async fn carry_out(
         &self,
-        token: Token,
-        operation: Operation,
+        request: ServedRequest,
         parts: &mut RequestParts,
     ) -> Result<(), FailKind> {
         while !parts.is_over() {
@@ -276,7 +255,7 @@ impl LaneCore {
             let outcome = match parts.result() {
                 Err(kind) => Outcome::Failed(kind),
                 Ok(()) if pieces.is_empty() => Outcome::Done,
-                Ok(()) => self.carry_out_round(token, operation, pieces, memory).await,
+                Ok(()) => self.carry_out_round(request, pieces, memory).await,
             };
             parts.tell(outcome);
         }
@@ -285,17 +264,17 @@ impl LaneCore {
 
     async fn carry_out_round(
         &self,
-        token: Token,
-        operation: Operation,
+        request: ServedRequest,
         pieces: Vec<Piece>,
         memory: MemoryUse,
     ) -> Outcome {
         let (result, after) = (Ok(pieces), CompletionAction::NotifyLane);
-        self.reply(TaskAnswer { token, operation, result, memory, after });
+        self.reply(TaskAnswer { request, result, memory, after });
         std::future::poll_fn(|context| {
             let state = &mut *self.state.borrow_mut();
-            let RequestState::Served { told, waker, .. } = &mut state.open[token.0 as usize] else {
-                panic!("a task serves {token:?}")
+            let open = &mut state.open[request.token.0 as usize];
+            let RequestState::Served { told, waker, .. } = open else {
+                panic!("a task serves {request:?}")
             };
             match told.take() {
                 Some(outcome) => Poll::Ready(outcome),
@@ -312,7 +291,7 @@ impl LaneCore {
         let open = &mut self.state.borrow_mut().open[token.0 as usize];
         match std::mem::replace(open, RequestState::Nothing) {
             RequestState::Served { epoch, .. } => epoch,
-            other @ (RequestState::Nothing | RequestState::Mapped(_) | RequestState::Flush(..)) => {
+            other @ (RequestState::Nothing | RequestState::Mapped(..)) => {
                 panic!("a task serves {token:?}, which is {other:?}")
             }
         }
@@ -325,7 +304,7 @@ impl LaneCore {
     /// Takes the answers that tasks have given.
     pub(crate) fn take_answers(&self, pieces: &mut PieceList, mut each: impl FnMut(Mapping)) {
         let answers = std::mem::take(&mut self.state.borrow_mut().answers);
-        for TaskAnswer { token, operation, result, memory, after } in answers {
+        for TaskAnswer { request, result, memory, after } in answers {
             let answer = match result {
                 Err(kind) => Answer::Refused(kind),
                 Ok(answer) => {
@@ -334,8 +313,9 @@ impl LaneCore {
                     Answer::Now(pieces.since(mark))
                 }
             };
-            let eof_policy = EofPolicy::Zeroes;
-            each(Mapping { answer, after, eof_policy, memory, ..Mapping::new(token, operation) });
+            let (asked, eof_policy) =
+                (Mapping::new(request.token, request.operation), EofPolicy::Zeroes);
+            each(Mapping { answer, after, eof_policy, memory, ..asked });
         }
     }
 

@@ -31,7 +31,7 @@ impl LaneSlices {
         let place = &mut self.slices[usize::try_from(number.0 & mask).expect("masked")];
         let is_it = |slice: &Arc<L2Slice>| slice.number() == number && !slice.is_evicted();
         if !place.as_ref().is_some_and(is_it) {
-            *place = Some(core.image.slices().peek(number)?);
+            *place = Some(core.image.slices.peek(number)?);
         }
         let slice = place.as_deref()?;
         slice.touch();
@@ -40,7 +40,7 @@ impl LaneSlices {
 
     /// Lets go of slices that have gone from the cache, if those are many.
     pub(crate) fn sweep(&mut self, core: &LaneCore) {
-        let evicted = core.image.slices().evicted();
+        let evicted = core.image.slices.evicted();
         if evicted - self.swept >= SWEEP_AFTER {
             self.swept = evicted;
             self.drop_evicted();

@@ -131,7 +131,7 @@ impl Qcow2Node {
         let Some(image) = used.image.as_ref().filter(|image| image.is_written()) else {
             return Ok(None);
         };
-        if !image.wait_for_work(limit) {
+        if !image.background_tasks.wait(limit) {
             return Err(ImageStateError::Busy);
         }
         block_on(image.state()).map(Some)
@@ -165,6 +165,20 @@ impl Shared {
         display_name(&*self.children.file.node())
     }
 
+    fn io_error(&self, kind: FailKind) -> OpenError {
+        OpenError::Io { image: self.display_name(), kind }
+    }
+
+    /// Does this with the image's file, which is claimed.
+    fn run(
+        &self,
+        work: impl AsyncFnOnce(&ChildIo) -> Result<(), FailKind>,
+    ) -> Result<(), OpenError> {
+        let mut control = ControlExecutor::open(&*self.engines, &self.children.file.node())?;
+        let storage = control.storage();
+        control.run(work(&storage)).map_err(|kind| self.io_error(kind))
+    }
+
     /// Loads the image, whose files are claimed. One that another process owns is only read.
     fn load(&self, access: Access, inherited: Option<ImageState>) -> Result<Image, OpenError> {
         let file = self.children.file.node();
@@ -184,7 +198,6 @@ impl Shared {
         }
         let mut control = ControlExecutor::open(&*self.engines, &file)?;
         let storage = control.storage();
-        let io = |kind| OpenError::Io { image: self.display_name(), kind };
         let bytes = file.size().0.0;
         let writing = match access {
             Access::ReadOnly => None,
@@ -196,12 +209,14 @@ impl Shared {
                 Some((self.settings.discards, metadata.map_err(damaged)?))
             }
         };
-        let begin = match inherited {
-            None => WritePreparation::Here,
-            Some(_) => WritePreparation::Elsewhere,
-        };
-        let loaded = self.load_with(&header, &storage, bytes, writing, begin);
-        let image = control.run(loaded).map_err(io)?;
+        let begins = access == Access::ReadWrite && inherited.is_none();
+        let bytes = if begins { control.run(fill_up(&header, &storage, bytes)) } else { bytes };
+        let loaded = control.run(self.load_with(&header, &storage, bytes, writing));
+        let image = loaded.map_err(|kind| self.io_error(kind))?;
+        if begins {
+            let begun = control.run(image.begin_writing(&storage));
+            begun.map_err(|kind| self.io_error(kind))?;
+        }
         if let Some(state) = inherited {
             let foreign = |source| OpenError::Foreign { image: self.display_name(), source };
             image.inherit(state).map_err(foreign)?;
@@ -216,9 +231,8 @@ impl Shared {
         let mut control = ControlExecutor::before_claim(&*self.engines, &file)?;
         let storage = control.storage();
         let bytes = file.size().0.0;
-        let looking = self.load_with(&header, &storage, bytes, None, WritePreparation::Elsewhere);
-        let image = control.run(looking);
-        image.map_err(|kind| OpenError::Io { image: self.display_name(), kind })
+        let image = control.run(self.load_with(&header, &storage, bytes, None));
+        image.map_err(|kind| self.io_error(kind))
     }
 
     async fn load_with(
@@ -227,7 +241,6 @@ impl Shared {
         storage: &ChildIo,
         bytes: u64,
         writing: Option<(Qcow2Discards, MetadataClusters)>,
-        begin: WritePreparation,
     ) -> Result<Image, FailKind> {
         let Qcow2Settings { l2_cache, refcount_cache, clean_after, .. } = self.settings;
         let clusters = header.size.div_ceil(1 << header.cluster_bits);
@@ -239,14 +252,7 @@ impl Shared {
             clean_after,
             blocks: count(refcount_cache.0 >> header.cluster_bits),
         };
-        let begins = writing.is_some() && begin == WritePreparation::Here;
-        let bytes = if begins { fill_up(header, storage, bytes).await } else { bytes };
-        let image =
-            Image::load(self.display_name(), header, storage, bytes, caches, writing).await?;
-        if begins {
-            image.begin_writing(storage).await?;
-        }
-        Ok(image)
+        Image::load(self.display_name(), header, storage, bytes, caches, writing).await
     }
 
     /// For what an image is used that is claimed like this. Below another image nobody writes to it. Who reads and
@@ -268,12 +274,8 @@ impl Shared {
             (Some(image), Access::ReadWrite) if image.is_written() => {}
             (Some(image), Access::ReadWrite) if image.was_written() => {
                 // Nobody has written since.
-                let file = self.children.file.node();
-                make_writable(&file, &*self.engines)?;
-                let mut control = ControlExecutor::open(&*self.engines, &file)?;
-                let storage = control.storage();
-                let begun = control.run(image.begin_writing(&storage));
-                begun.map_err(|kind| OpenError::Io { image: self.display_name(), kind })?;
+                make_writable(&self.children.file.node(), &*self.engines)?;
+                self.run(async |storage| image.begin_writing(storage).await)?;
                 image.set_writing(true);
             }
             // Lanes that only read go on with the image that they have: they are gone when somebody writes.
@@ -312,14 +314,11 @@ impl Shared {
     /// Nobody writes to the image any more.
     fn close(&self, image: &Image) -> Result<(), OpenError> {
         // Before that the files are not given back: a late write would meet their next owner.
-        while !image.wait_for_work(WORK_LIMIT) {
+        while !image.background_tasks.wait(WORK_LIMIT) {
             let image = self.display_name();
             tracing::warn!("{image}: waits for clusters that are being freed");
         }
-        let mut control = ControlExecutor::open(&*self.engines, &self.children.file.node())?;
-        let storage = control.storage();
-        let closed = control.run(image.close(&storage));
-        closed.map_err(|kind| OpenError::Io { image: self.display_name(), kind })
+        self.run(async |storage| image.close(storage).await)
     }
 }
 
@@ -334,14 +333,6 @@ async fn fill_up(header: &Header, storage: &ChildIo, bytes: u64) -> u64 {
         return bytes;
     }
     end
-}
-
-/// Which process makes an image ready for writing: this one, or the one that is taken over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum WritePreparation {
-    Here,
-    /// Another one has.
-    Elsewhere,
 }
 
 /// A claim on an image.

@@ -17,8 +17,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use crate::geometry::OFFSET;
 use crate::refcount::HostClusters;
-use crate::table_reader::{MetadataError, TableReader, words, wrong};
-use crate::{bitmaps, snapshots};
+use crate::snapshots::Snapshot;
+use crate::table_reader::{MetadataError, MetadataTables, TableReader, wrong};
 
 /// Clusters that have their bits together.
 const CHUNK: u64 = 4096;
@@ -26,7 +26,7 @@ const CHUNK: u64 = 4096;
 /// How many of those there may be: 64 MiB of memory, and with clusters of 64 KiB files of 32 TiB.
 const CHUNKS_MAX: usize = 128 << 10;
 
-const PROBLEM: &str = "is in a cluster that is something else too";
+pub(crate) const PROBLEM: &str = "is in a cluster that is something else too";
 
 /// Which metadata structures a write is checked against (`overlap-check`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -64,64 +64,46 @@ impl MetadataClusters {
         if check == OverlapCheck::None {
             return Ok(found);
         }
-        let note = |what, offset, bytes: u64| found.note(tables, what, offset, bytes);
-        note("the header", 0, header.header_bytes.into())?;
+        let note = |what, clusters| found.note(what, clusters, cluster);
+        let MetadataTables { snapshots, .. } = tables.metadata(note).await?;
         let l1_bytes = u64::from(header.l1_entries) * 8;
-        note("the L1 table", header.l1_offset, l1_bytes)?;
-        let table = header.refcount_table_offset;
-        let bytes = u64::from(header.refcount_table_clusters) << header.cluster_bits;
-        note("the refcount table", table, bytes)?;
-        for block in words(&tables.read("the refcount table", table, bytes).await?) {
-            if block != 0 {
-                note("a refcount block", block, cluster)?;
+        let l2_table = |word: u64, _| match word & OFFSET {
+            0 => Ok(()),
+            table => {
+                tables.check_place("an L2 table", table, cluster)?;
+                found.note("an L2 table", table / cluster..table / cluster + 1, cluster)
             }
-        }
-        for word in words(&tables.read("the L1 table", header.l1_offset, l1_bytes).await?) {
-            if word & OFFSET != 0 {
-                note("an L2 table", word & OFFSET, cluster)?;
-            }
-        }
-        let snapshots = snapshots::read(tables).await?;
-        note("the snapshot table", header.snapshots_offset, snapshots.table_bytes)?;
-        for snapshot in &snapshots.snapshots {
-            let (offset, bytes) = (snapshot.l1_offset, snapshot.l1_entries * 8);
-            note("the L1 table of a snapshot", offset, bytes)?;
-            if check == OverlapCheck::All {
-                let l1 = tables.read("the L1 table of a snapshot", offset, bytes).await?;
-                // The disk and other snapshots may have the same tables.
-                for table in words(&l1).map(|word| word & OFFSET).filter(|table| *table != 0) {
-                    tables.check_place("an L2 table of a snapshot", table, cluster)?;
-                    found.add(table / cluster..table / cluster + 1);
-                }
-            }
-        }
-        if let Some(extension) = header.bitmaps {
-            let (offset, bytes) = (extension.directory_offset, extension.directory_bytes);
-            note("the bitmap directory", offset, bytes)?;
-            for bitmap in bitmaps::read(tables).await? {
-                note("a bitmap table", bitmap.table_offset, bitmap.table_entries * 8)?;
+        };
+        tables.for_words("the L1 table", header.l1_offset, l1_bytes, l2_table).await?;
+        if check == OverlapCheck::All {
+            for Snapshot { l1_offset, l1_entries } in snapshots {
+                // Most of them are those of the image as well.
+                let l2_table = |word: u64, _| {
+                    let table = word & OFFSET;
+                    if table != 0 {
+                        tables.check_place("an L2 table of a snapshot", table, cluster)?;
+                        found.add(table / cluster..table / cluster + 1);
+                    }
+                    Ok(())
+                };
+                let what = "the L1 table of a snapshot";
+                tables.for_words(what, l1_offset, l1_entries * 8, l2_table).await?;
             }
         }
         Ok(found)
     }
 
+    /// Adds clusters that must not be there yet.
     fn note(
         &self,
-        tables: &TableReader<'_>,
         what: &'static str,
-        offset: u64,
-        bytes: u64,
+        clusters: HostClusters,
+        cluster_bytes: u64,
     ) -> Result<(), MetadataError> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        tables.check_place(what, offset, bytes)?;
-        let cluster = tables.cluster_bytes();
-        let first = offset / cluster;
         let mut chunks = self.lock();
-        for at in first..first + bytes.div_ceil(cluster) {
+        for at in clusters {
             if !chunks.insert(at) {
-                return Err(wrong(what, at * cluster, PROBLEM));
+                return Err(wrong(what, at * cluster_bytes, PROBLEM));
             }
         }
         if chunks.0.len() > CHUNKS_MAX {

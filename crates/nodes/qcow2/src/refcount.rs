@@ -24,7 +24,7 @@ pub(crate) use self::packed::RefcountBlock;
 use crate::header::{Header, OFFSET_END, REFCOUNT_TABLE_BYTES_MAX};
 use crate::image_log::ImageLog;
 use crate::overlap::MetadataClusters;
-use crate::table_reader::BLOCK_MAX;
+use crate::table_reader::{BLOCK_MAX, table_bytes, words, write_table_word};
 
 /// How many blocks are looked through for free clusters before a run that was found is taken.
 const BLOCKS_LOOKED_THROUGH: u64 = 8;
@@ -67,6 +67,14 @@ pub(crate) struct RefcountTablePlace {
     pub(crate) clusters: u32,
 }
 
+impl RefcountTablePlace {
+    /// Has a header name it.
+    pub(crate) fn write_to(self, header: &mut [u8]) {
+        header[48..56].copy_from_slice(&self.offset.to_be_bytes());
+        header[56..60].copy_from_slice(&self.clusters.to_be_bytes());
+    }
+}
+
 /// Clusters that were reserved ahead of need, and those that a moved table has left.
 #[derive(Debug, Default)]
 pub(crate) struct ReservedClusters {
@@ -89,8 +97,7 @@ impl Refcounts {
         let bytes = u64::from(header.refcount_table_clusters) << header.cluster_bits;
         let start = header.refcount_table_offset;
         let memory = storage.read(start..start + bytes).await?;
-        let word = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("chunks of 8 bytes"));
-        let table: Vec<u64> = memory.chunks_exact(8).map(word).collect();
+        let table: Vec<u64> = words(&memory).collect();
         let is_bad = |offset: &u64| {
             *offset >= OFFSET_END || !offset.is_multiple_of(1 << header.cluster_bits)
         };
@@ -339,7 +346,7 @@ impl Refcounts {
         match added {
             Ok(()) => self.metadata.add(cluster..cluster + 1),
             // Named or not, it counts nothing that is in use.
-            Err(_) => self.forget_block(number),
+            Err(_) => self.forget(&[block]),
         }
         added
     }
@@ -351,8 +358,10 @@ impl Refcounts {
         self.name_block(storage, block).await
     }
 
-    fn forget_block(&mut self, number: u64) {
-        self.blocks.remove(&number);
+    fn forget(&mut self, blocks: &[(u64, u64)]) {
+        for (number, _) in blocks {
+            self.blocks.remove(number);
+        }
     }
 
     /// A block in memory that counts these clusters once, and nothing else.
@@ -376,13 +385,8 @@ impl Refcounts {
         (number, offset): (u64, u64),
     ) -> Result<(), FailKind> {
         let place = usize::try_from(number).expect("the table has it");
-        let entries = usize::try_from(storage.alignment() / 8).expect("a block fits into memory");
-        let first = place - place % entries;
-        let last = (first + entries).min(self.table.len());
-        let words = self.table[first..last].iter().enumerate();
-        let words = words.map(|(at, word)| if first + at == place { offset } else { *word });
-        let bytes: Vec<u8> = words.flat_map(u64::to_be_bytes).collect();
-        storage.write(self.table_offset + first as u64 * 8, HostMemory::of(&bytes)).await?;
+        let old = |at| self.table.get(at).copied();
+        write_table_word(storage, self.table_offset, old, place, offset).await?;
         self.table[place] = offset;
         Ok(())
     }
@@ -428,13 +432,13 @@ impl Refcounts {
         let offset = (start + blocks) << self.cluster_bits;
         let written = self.write_table(storage, &named, &table, offset).await;
         if let Err(kind) = written {
-            named.iter().for_each(|(number, _)| self.forget_block(*number));
+            self.forget(&named);
             return Err(kind);
         }
         // Until the header has named it, and perhaps afterwards, either table may be found.
         self.is_header_in_doubt = true;
         if let Err(kind) = name(RefcountTablePlace { offset, clusters }).await {
-            named.iter().for_each(|(number, _)| self.forget_block(*number));
+            self.forget(&named);
             return Err(kind);
         }
         self.is_header_in_doubt = false;
@@ -458,8 +462,7 @@ impl Refcounts {
         offset: u64,
     ) -> Result<(), FailKind> {
         self.write_changed_as(storage, blocks).await?;
-        let bytes: Vec<u8> = table.iter().flat_map(|word| word.to_be_bytes()).collect();
-        storage.write(offset, HostMemory::of(&bytes)).await?;
+        storage.write(offset, table_bytes(table.iter().copied())).await?;
         storage.sync().await
     }
 

@@ -18,18 +18,16 @@ mod write;
 use block::FailKind;
 use tasks::ChildIo;
 
-use crate::bitmaps;
 use crate::compressed;
 use crate::geometry::{COPIED, Geometry, L2Entry, OFFSET, RawL2Entry, StandardCluster};
 use crate::header::{Header, OFFSET_END, REFCOUNT_TABLE_BYTES_MAX};
-use crate::snapshots;
-use crate::table_reader::{MetadataError, TableReader, number, words, wrong};
+use crate::overlap::PROBLEM;
+use crate::refcount::HostClusters;
+use crate::snapshots::Snapshot;
+use crate::table_reader::{MetadataError, MetadataTables, TableReader, number, wrong};
 
 use counts::{BYTES_MAX, ReferenceCounts};
 use write::RefcountLayout;
-
-/// How much of a table is in memory at a time.
-const STEP: u64 = 1 << 20;
 
 /// Bits of an L1 entry that are reserved.
 const L1_RESERVED: u64 = !(COPIED | OFFSET);
@@ -72,7 +70,7 @@ struct ImageWalk<'a> {
     /// How many L1 entries name each L2 table.
     l2: ReferenceCounts,
     /// What has a cluster for itself: what it is, its first cluster and the one behind its last.
-    metadata: Vec<(&'static str, u64, u64)>,
+    metadata: Vec<(&'static str, HostClusters)>,
     refcount_table: Vec<u64>,
 }
 
@@ -92,91 +90,41 @@ impl<'a> ImageWalk<'a> {
 
     /// Counts all references there are.
     async fn count(&mut self) -> Result<(), MetadataError> {
-        let header = self.tables.header;
-        self.note("the header", 0, header.header_bytes.into())?;
-        let l1 = (header.l1_offset, u64::from(header.l1_entries));
-        self.note("the L1 table", l1.0, l1.1 * 8)?;
-        self.count_l1(l1.0, l1.1).await?;
-        let snapshots = snapshots::read(self.tables).await?;
-        self.note("the snapshot table", header.snapshots_offset, snapshots.table_bytes)?;
-        for snapshot in &snapshots.snapshots {
-            let (offset, entries) = (snapshot.l1_offset, snapshot.l1_entries);
-            self.note("the L1 table of a snapshot", offset, entries * 8)?;
-            self.count_l1(offset, entries).await?;
+        let (tables, header) = (self.tables, self.tables.header);
+        let note = |what, clusters: HostClusters| {
+            clusters.clone().try_for_each(|cluster| self.counts.add(cluster, 1))?;
+            self.metadata.push((what, clusters));
+            Ok(())
+        };
+        let MetadataTables { refcount_table, snapshots, bitmaps } = tables.metadata(note).await?;
+        self.refcount_table = refcount_table;
+        self.count_l1(header.l1_offset, header.l1_entries.into()).await?;
+        for Snapshot { l1_offset, l1_entries } in snapshots {
+            self.count_l1(l1_offset, l1_entries).await?;
         }
-        self.count_refcounts().await?;
-        self.count_bitmaps().await?;
+        for bitmap in bitmaps {
+            let (offset, bytes) = (bitmap.table_offset, bitmap.table_entries * 8);
+            let count = |word, at| self.count_bitmap_entry(word, at);
+            tables.for_words("a bitmap table", offset, bytes, count).await?;
+        }
         self.count_l2().await
     }
 
-    /// Counts something that has its clusters for itself.
-    fn note(&mut self, what: &'static str, offset: u64, bytes: u64) -> Result<(), MetadataError> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.tables.check_place(what, offset, bytes)?;
-        let cluster_bytes = self.tables.cluster_bytes();
-        let first = offset / cluster_bytes;
-        let end = first + bytes.div_ceil(cluster_bytes);
-        (first..end).try_for_each(|cluster| self.counts.add(cluster, 1))?;
-        self.metadata.push((what, first, end));
-        Ok(())
-    }
-
     async fn count_l1(&mut self, offset: u64, entries: u64) -> Result<(), MetadataError> {
-        let end = offset + entries * 8;
-        let mut at = offset;
-        while at < end {
-            let count = STEP.min(end - at);
-            let memory = self.tables.read("an L1 table", at, count).await?;
-            for word in words(&memory) {
-                if word & L1_RESERVED != 0 {
-                    return Err(wrong("an entry of the L1 table", at, "has reserved bits"));
-                }
-                let table = word & OFFSET;
-                if table != 0 {
-                    self.tables.check_place("an L2 table", table, self.tables.cluster_bytes())?;
-                    self.l2.add(table >> self.tables.header.cluster_bits, 1)?;
+        let (tables, l2) = (self.tables, &mut self.l2);
+        let count = |word, at| {
+            if word & L1_RESERVED != 0 {
+                return Err(wrong("an entry of the L1 table", at, "has reserved bits"));
+            }
+            match word & OFFSET {
+                0 => Ok(()),
+                table => {
+                    tables.check_place("an L2 table", table, tables.cluster_bytes())?;
+                    l2.add(table >> tables.header.cluster_bits, 1)
                 }
             }
-            at += count;
-        }
-        Ok(())
-    }
-
-    async fn count_refcounts(&mut self) -> Result<(), MetadataError> {
-        let header = self.tables.header;
-        let offset = header.refcount_table_offset;
-        let bytes = u64::from(header.refcount_table_clusters) << header.cluster_bits;
-        self.note("the refcount table", offset, bytes)?;
-        let memory = self.tables.read("the refcount table", offset, bytes).await?;
-        self.refcount_table = words(&memory).collect();
-        for place in 0..self.refcount_table.len() {
-            let block = self.refcount_table[place];
-            if block != 0 {
-                self.note("a refcount block", block, self.tables.cluster_bytes())?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn count_bitmaps(&mut self) -> Result<(), MetadataError> {
-        let Some(extension) = self.tables.header.bitmaps else { return Ok(()) };
-        let bitmaps = bitmaps::read(self.tables).await?;
-        let (offset, bytes) = (extension.directory_offset, extension.directory_bytes);
-        self.note("the bitmap directory", offset, bytes)?;
-        for bitmap in &bitmaps {
-            let (mut at, bytes) = (bitmap.table_offset, bitmap.table_entries * 8);
-            self.note("a bitmap table", at, bytes)?;
-            let end = at + bytes;
-            while at < end {
-                let count = STEP.min(end - at);
-                let memory = self.tables.read("a bitmap table", at, count).await?;
-                words(&memory).try_for_each(|word| self.count_bitmap_entry(word, at))?;
-                at += count;
-            }
-        }
-        Ok(())
+        };
+        tables.for_words("an L1 table", offset, entries * 8, count).await
     }
 
     fn count_bitmap_entry(&mut self, word: u64, at: u64) -> Result<(), MetadataError> {
@@ -260,14 +208,14 @@ impl<'a> ImageWalk<'a> {
     /// Proves that no cluster of metadata is anything else.
     fn check_metadata(&self) -> Result<(), MetadataError> {
         let bits = self.tables.header.cluster_bits;
-        let problem = "is in a cluster that is something else too";
-        for (what, first, end) in &self.metadata {
-            if let Some(cluster) = (*first..*end).find(|cluster| self.counts.get(*cluster) != 1) {
-                return Err(wrong(what, cluster << bits, problem));
+        for (what, clusters) in &self.metadata {
+            let is_shared = |cluster: &u64| self.counts.get(*cluster) != 1;
+            if let Some(cluster) = clusters.clone().find(is_shared) {
+                return Err(wrong(what, cluster << bits, PROBLEM));
             }
         }
         let shared = self.l2.used().find(|(cluster, times)| self.counts.get(*cluster) != *times);
-        shared.map_or(Ok(()), |(cluster, _)| Err(wrong("an L2 table", cluster << bits, problem)))
+        shared.map_or(Ok(()), |(cluster, _)| Err(wrong("an L2 table", cluster << bits, PROBLEM)))
     }
 
     /// Finds free clusters for refcount blocks that are missing, and for a larger table if need be.

@@ -11,11 +11,10 @@ mod zero;
 
 use std::rc::Rc;
 
-use block::{Operation, Token};
+use block::Operation;
 use tasks::RequestParts;
 
-use crate::cluster_allocator::SyncMark;
-use crate::lane_core::LaneCore;
+use crate::lane_core::{LaneCore, ServedRequest};
 
 pub(crate) use compressed::ClusterDecoder;
 pub(crate) use read::read;
@@ -23,37 +22,17 @@ pub(crate) use status::status;
 pub(crate) use write::write;
 pub(crate) use zero::{ZeroMode, zero};
 
-/// Waits for what lanes below hold of a request, and for what they want to be told of.
-pub(crate) async fn parts(
-    core: Rc<LaneCore>,
-    token: Token,
-    operation: Operation,
-    parts: RequestParts,
-) {
-    core.answer(token, operation, parts).await;
-}
-
-/// The same for a flush.
-pub(crate) async fn flush_parts(
-    core: Rc<LaneCore>,
-    token: Token,
-    mark: Option<SyncMark>,
-    parts: RequestParts,
-) {
-    core.answer_flush(token, mark, parts).await;
-}
-
 /// Has a flush cover the tables and the file with the data.
-pub(crate) async fn flush(core: Rc<LaneCore>, token: Token, mark: Option<SyncMark>) {
+pub(crate) async fn flush(core: Rc<LaneCore>, request: ServedRequest) {
     let mut parts = RequestParts::default();
     parts.add(0, core.data.storage.ask(Operation::Flush));
     parts.add(0, core.file.ask(Operation::Flush));
-    core.answer_flush(token, mark, parts).await;
+    core.answer(request, parts).await;
 }
 
 /// Frees clusters that nobody can find any more.
 pub(crate) async fn reclaim(core: Rc<LaneCore>) {
-    let _at_work = core.image.begin_work();
+    let _at_work = core.image.background_tasks.begin();
     if let Ok(space) = core.image.space()
         && let Err(kind) = space.reclaim(&core.file, false).await
     {

@@ -363,10 +363,7 @@ impl SliceCache {
 
     /// The slice if it is here, without a pin: for the fast path.
     pub(crate) fn peek(&self, number: SliceNumber) -> Option<Arc<L2Slice>> {
-        match self.shard(number).slices.get(&number) {
-            Some(CacheEntry::Here(slice)) => Some(Arc::clone(slice)),
-            Some(CacheEntry::Loading(_)) | None => None,
-        }
+        self.shard(number).slices.get(&number)?.here().cloned()
     }
 
     /// The slice, pinned.
@@ -390,26 +387,18 @@ impl SliceCache {
 
     /// Whether of any slice the file may say something else than memory does.
     pub(crate) fn has_failed_writes(&self) -> bool {
-        let has_failed_write = |cached: &CacheEntry| matches!(cached, CacheEntry::Here(slice) if slice.has_failed_write());
         let mut shards = (0..SHARDS as u64).map(|number| self.shard(SliceNumber(number)));
-        shards.any(|shard| shard.slices.values().any(has_failed_write))
+        shards.any(|shard| {
+            shard.slices.values().filter_map(CacheEntry::here).any(|slice| slice.has_failed_write())
+        })
     }
 
     /// Takes out what was not used since the last call and is not in use.
     pub(crate) fn clean(&self) {
         for number in 0..SHARDS as u64 {
             let mut shard = self.shard(SliceNumber(number));
-            for _ in 0..shard.clock.len() {
-                let Some(number) = shard.clock.pop_front() else { break };
-                match shard.judge(number) {
-                    EvictionDecision::Gone => {}
-                    EvictionDecision::Goes => {
-                        shard.remove(number);
-                        self.evicted.fetch_add(1, Ordering::Relaxed);
-                    }
-                    EvictionDecision::Stays => shard.clock.push_back(number),
-                }
-            }
+            let looks = shard.clock.len();
+            self.evicted.fetch_add(shard.evict(looks, |_| false), Ordering::Relaxed);
         }
     }
 
@@ -417,8 +406,8 @@ impl SliceCache {
     pub(crate) fn forget_absent(&self, numbers: impl Iterator<Item = SliceNumber>) {
         for number in numbers {
             let mut shard = self.shard(number);
-            let is_absent = |cached: &CacheEntry| matches!(cached, CacheEntry::Here(slice) if slice.is_absent());
-            if shard.slices.get(&number).is_some_and(is_absent) {
+            let slice = shard.slices.get(&number).and_then(CacheEntry::here);
+            if slice.is_some_and(|slice| slice.is_absent()) {
                 shard.remove(number);
                 self.evicted.fetch_add(1, Ordering::Relaxed);
             }
@@ -446,7 +435,9 @@ impl SliceLoad<'_> {
         let pinned = PinnedSlice::new(Arc::clone(&slice));
         let before = shard.slices.insert(self.number, CacheEntry::Here(slice));
         shard.clock.push_back(self.number);
-        let evicted = shard.make_room(self.cache.capacity);
+        // Twice around: the first time some may have been used.
+        let looks = shard.clock.len() * 2;
+        let evicted = shard.evict(looks, |shard| shard.slices.len() <= self.cache.capacity);
         self.cache.evicted.fetch_add(evicted, Ordering::Relaxed);
         drop(shard);
         if let Some(CacheEntry::Loading(wakers)) = before {
@@ -469,41 +460,36 @@ impl Drop for SliceLoad<'_> {
     }
 }
 
-/// Whether a slice is evicted from the cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum EvictionDecision {
-    /// It was taken out before.
-    Gone,
-    Goes,
-    Stays,
+impl CacheEntry {
+    fn here(&self) -> Option<&Arc<L2Slice>> {
+        match self {
+            Self::Here(slice) => Some(slice),
+            Self::Loading(_) => None,
+        }
+    }
 }
 
 impl Shard {
-    fn judge(&self, number: SliceNumber) -> EvictionDecision {
-        let Some(CacheEntry::Here(slice)) = self.slices.get(&number) else {
-            return EvictionDecision::Gone;
-        };
-        let in_use = slice.is_used.swap(false, Ordering::Relaxed)
-            || slice.pins.load(Ordering::Acquire) > 0
-            || slice.has_failed_write()
-            || slice.writes().is_busy;
-        if in_use { EvictionDecision::Stays } else { EvictionDecision::Goes }
-    }
-
-    fn make_room(&mut self, capacity: usize) -> u64 {
+    /// Looks at so many slices, the oldest first, and takes out those that are not in use, until this is enough. Returns
+    /// how many.
+    fn evict(&mut self, looks: usize, is_enough: impl Fn(&Self) -> bool) -> u64 {
         let mut evicted = 0;
-        // Twice around: the first time some may have been used.
-        let mut looks = self.clock.len() * 2;
-        while self.slices.len() > capacity && looks > 0 {
-            looks -= 1;
+        for _ in 0..looks {
+            if is_enough(self) {
+                break;
+            }
             let Some(number) = self.clock.pop_front() else { break };
-            match self.judge(number) {
-                EvictionDecision::Gone => {}
-                EvictionDecision::Goes => {
-                    self.remove(number);
-                    evicted += 1;
-                }
-                EvictionDecision::Stays => self.clock.push_back(number),
+            // Others were taken out before.
+            let Some(slice) = self.slices.get(&number).and_then(CacheEntry::here) else { continue };
+            let in_use = slice.is_used.swap(false, Ordering::Relaxed)
+                || slice.pins.load(Ordering::Acquire) > 0
+                || slice.has_failed_write()
+                || slice.writes().is_busy;
+            if in_use {
+                self.clock.push_back(number);
+            } else {
+                self.remove(number);
+                evicted += 1;
             }
         }
         evicted

@@ -6,11 +6,14 @@
 //! Limits: [`TABLE_BYTES_MAX`] for one walk.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use block::{FailKind, HostMemory};
 use tasks::ChildIo;
 
-use crate::header::Header;
+use crate::bitmaps::{self, Bitmap};
+use crate::header::{BitmapsExtension, Header};
+use crate::snapshots::{self, Snapshot};
 
 /// How much of an image's tables is read in one walk: the L2 tables of 16 TiB with clusters of 64 KiB.
 pub(crate) const TABLE_BYTES_MAX: u64 = 2 << 30;
@@ -68,6 +71,18 @@ pub(crate) fn may_have(file_bytes: u64) -> u64 {
     file_bytes.saturating_add(BLOCK_MAX)
 }
 
+/// How much of a table is read at once.
+pub(crate) const STEP: u64 = 1 << 20;
+
+/// What of the metadata of an image names other metadata, or data.
+#[derive(Debug)]
+pub(crate) struct MetadataTables {
+    /// Where the refcount blocks are; 0 where there is none.
+    pub(crate) refcount_table: Vec<u64>,
+    pub(crate) snapshots: Vec<Snapshot>,
+    pub(crate) bitmaps: Vec<Bitmap>,
+}
+
 /// Reads the tables of an image that nobody has checked, with a bound.
 #[derive(Debug)]
 pub(crate) struct TableReader<'a> {
@@ -120,14 +135,96 @@ impl<'a> TableReader<'a> {
         let end = end.ok_or_else(|| wrong(what, offset, "is outside the file"))?;
         let there = end.min(self.file_bytes).max(offset);
         let memory = self.storage.read(offset..there).await?;
-        if there == end {
-            return Ok(memory);
-        }
-        let count = usize::try_from(bytes).expect("one read is small");
-        let mut whole = HostMemory::zeroed(count);
-        whole[..memory.len()].copy_from_slice(&memory);
-        Ok(whole)
+        Ok(with_zeroes(memory, usize::try_from(bytes).expect("one read is small")))
     }
+
+    /// Calls this for each word of a table, with where the step begins in which it was read.
+    pub(crate) async fn for_words(
+        &self,
+        what: &'static str,
+        offset: u64,
+        bytes: u64,
+        mut each: impl FnMut(u64, u64) -> Result<(), MetadataError>,
+    ) -> Result<(), MetadataError> {
+        let (mut at, end) = (offset, offset + bytes);
+        while at < end {
+            let count = STEP.min(end - at);
+            let memory = self.read(what, at, count).await?;
+            words(&memory).try_for_each(|word| each(word, at))?;
+            at += count;
+        }
+        Ok(())
+    }
+
+    /// Calls this for everything that the image has beside data and L2 tables: what it is, and its clusters.
+    pub(crate) async fn metadata(
+        &self,
+        mut each: impl FnMut(&'static str, Range<u64>) -> Result<(), MetadataError>,
+    ) -> Result<MetadataTables, MetadataError> {
+        let (header, cluster) = (self.header, self.cluster_bytes());
+        let mut note = |what, offset, bytes: u64| {
+            if bytes == 0 {
+                return Ok(());
+            }
+            self.check_place(what, offset, bytes)?;
+            let first = offset / cluster;
+            each(what, first..first + bytes.div_ceil(cluster))
+        };
+        note("the header", 0, header.header_bytes.into())?;
+        note("the L1 table", header.l1_offset, u64::from(header.l1_entries) * 8)?;
+        let snapshots = snapshots::read(self).await?;
+        note("the snapshot table", header.snapshots_offset, snapshots.table_bytes)?;
+        let snapshots = snapshots.snapshots;
+        for snapshot in &snapshots {
+            note("the L1 table of a snapshot", snapshot.l1_offset, snapshot.l1_entries * 8)?;
+        }
+        let (what, offset) = ("the refcount table", header.refcount_table_offset);
+        let bytes = u64::from(header.refcount_table_clusters) << header.cluster_bits;
+        note(what, offset, bytes)?;
+        let refcount_table: Vec<u64> = words(&self.read(what, offset, bytes).await?).collect();
+        for block in refcount_table.iter().filter(|block| **block != 0) {
+            note("a refcount block", *block, cluster)?;
+        }
+        let bitmaps = bitmaps::read(self).await?;
+        if let Some(BitmapsExtension { directory_offset, directory_bytes, .. }) = header.bitmaps {
+            note("the bitmap directory", directory_offset, directory_bytes)?;
+        }
+        for bitmap in &bitmaps {
+            note("a bitmap table", bitmap.table_offset, bitmap.table_entries * 8)?;
+        }
+        Ok(MetadataTables { refcount_table, snapshots, bitmaps })
+    }
+}
+
+/// So many bytes: these, and zeroes behind them.
+pub(crate) fn with_zeroes(memory: HostMemory, count: usize) -> HostMemory {
+    if memory.len() >= count {
+        return memory;
+    }
+    let mut longer = HostMemory::zeroed(count);
+    longer[..memory.len()].copy_from_slice(&memory);
+    longer
+}
+
+/// The bytes of a table of these words.
+pub(crate) fn table_bytes(words: impl IntoIterator<Item = u64>) -> HostMemory {
+    HostMemory::of(&words.into_iter().flat_map(u64::to_be_bytes).collect::<Vec<u8>>())
+}
+
+/// Writes one word of a table, which lies there, with those around it that are in the same block of the storage: `old` says
+/// what they are, and where the table ends. The caller has the table for itself.
+pub(crate) async fn write_table_word(
+    storage: &ChildIo,
+    table_offset: u64,
+    old: impl Fn(usize) -> Option<u64>,
+    place: usize,
+    word: u64,
+) -> Result<(), FailKind> {
+    let per_block = usize::try_from(storage.alignment() / 8).expect("a block fits into memory");
+    let first = place - place % per_block;
+    let new = |at| if at == place { Some(word) } else { old(at) };
+    let bytes = table_bytes((first..first + per_block).map_while(new));
+    storage.write(table_offset + first as u64 * 8, bytes).await.map(drop)
 }
 
 /// The big-endian words of a table.

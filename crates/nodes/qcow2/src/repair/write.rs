@@ -3,9 +3,10 @@
 use block::HostMemory;
 
 use crate::geometry::{COPIED, L2Entry, OFFSET, RawL2Entry, StandardCluster};
-use crate::refcount::RefcountBlock;
-use crate::repair::{ImageWalk, RepairSummary, STEP};
-use crate::table_reader::{MetadataError, words};
+use crate::header::INCOMPATIBLE_LOW_AT;
+use crate::refcount::{RefcountBlock, RefcountTablePlace};
+use crate::repair::{ImageWalk, RepairSummary};
+use crate::table_reader::{MetadataError, STEP, table_bytes, words};
 
 /// Where the repaired refcount table and blocks will be.
 #[derive(Debug)]
@@ -16,11 +17,8 @@ pub(super) struct RefcountLayout {
     pub(super) moved: Option<(u64, u64)>,
 }
 
-/// Where fields are in the header.
-const TABLE_AT: usize = 48;
-const INCOMPATIBLE_AT: usize = 72;
-/// The last byte of the incompatible features has the dirty bit.
-const DIRTY_AT: usize = INCOMPATIBLE_AT + 7;
+/// The incompatible feature of an image that was not closed.
+const DIRTY: u8 = 1;
 const HEADER_BYTES: u64 = 512;
 
 impl ImageWalk<'_> {
@@ -146,8 +144,7 @@ impl ImageWalk<'_> {
             entry[0] = word;
         }
         if is_changed {
-            let bytes: Vec<u8> = table.iter().flat_map(|word| word.to_be_bytes()).collect();
-            self.tables.storage.write(at, HostMemory::of(&bytes)).await?;
+            self.tables.storage.write(at, table_bytes(table)).await?;
         }
         Ok(u64::from(is_changed))
     }
@@ -161,20 +158,18 @@ impl ImageWalk<'_> {
             Some((cluster, _)) => cluster << header.cluster_bits,
             None => header.refcount_table_offset,
         };
-        let bytes: Vec<u8> = target.table.iter().flat_map(|block| block.to_be_bytes()).collect();
-        self.tables.storage.write(offset, HostMemory::of(&bytes)).await?;
+        self.tables.storage.write(offset, table_bytes(target.table.iter().copied())).await?;
         Ok(())
     }
 
     async fn write_header(&self, target: &RefcountLayout) -> Result<(), MetadataError> {
         let storage = self.tables.storage;
         let mut memory = storage.read(0..HEADER_BYTES).await?;
-        memory[DIRTY_AT] &= !1;
+        memory[INCOMPATIBLE_LOW_AT] &= !DIRTY;
         if let Some((cluster, count)) = target.moved {
             let offset = cluster << self.tables.header.cluster_bits;
-            let count = u32::try_from(count).expect("at most 8 MiB");
-            memory[TABLE_AT..TABLE_AT + 8].copy_from_slice(&offset.to_be_bytes());
-            memory[TABLE_AT + 8..TABLE_AT + 12].copy_from_slice(&count.to_be_bytes());
+            let clusters = u32::try_from(count).expect("at most 8 MiB");
+            RefcountTablePlace { offset, clusters }.write_to(&mut memory);
         }
         storage.write(0, memory).await?;
         Ok(())

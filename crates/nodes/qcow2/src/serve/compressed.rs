@@ -101,12 +101,12 @@ pub(super) async fn cluster(
         Err(turn) => turn,
     };
     let image = &core.image;
-    let cluster_bytes = image.geometry().cluster_bytes();
+    let cluster_bytes = image.geometry.cluster_bytes();
     let bytes = place(descriptor, cluster_bytes.ilog2())
         .map_err(|error| image.refuse_compressed(cluster, &error))?;
     // The data may end with the file, in the middle of a sector.
     let start = bytes.start - bytes.start % SECTOR;
-    let read = start..bytes.end.min(image.file_bytes()).max(bytes.start);
+    let read = start..bytes.end.min(image.file_bytes).max(bytes.start);
     let _one = core.limits.compressed.take(1).await;
     let memory = core.file.read(read).await?;
     let skip = usize::try_from(bytes.start - start).expect("less than a sector");
@@ -114,7 +114,7 @@ pub(super) async fn cluster(
     let decoded = {
         let _turn = core.limits.decoding.take(1).await;
         let wrong = |error| image.refuse_compressed(cluster, &error);
-        let mut decoding = Decompression::new(image.compression(), count);
+        let mut decoding = Decompression::new(image.compression, count);
         while decoding.go_on(&memory[skip..]).map_err(wrong)? == DecodeProgress::More {
             core.pause().await;
         }
@@ -138,7 +138,7 @@ pub(super) fn keep(
         (Rc::new(HostMemory::of(&cluster[within])), 0)
     };
     let memory = core.file.io().keep(memory).map_err(|error| {
-        core.image.log().error(format_args!("a compressed cluster cannot be read: {error}"));
+        core.image.log.error(format_args!("a compressed cluster cannot be read: {error}"));
         FailKind::Io
     })?;
     let target = Target::Memory { memory, offset };
@@ -147,10 +147,5 @@ pub(super) fn keep(
 
 /// The clusters of the file that a compressed cluster has a reference to each: those of its sectors.
 pub(super) fn host_clusters(core: &LaneCore, descriptor: u64) -> HostClusters {
-    let geometry = core.image.geometry();
-    match place(descriptor, geometry.cluster_bytes().ilog2()) {
-        Ok(bytes) => geometry.cluster_of(bytes.start).0..geometry.cluster_of(bytes.end - 1).0 + 1,
-        // It was never there.
-        Err(_reserved) => 0..0,
-    }
+    core.image.geometry.compressed_clusters(descriptor).unwrap_or(0..0)
 }

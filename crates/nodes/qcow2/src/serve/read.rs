@@ -3,12 +3,13 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{ByteCount, Extent, FailKind, Operation, Piece, Target, Token};
+use block::{Extent, FailKind, Operation};
 use tasks::{RequestParts, SemaphorePermit};
 
 use super::compressed;
 use crate::geometry::{L2Entry, Subcluster};
-use crate::lane_core::LaneCore;
+use crate::lane::zeroes;
+use crate::lane_core::{LaneCore, ServedRequest};
 use crate::slice::PinnedSlice;
 
 /// A read of more pieces than that is one of few at once.
@@ -24,53 +25,46 @@ const STEP_CLUSTERS: usize = 512;
 const ROUND_KEPT: usize = 256 << 10;
 
 /// Serves a read.
-pub(crate) async fn read(core: Rc<LaneCore>, token: Token, bytes: Extent) {
+pub(crate) async fn read(core: Rc<LaneCore>, request: ServedRequest, bytes: Extent) {
     let mut parts = RequestParts::default();
     let mut large = None;
-    if let Err(kind) = find(&core, token, bytes, &mut parts, &mut large).await {
+    if let Err(kind) = find(&core, request, bytes, &mut parts, &mut large).await {
         parts.fail(kind);
     }
-    let operation = Operation::Read(bytes);
     if large.is_none() {
-        return core.answer(token, operation, parts).await;
+        return core.answer(request, parts).await;
     }
-    let result = core.carry_out(token, operation, &mut parts).await;
-    core.end(token, operation, result);
+    let result = core.carry_out(request, &mut parts).await;
+    core.end(request, result);
 }
 
 /// Asks where the bytes of a read are. What is there is carried out when it is much, and before the task
 /// waits for anything that others may have who wait for that.
 async fn find<'a>(
     core: &'a LaneCore,
-    token: Token,
+    request: ServedRequest,
     bytes: Extent,
     parts: &mut RequestParts,
     large: &mut Option<SemaphorePermit<'a>>,
 ) -> Result<(), FailKind> {
     let image = &core.image;
-    let geometry = image.geometry();
-    let (start, end) = (bytes.bytes().start, bytes.bytes().end);
-    let operation = Operation::Read(bytes);
-    let mut at = start;
+    let geometry = image.geometry;
+    let start = bytes.start().0;
     let mut pinned: Option<PinnedSlice> = None;
-    let mut clusters = 0_usize;
-    while at < end {
-        clusters += 1;
-        if clusters.is_multiple_of(STEP_CLUSTERS) {
+    for ((cluster, within), number) in geometry.clusters_in(bytes.bytes()).zip(1..) {
+        if number % STEP_CLUSTERS == 0 {
             if parts.has_notices() {
-                core.carry_out(token, operation, parts).await?;
+                core.carry_out(request, parts).await?;
             }
             core.pause().await;
         }
-        let cluster = geometry.cluster_of(at);
-        let next = (at - geometry.within(at) + geometry.cluster_bytes()).min(end);
         let number = geometry.slice_of(cluster);
         let known = pinned.take().filter(|pinned| pinned.slice().number() == number);
         let here = match known {
             Some(here) => here,
             None => {
                 if parts.has_notices() {
-                    core.carry_out(token, operation, parts).await?;
+                    core.carry_out(request, parts).await?;
                 }
                 image.slice(&core.file, number).await?
             }
@@ -78,21 +72,21 @@ async fn find<'a>(
         let cluster_start = geometry.start_of(cluster);
         match image.entry(here.slice(), cluster)? {
             L2Entry::Cluster(found) => {
-                for (unit, part) in geometry.parts(found, at - cluster_start..next - cluster_start)
-                {
+                for (unit, part) in geometry.parts(found, within) {
                     let guest = cluster_start + part.start..cluster_start + part.end;
-                    add_unit(core, operation, guest.start - start, (unit, part), guest, parts);
+                    let skip = guest.start - start;
+                    add_unit(core, request.operation, skip, (unit, part), guest, parts);
                 }
             }
             L2Entry::Compressed { descriptor } => {
                 // While this waits for its turn, others may have the memory.
                 let waits = core.limits.compressed.is_full() && parts.kept() > 0;
                 if waits || parts.has_notices() || parts.kept() >= ROUND_KEPT {
-                    core.carry_out(token, operation, parts).await?;
+                    core.carry_out(request, parts).await?;
                 }
                 let decoded = compressed::cluster(core, cluster, descriptor).await?;
-                let within = in_memory(at - cluster_start, next - at);
-                parts.push(compressed::keep(core, &decoded, at - start, within)?);
+                let skip = cluster_start + within.start - start;
+                parts.push(compressed::keep(core, &decoded, skip, in_memory(within))?);
                 drop(decoded);
             }
         }
@@ -100,15 +94,14 @@ async fn find<'a>(
         pinned = Some(here);
         if parts.count() > SMALL_PIECES && large.is_none() {
             if parts.has_notices() {
-                core.carry_out(token, operation, parts).await?;
+                core.carry_out(request, parts).await?;
             }
             pinned = pinned.filter(|_| !core.limits.large.is_full());
             *large = Some(core.limits.large.take(1).await);
         }
         if parts.count() >= ROUND_PIECES {
-            core.carry_out(token, operation, parts).await?;
+            core.carry_out(request, parts).await?;
         }
-        at = next;
     }
     Ok(())
 }
@@ -141,11 +134,7 @@ fn add_unit(
 }
 
 /// Bytes of a cluster.
-pub(super) fn in_memory(start: u64, count: u64) -> Range<usize> {
+pub(super) fn in_memory(within: Range<u64>) -> Range<usize> {
     let bytes = |number: u64| usize::try_from(number).expect("a cluster fits into memory");
-    bytes(start)..bytes(start + count)
-}
-
-fn zeroes(skip: u64, count: u64) -> Piece {
-    Piece { skip, count: ByteCount(count), target: Target::Zeroes }
+    bytes(within.start)..bytes(within.end)
 }

@@ -8,12 +8,10 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{
-    BlockStatus, ByteCount, Extent, FailKind, Operation, Piece, StatusRuns, Target, Token,
-};
+use block::{BlockStatus, ByteCount, Extent, FailKind, Piece, StatusRuns, Target};
 
 use crate::geometry::{L2Entry, Subcluster};
-use crate::lane_core::LaneCore;
+use crate::lane_core::{LaneCore, ServedRequest};
 use crate::slice::PinnedSlice;
 
 /// As many runs an answer has at most, and what the backing file tells at once: together with those of other members
@@ -27,7 +25,7 @@ const CLUSTERS_MAX: usize = 1 << 16;
 const STEP_CLUSTERS: usize = 512;
 
 /// Serves a status.
-pub(crate) async fn status(core: Rc<LaneCore>, token: Token, bytes: Extent) {
+pub(crate) async fn status(core: Rc<LaneCore>, request: ServedRequest, bytes: Extent) {
     let start = bytes.start().0;
     let mut map =
         StatusLookup { core: &core, start, runs: StatusRuns::default(), below: start..start };
@@ -37,7 +35,7 @@ pub(crate) async fn status(core: Rc<LaneCore>, token: Token, bytes: Extent) {
         let piece = |skip, count, status| Piece { skip, count, target: Target::Status(status) };
         runs.map(|run| piece(run.skip, run.record.count, run.record.status)).collect()
     });
-    core.end_with(token, Operation::Status(bytes), pieces);
+    core.end_with(request, pieces);
 }
 
 /// The block status of a range of an image while it is looked up: runs, and bytes that the backing file is asked about.
@@ -53,28 +51,28 @@ impl StatusLookup<'_> {
     /// Looks at the clusters of these bytes, as far as one answer goes.
     async fn look_up(&mut self, bytes: Range<u64>) -> Result<(), FailKind> {
         let image = &self.core.image;
-        let geometry = image.geometry();
-        let mut at = bytes.start;
+        let geometry = image.geometry;
         let mut pinned: Option<PinnedSlice> = None;
-        for looked_at in 1..=CLUSTERS_MAX {
-            if at >= bytes.end || self.runs.count() >= RUNS_MAX {
+        for ((cluster, within), number) in geometry.clusters_in(bytes).zip(1..=CLUSTERS_MAX) {
+            if self.runs.count() >= RUNS_MAX {
                 break;
             }
-            if looked_at.is_multiple_of(STEP_CLUSTERS) {
+            if number.is_multiple_of(STEP_CLUSTERS) {
                 self.core.pause().await;
             }
-            let cluster = geometry.cluster_of(at);
             let start = geometry.start_of(cluster);
-            let next = (start + geometry.cluster_bytes()).min(bytes.end);
             let number = geometry.slice_of(cluster);
             let here = match pinned.take().filter(|pinned| pinned.slice().number() == number) {
                 Some(here) => here,
                 None => image.slice(&self.core.file, number).await?,
             };
             match image.entry(here.slice(), cluster)? {
-                L2Entry::Compressed { .. } => self.add(at..next, Some(BlockStatus::DATA)).await?,
+                L2Entry::Compressed { .. } => {
+                    let bytes = start + within.start..start + within.end;
+                    self.add(bytes, Some(BlockStatus::DATA)).await?;
+                }
                 L2Entry::Cluster(found) => {
-                    for (unit, part) in geometry.parts(found, at - start..next - start) {
+                    for (unit, part) in geometry.parts(found, within) {
                         let status = match unit {
                             Subcluster::Data(_) => Some(BlockStatus::DATA),
                             Subcluster::Zero => Some(BlockStatus::ZEROES),
@@ -85,7 +83,6 @@ impl StatusLookup<'_> {
                 }
             }
             pinned = Some(here);
-            at = next;
         }
         self.ask_below().await
     }

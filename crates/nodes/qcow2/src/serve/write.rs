@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Durability, Extent, FailKind, HostMemory, Operation, Target, Token};
+use block::{Durability, Extent, FailKind, HostMemory, Operation, Target};
 use tasks::{RequestParts, extent};
 
 use super::compressed;
@@ -17,8 +17,9 @@ use super::read::in_memory;
 use crate::geometry::{
     GuestCluster, HostCluster, L2Entry, RawL2Entry, StandardCluster, Subcluster, bits_of,
 };
-use crate::lane_core::LaneCore;
+use crate::lane_core::{LaneCore, ServedRequest};
 use crate::refcount::HostClusters;
+use crate::table_reader::with_zeroes;
 
 /// How much is copied at once.
 const COPY_BYTES: u64 = 64 << 10;
@@ -27,91 +28,78 @@ const COPY_BYTES: u64 = 64 << 10;
 const ROUND_CLUSTERS: u64 = 256;
 
 /// Serves a write.
-pub(crate) async fn write(core: Rc<LaneCore>, token: Token, bytes: Extent, durability: Durability) {
-    let operation = Operation::Write(bytes, durability);
-    let round_bytes = ROUND_CLUSTERS * core.image.geometry().cluster_bytes();
+pub(crate) async fn write(
+    core: Rc<LaneCore>,
+    request: ServedRequest,
+    bytes: Extent,
+    durability: Durability,
+) {
+    // What must be durable is made so at the end.
+    let cached =
+        ServedRequest { operation: Operation::Write(bytes, Durability::Cached), ..request };
+    let round_bytes = ROUND_CLUSTERS * core.image.geometry.cluster_bytes();
     let Range { start, end } = bytes.bytes();
     if end - start <= round_bytes {
-        return write_at_once(core, token, bytes, durability).await;
+        return write_at_once(core, request, cached, start..end, durability).await;
     }
     let (mut at, mut result) = (start, Ok(()));
     while at < end && result.is_ok() {
         // Up to a border between clusters.
         let next = end.min((at + round_bytes) / round_bytes * round_bytes);
-        result = write_round(&core, token, bytes, at..next).await;
+        result = write_round(&core, cached, at..next, at - start).await;
         core.pause().await;
         at = next;
     }
-    finish(&core, token, operation, durability, result).await;
+    finish(&core, request, result).await;
 }
 
-/// Carries out a part of a write. What must be durable is made so at the end.
+/// Carries out a part of a write, which begins there in it.
 async fn write_round(
     core: &LaneCore,
-    token: Token,
-    bytes: Extent,
+    cached: ServedRequest,
     part: Range<u64>,
+    skip: u64,
 ) -> Result<(), FailKind> {
     let _claimed = core.image.claim(clusters_of(core, &part)).await;
-    let skip = part.start - bytes.bytes().start;
-    let change = WriteAllocation::prepare(core, part).await?;
-    let round = Operation::Write(bytes, Durability::Cached);
-    let mut parts = change.parts(core, round, skip);
-    match core.carry_out(token, round, &mut parts).await {
-        Ok(()) => change.link(core).await,
-        Err(kind) => {
-            change.abandon(core);
-            Err(kind)
-        }
-    }
-}
-
-fn clusters_of(core: &LaneCore, bytes: &Range<u64>) -> Range<u64> {
-    let geometry = core.image.geometry();
-    geometry.cluster_of(bytes.start).0..geometry.cluster_of(bytes.end - 1).0 + 1
+    WriteAllocation::prepare(core, part).await?.carry_out(core, cached, skip).await
 }
 
 /// Serves a write of few clusters.
-async fn write_at_once(core: Rc<LaneCore>, token: Token, bytes: Extent, durability: Durability) {
-    let operation = Operation::Write(bytes, durability);
-    let claimed = core.image.claim(clusters_of(&core, &bytes.bytes())).await;
-    let change = match WriteAllocation::prepare(&core, bytes.bytes()).await {
-        Ok(change) => change,
-        Err(kind) => return core.end(token, operation, Err(kind)),
-    };
-    if change.is_in_place()
-        && (durability == Durability::Cached || core.image.table_writes_are_durable())
-    {
-        drop(claimed);
-        return core.answer(token, operation, change.parts(&core, operation, 0)).await;
-    }
-    // What must be durable is made so at the end.
-    let round = Operation::Write(bytes, Durability::Cached);
-    let mut parts = change.parts(&core, round, 0);
-    let result = match core.carry_out(token, round, &mut parts).await {
-        Ok(()) => change.link(&core).await,
-        Err(kind) => {
-            change.abandon(&core);
-            Err(kind)
+async fn write_at_once(
+    core: Rc<LaneCore>,
+    request: ServedRequest,
+    cached: ServedRequest,
+    bytes: Range<u64>,
+    durability: Durability,
+) {
+    let claimed = core.image.claim(clusters_of(&core, &bytes)).await;
+    let result = match WriteAllocation::prepare(&core, bytes).await {
+        Ok(change)
+            if change.is_in_place()
+                && (durability == Durability::Cached || core.image.table_writes_are_durable()) =>
+        {
+            drop(claimed);
+            return core.answer(request, change.parts(&core, request.operation, 0)).await;
         }
+        Ok(change) => change.carry_out(&core, cached, 0).await,
+        Err(kind) => Err(kind),
     };
     drop(claimed);
-    finish(&core, token, operation, durability, result).await;
+    finish(&core, request, result).await;
+}
+
+fn clusters_of(core: &LaneCore, bytes: &Range<u64>) -> Range<u64> {
+    let geometry = core.image.geometry;
+    geometry.cluster_of(bytes.start).0..geometry.cluster_of(bytes.end - 1).0 + 1
 }
 
 /// Ends a change that was handed to the kernel: with a sync if it has to be durable.
-pub(super) async fn finish(
-    core: &LaneCore,
-    token: Token,
-    operation: Operation,
-    durability: Durability,
-    result: Result<(), FailKind>,
-) {
-    let result = match (result, durability) {
+pub(super) async fn finish(core: &LaneCore, request: ServedRequest, result: Result<(), FailKind>) {
+    let result = match (result, request.operation.durability()) {
         (Ok(()), Durability::Stable) => core.sync().await,
         (result, _) => result,
     };
-    core.end(token, operation, result);
+    core.end(request, result);
 }
 
 /// The clusters that are allocated for a write, and the L2 entries that will name them.
@@ -145,13 +133,11 @@ impl WriteAllocation {
             left: Vec::new(),
             must_sync: false,
         };
-        match change.place_all(core, &before).await {
-            Ok(()) => Ok(change),
-            Err(kind) => {
-                change.abandon(core);
-                Err(kind)
-            }
+        if let Err(kind) = change.place_all(core, &before).await {
+            change.abandon(core);
+            return Err(kind);
         }
+        Ok(change)
     }
 
     /// Whether all clusters have places of their own already.
@@ -173,23 +159,22 @@ impl WriteAllocation {
                 None => self.take_one(core, &mut missing).await?,
             };
             self.hosts.push(host);
-            let freshness =
-                if own.is_some() { PriorContent::Unknown } else { PriorContent::Zeroes };
-            self.change(core, cluster, entry, host, freshness).await?;
+            self.change(core, cluster, entry, host, own.is_none()).await?;
         }
         Ok(())
     }
 
-    /// Copies what the write leaves of a cluster, and notes what the tables will say of it.
+    /// Copies what the write leaves of a cluster, and notes what the tables will say of it. A place that was just taken
+    /// reads as zeroes, durably.
     async fn change(
         &mut self,
         core: &LaneCore,
         cluster: GuestCluster,
         entry: L2Entry,
         host: u64,
-        freshness: PriorContent,
+        is_taken: bool,
     ) -> Result<(), FailKind> {
-        let geometry = core.image.geometry();
+        let geometry = core.image.geometry;
         let start = geometry.start_of(cluster);
         let within = self.guest.start.max(start) - start
             ..self.guest.end.min(start + geometry.cluster_bytes()) - start;
@@ -221,7 +206,7 @@ impl WriteAllocation {
                 Subcluster::Zero | Subcluster::Nothing
                     if before == Subcluster::Zero || below_is_zero =>
                 {
-                    if freshness == PriorContent::Unknown {
+                    if !is_taken {
                         self.must_sync = true;
                         for part in rest.into_iter().filter(|part| !part.is_empty()) {
                             core.data.storage.zero(host + part.start..host + part.end).await?;
@@ -265,7 +250,7 @@ impl WriteAllocation {
         within: Range<u64>,
         place: HostCluster,
     ) -> Result<(), FailKind> {
-        let geometry = core.image.geometry();
+        let geometry = core.image.geometry;
         core.ensure_table(cluster).await?;
         self.must_sync = true;
         for part in [0..within.start, within.end..geometry.cluster_bytes()] {
@@ -289,7 +274,7 @@ impl WriteAllocation {
         // Bit by bit, or many small writes to large clusters would take all memory.
         let most = match entry {
             L2Entry::Cluster(_) => COPY_BYTES,
-            L2Entry::Compressed { .. } => core.image.geometry().cluster_bytes(),
+            L2Entry::Compressed { .. } => core.image.geometry.cluster_bytes(),
         };
         let mut at = part.start;
         while at < part.end {
@@ -312,7 +297,7 @@ impl WriteAllocation {
         *missing -= 1;
         let cluster = self.spare.start;
         self.spare.start += 1;
-        Ok(core.image.geometry().start_of(GuestCluster(cluster)))
+        Ok(core.image.geometry.start_of(GuestCluster(cluster)))
     }
 
     /// Where the bytes go that begin there in the write.
@@ -335,7 +320,7 @@ impl WriteAllocation {
     /// The bytes of the file that are written, where they begin in the write, and together what follows
     /// each other.
     fn runs(&self, core: &LaneCore) -> Vec<(u64, Range<u64>)> {
-        let geometry = core.image.geometry();
+        let geometry = core.image.geometry;
         let mut runs: Vec<(u64, Range<u64>)> = Vec::new();
         let mut at = self.guest.start;
         for host in &self.hosts {
@@ -351,7 +336,7 @@ impl WriteAllocation {
     }
 
     /// The bytes were handed to the kernel: has the tables name them, if they do not yet.
-    pub(super) async fn link(self, core: &LaneCore) -> Result<(), FailKind> {
+    async fn link(self, core: &LaneCore) -> Result<(), FailKind> {
         if self.is_in_place() {
             return Ok(());
         }
@@ -369,27 +354,43 @@ impl WriteAllocation {
         Ok(())
     }
 
+    /// Has the request write there, from so many of its bytes on, and then the tables name it.
+    async fn carry_out(
+        self,
+        core: &LaneCore,
+        request: ServedRequest,
+        skip: u64,
+    ) -> Result<(), FailKind> {
+        let mut parts = self.parts(core, request.operation, skip);
+        let written = core.carry_out(request, &mut parts).await;
+        self.conclude(core, written).await
+    }
+
+    /// The bytes were handed to the kernel, or not.
+    pub(super) async fn conclude(
+        self,
+        core: &LaneCore,
+        written: Result<(), FailKind>,
+    ) -> Result<(), FailKind> {
+        if let Err(kind) = written {
+            self.abandon(core);
+            return Err(kind);
+        }
+        self.link(core).await
+    }
+
     /// Nothing names what was taken: gives it back.
-    pub(super) fn abandon(self, core: &LaneCore) {
+    fn abandon(self, core: &LaneCore) {
         if let Ok(space) = core.image.space() {
             self.taken.into_iter().for_each(|clusters| space.free(clusters));
         }
     }
 }
 
-/// What a newly allocated cluster contains: zeroes, or anything.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PriorContent {
-    /// It reads as zeroes, durably.
-    Zeroes,
-    /// Anything may be there.
-    Unknown,
-}
-
 /// The place that a cluster has for itself: in a data file each has one.
 fn own(core: &LaneCore, cluster: GuestCluster, entry: L2Entry) -> Option<u64> {
     match entry {
-        _ if core.has_data_file() => Some(core.image.geometry().start_of(cluster)),
+        _ if core.has_data_file() => Some(core.image.geometry.start_of(cluster)),
         L2Entry::Cluster(cluster) => cluster.exclusive_host(),
         L2Entry::Compressed { .. } => None,
     }
@@ -401,10 +402,9 @@ pub(super) async fn look(
     core: &LaneCore,
     guest: &Range<u64>,
 ) -> Result<Vec<(GuestCluster, L2Entry)>, FailKind> {
-    let geometry = core.image.geometry();
-    let clusters = geometry.cluster_of(guest.start).0..geometry.cluster_of(guest.end - 1).0 + 1;
+    let geometry = core.image.geometry;
     let mut entries = Vec::new();
-    for cluster in clusters.map(GuestCluster) {
+    for (cluster, _) in geometry.clusters_in(guest.clone()) {
         let pinned = core.image.slice(&core.file, geometry.slice_of(cluster)).await?;
         core.image.settle(&core.file, pinned.slice()).await?;
         entries.push((cluster, core.image.entry(pinned.slice(), cluster)?));
@@ -419,8 +419,7 @@ pub(super) async fn is_zero(core: &LaneCore, guest: Range<u64>) -> Result<bool, 
     };
     let bytes = extent(guest.start..guest.end.min(backing.size))?;
     let found = backing.storage.resolve(Operation::Read(bytes)).await?;
-    let is_zero = found.pieces.iter().all(|piece| piece.target == Target::Zeroes);
-    Ok(is_zero)
+    Ok(found.pieces.iter().all(|piece| piece.target == Target::Zeroes))
 }
 
 /// What the disk has there, inside one cluster that has no place of its own. Of a cluster with
@@ -430,13 +429,14 @@ async fn read_before(
     entry: L2Entry,
     guest: Range<u64>,
 ) -> Result<HostMemory, FailKind> {
-    let geometry = core.image.geometry();
+    let geometry = core.image.geometry;
     let within = geometry.within(guest.start);
     let unit = match entry {
         L2Entry::Compressed { descriptor } => {
             let cluster = geometry.cluster_of(guest.start);
             let decoded = compressed::cluster(core, cluster, descriptor).await?;
-            return Ok(HostMemory::of(&decoded[in_memory(within, guest.end - guest.start)]));
+            let within = in_memory(within..within + (guest.end - guest.start));
+            return Ok(HostMemory::of(&decoded[within]));
         }
         L2Entry::Cluster(cluster) => {
             cluster.subcluster(geometry.units_of(&(within..within + 1)).start)
@@ -449,13 +449,8 @@ async fn read_before(
             core.data.storage.read(start..start + (guest.end - guest.start)).await
         }
         (Subcluster::Nothing, Some(backing)) if guest.start < backing.size => {
-            let mut memory = backing.storage.read(guest.start..guest.end.min(backing.size)).await?;
-            if memory.len() < count {
-                let mut longer = HostMemory::zeroed(count);
-                longer[..memory.len()].copy_from_slice(&memory);
-                memory = longer;
-            }
-            Ok(memory)
+            let there = guest.start..guest.end.min(backing.size);
+            Ok(with_zeroes(backing.storage.read(there).await?, count))
         }
         (Subcluster::Zero | Subcluster::Nothing, _) => Ok(HostMemory::zeroed(count)),
     }

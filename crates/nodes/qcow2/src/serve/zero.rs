@@ -6,12 +6,12 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Durability, Extent, FailKind, Operation, Token, Unmap};
+use block::{Extent, FailKind};
 
 use super::compressed;
 use super::write::{WriteAllocation, finish, is_zero as is_zero_below, look};
 use crate::geometry::{GuestCluster, L2Entry, RawL2Entry, StandardCluster, Subcluster};
-use crate::lane_core::{DataLocation, LaneCore};
+use crate::lane_core::{DataLocation, LaneCore, ServedRequest};
 
 /// How many clusters are changed in one go: others wait for those.
 const CLUSTERS_AT_ONCE: u64 = 512;
@@ -28,24 +28,13 @@ pub(crate) enum ZeroMode {
 }
 
 /// Serves a zeroing or a discard.
-pub(crate) async fn zero(
-    core: Rc<LaneCore>,
-    token: Token,
-    bytes: Extent,
-    how: ZeroMode,
-    durability: Durability,
-) {
-    let operation = match how {
-        ZeroMode::Keep => Operation::WriteZeroes(bytes, Unmap::Keep, durability),
-        ZeroMode::Unmap => Operation::WriteZeroes(bytes, Unmap::Allowed, durability),
-        ZeroMode::Discard => Operation::Discard(bytes, durability),
-    };
+pub(crate) async fn zero(core: Rc<LaneCore>, request: ServedRequest, bytes: Extent, how: ZeroMode) {
     let result = zero_all(&core, bytes.bytes(), how).await;
-    finish(&core, token, operation, durability, result).await;
+    finish(&core, request, result).await;
 }
 
 async fn zero_all(core: &LaneCore, bytes: Range<u64>, how: ZeroMode) -> Result<(), FailKind> {
-    let geometry = core.image.geometry();
+    let geometry = core.image.geometry;
     let cluster_bytes = geometry.cluster_bytes();
     let first = bytes.start.div_ceil(cluster_bytes);
     // Of the last cluster of the disk nothing more may be there.
@@ -74,7 +63,7 @@ async fn zero_part(core: &LaneCore, bytes: Range<u64>, how: ZeroMode) -> Result<
     if bytes.is_empty() || how == ZeroMode::Discard {
         return Ok(());
     }
-    let geometry = core.image.geometry();
+    let geometry = core.image.geometry;
     let cluster = geometry.cluster_of(bytes.start);
     // It may reach over a border, if it fills neither cluster.
     let border = geometry.start_of(cluster) + geometry.cluster_bytes();
@@ -87,14 +76,14 @@ async fn zero_part(core: &LaneCore, bytes: Range<u64>, how: ZeroMode) -> Result<
 }
 
 async fn zero_in_cluster(core: &LaneCore, bytes: Range<u64>) -> Result<(), FailKind> {
-    let cluster = core.image.geometry().cluster_of(bytes.start);
+    let cluster = core.image.geometry.cluster_of(bytes.start);
     let _claimed = core.image.claim(cluster.0..cluster.0 + 1).await;
-    let start = core.image.geometry().start_of(cluster);
+    let start = core.image.geometry.start_of(cluster);
     let mut is_zero = true;
     match look(core, &bytes).await?[0].1 {
         L2Entry::Compressed { .. } => is_zero = false,
         L2Entry::Cluster(before) => {
-            let parts = core.image.geometry().parts(before, bytes.start - start..bytes.end - start);
+            let parts = core.image.geometry.parts(before, bytes.start - start..bytes.end - start);
             for (unit, part) in parts {
                 is_zero &= match unit {
                     Subcluster::Zero => true,
@@ -119,7 +108,7 @@ async fn zero_clusters(
     how: ZeroMode,
 ) -> Result<(), FailKind> {
     let image = &core.image;
-    let geometry = image.geometry();
+    let geometry = image.geometry;
     let _claimed = image.claim(clusters.clone()).await;
     let bytes = geometry.start_of(GuestCluster(clusters.start))
         ..geometry.start_of(GuestCluster(clusters.end));
@@ -166,7 +155,7 @@ async fn link(
     changes: &[(GuestCluster, RawL2Entry)],
     how: ZeroMode,
 ) -> Result<(), FailKind> {
-    let (image, geometry) = (&core.image, core.image.geometry());
+    let (image, geometry) = (&core.image, core.image.geometry);
     let next_to = |one: &(GuestCluster, RawL2Entry), next: &(GuestCluster, RawL2Entry)| {
         one.0.0 + 1 == next.0.0
     };
@@ -202,7 +191,7 @@ enum ClusterUpdate {
 }
 
 fn after(core: &LaneCore, cluster: GuestCluster, entry: L2Entry, how: ZeroMode) -> ClusterUpdate {
-    let geometry = core.image.geometry();
+    let geometry = core.image.geometry;
     let start = geometry.start_of(cluster);
     let shines_through = core.backing.as_ref().is_some_and(|backing| start < backing.size);
     let can_say = core.image.has_zero_clusters();
@@ -235,9 +224,6 @@ fn after(core: &LaneCore, cluster: GuestCluster, entry: L2Entry, how: ZeroMode) 
 /// Writes zeroes over bytes whose clusters are claimed.
 async fn write_over(core: &LaneCore, bytes: Range<u64>) -> Result<(), FailKind> {
     let change = WriteAllocation::prepare(core, bytes).await?;
-    if let Err(kind) = change.write_zeroes(core).await {
-        change.abandon(core);
-        return Err(kind);
-    }
-    change.link(core).await
+    let written = change.write_zeroes(core).await;
+    change.conclude(core, written).await
 }
