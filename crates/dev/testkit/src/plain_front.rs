@@ -45,6 +45,8 @@ pub enum Habit {
     None,
     /// It refuses to be moved.
     Stays,
+    /// It cancels all its requests when it leaves.
+    CancelsAtLeave,
     /// A mistake: it brings each request a second time while the first is in flight.
     BringsTwice,
 }
@@ -192,7 +194,7 @@ impl FrontEnd for PlainFront {
     fn take(&mut self) -> Result<Option<NewRequest<'_, ()>>, Infallible> {
         let mut queues = self.shared.queues();
         let request = match self.habit {
-            Habit::None | Habit::Stays => queues.new.pop_front(),
+            Habit::None | Habit::Stays | Habit::CancelsAtLeave => queues.new.pop_front(),
             Habit::BringsTwice => {
                 let first = queues.new.front().cloned();
                 queues.new.extend(first);
@@ -258,5 +260,9 @@ impl FrontEnd for PlainFront {
 
     fn arrive(&mut self, _: &mut FrontEndContext<'_>) {}
 
-    fn leave(&mut self, _: &mut FrontEndContext<'_>) {}
+    fn leave(&mut self, port: &mut FrontEndContext<'_>) {
+        if self.habit == Habit::CancelsAtLeave {
+            (0..self.shared.slots).for_each(|slot| port.cancel(RequestSlot(slot)));
+        }
+    }
 }

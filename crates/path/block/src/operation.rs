@@ -128,4 +128,6 @@ pub enum FailKind {
     Malformed,
     /// The request is of a known form that this disk does not serve.
     Unsupported,
+    /// Whoever asked for it did not want it any more; a change may have been made in part.
+    Cancelled,
 }

@@ -21,6 +21,14 @@ pub(crate) enum CompletionKind {
     Final(Result<(), IoFailure>),
 }
 
+/// What an operation fails with that was taken back before it was begun ([`crate::Kernel::withdraw`]).
+pub(crate) const WITHDRAWN: Errno = Errno::CANCELED;
+
+/// Whether an operation has failed because it was taken back before it was begun.
+pub fn is_withdrawn(failure: IoFailure) -> bool {
+    matches!(failure, IoFailure::Errno { errno, .. } if errno == WITHDRAWN)
+}
+
 /// The error of a negative result.
 pub(crate) fn errno_of(result: i64) -> Errno {
     i32::try_from(-result).map_or(Errno::IO, Errno::from_raw_os_error)

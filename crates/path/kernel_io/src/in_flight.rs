@@ -220,6 +220,23 @@ impl InFlightTable {
         self.slots.iter().any(works)
     }
 
+    /// The transfers of files with such tags, and their files. Looks at all slots.
+    pub(crate) fn with_tags(&self, is_it: impl Fn(Tag) -> bool) -> Vec<(SlotIndex, FileId)> {
+        let found = self.slots.iter().enumerate().filter_map(|(place, slot)| match &slot.state {
+            State::Operation(InFlightOp {
+                work: IoKind::Read | IoKind::Write(_),
+                tag,
+                file,
+                ..
+            }) if is_it(*tag) => {
+                let place = u32::try_from(place).expect("slots are numbered by u32");
+                Some((SlotIndex(place), *file))
+            }
+            State::Free | State::Operation(_) | State::Poll(_) | State::Transfer(_) => None,
+        });
+        found.collect()
+    }
+
     /// The memory that is left of an operation.
     pub(crate) fn memory(&self, index: SlotIndex) -> &[Segment] {
         let slot = &self.slots[index.0 as usize];

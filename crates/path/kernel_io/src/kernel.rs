@@ -15,6 +15,7 @@
 mod io_engine;
 mod polls;
 mod streams;
+mod withdraw;
 
 use std::collections::VecDeque;
 use std::io;

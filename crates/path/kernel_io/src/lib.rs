@@ -39,6 +39,7 @@ pub use allocation::AllocationGoal;
 /// The words of an operation, which are the same for storage that is no file.
 pub use block::{Interest, IoFailure, Tag};
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
+pub use completion_kind::is_withdrawn;
 pub use cpu::{Cpus, ThreadStat, ThreadTimes, process_cpu_time, thread_cpu_time};
 pub use engine_kernel::EngineKernel;
 pub use extent::FileExtent;

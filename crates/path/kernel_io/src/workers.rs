@@ -123,6 +123,20 @@ impl Workers {
         }
     }
 
+    /// Takes back an operation that no worker has begun; whether there was one.
+    pub(crate) fn withdraw(&self, index: SlotIndex, file: FileId) -> bool {
+        let mut state = self.shared.lock();
+        let is_it = |call: &BlockingCall| call.index == index;
+        if !state.waiting.withdraw(file.0 as usize, is_it).is_empty() {
+            return true;
+        }
+        let Some(place) = state.tasks.iter().position(is_it) else { return false };
+        let _never_begun = state.tasks.remove(place);
+        state.waiting.done(file.0 as usize);
+        self.shared.start_workers(&mut state, 0);
+        true
+    }
+
     /// Takes the completions there are, in the order in which they came.
     pub(crate) fn take_done(&self) -> Vec<Completion> {
         std::mem::take(&mut *self.shared.done())

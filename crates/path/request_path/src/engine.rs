@@ -10,6 +10,7 @@
 //! (sources ask [`Engine::room`] first), and [`BUFFERS`].
 
 mod bounce;
+mod cancel;
 mod channels;
 mod control;
 mod events;
@@ -113,6 +114,8 @@ pub struct Engine<K = Kernel> {
     internal_ios: Vec<InternalIo>,
     /// Requests that lanes hold.
     held: usize,
+    /// Those among them that were answered already.
+    cancelled: usize,
     /// Pieces of the requests that are not over.
     pieces_open: usize,
     /// The segments of the requests added since the last batch.
@@ -169,6 +172,7 @@ impl<K: EngineKernel> Engine<K> {
             lane_calls_left: LANE_CALLS_MAX,
             internal_ios: Vec::new(),
             held: 0,
+            cancelled: 0,
             pieces_open: 0,
             new_segments: 0,
             new_bytes: 0,
@@ -514,6 +518,9 @@ impl<K: EngineKernel> Engine<K> {
         let ended = match self.jobs.remove(index) {
             RequestOrigin::Ring(ticket) => {
                 self.routes.complete(ticket, outcome);
+                LaneUsage { pieces, segments, request_bytes, internal_bytes: copied }
+            }
+            RequestOrigin::Cancelled => {
                 LaneUsage { pieces, segments, request_bytes, internal_bytes: copied }
             }
             RequestOrigin::Lane(internal_io) => {

@@ -162,6 +162,7 @@ fn reason(kind: FailKind) -> &'static str {
         FailKind::OutOfRange => "it reaches behind the end",
         FailKind::Malformed => "it is malformed",
         FailKind::Unsupported => "it is not supported",
+        FailKind::Cancelled => "it was cancelled",
     }
 }
 

@@ -22,6 +22,8 @@ pub struct FrontEndContext<'a> {
     waiting: Option<(RequestSlot, &'a Buffers)>,
     wants_turn: bool,
     transfers: OpenTransfers,
+    /// The request that waits for room in its lane, until it is cancelled.
+    unstarted: Option<RequestSlot>,
 }
 
 impl<'a> FrontEndContext<'a> {
@@ -30,8 +32,9 @@ impl<'a> FrontEndContext<'a> {
         route: RouteIndex,
         waiting: Option<(RequestSlot, &'a Buffers)>,
         transfers: OpenTransfers,
+        unstarted: Option<RequestSlot>,
     ) -> Self {
-        Self { engine, route, waiting, wants_turn: false, transfers }
+        Self { engine, route, waiting, wants_turn: false, transfers, unstarted }
     }
 
     /// Tells the other side by its eventfd. Does not sleep, whatever that side did to it.
@@ -113,6 +116,27 @@ impl<'a> FrontEndContext<'a> {
         self.transfers.begin(direction);
         self.engine.begin_transfer(self.route, socket, transfer, (direction, goal));
         Ok(())
+    }
+
+    /// Asks that a request which was brought and not answered ends soon. It has its one answer as ever, in a later turn:
+    /// [`FailKind::Cancelled`](block::FailKind::Cancelled), or how it ended if that came first. Of a change that was
+    /// cancelled all, some or nothing may have been stored, and of a flush nothing is known; after the answer neither
+    /// changes any more, nor does the memory of a read.
+    ///
+    /// What a lane holds, what waits for room, for a range that others change, for a bounce buffer or for a sync, and what
+    /// was not begun ends at once. What the kernel or a server works on is waited for, and what another iothread carries
+    /// out, which the source has left, ends as if nothing had been asked.
+    pub fn cancel(&mut self, slot: RequestSlot) {
+        if self.unstarted == Some(slot) {
+            self.unstarted = None;
+        } else {
+            self.engine.cancel(self.route, slot);
+        }
+    }
+
+    /// The request that waits for room, if it was not cancelled.
+    pub(crate) fn unstarted(&self) -> Option<RequestSlot> {
+        self.unstarted
     }
 
     pub(crate) fn wants_turn(&self) -> bool {

@@ -199,10 +199,15 @@ impl<F: FrontEnd> FrontEndSource<F> {
     ) -> R {
         let route = self.attachment().route;
         let Self { front, waiting, transfers, .. } = self;
-        let waiting = waiting.as_ref().and_then(PendingRequest::as_read);
-        let mut port = FrontEndContext::new(engine, route, waiting, *transfers);
+        let unstarted = waiting.as_ref().map(|waiting| waiting.slot);
+        let read = waiting.as_ref().and_then(PendingRequest::as_read);
+        let mut port = FrontEndContext::new(engine, route, read, *transfers, unstarted);
         let result = lent(front, &mut port);
         *transfers = port.transfers();
+        if port.unstarted() != unstarted {
+            *waiting = None;
+            unstarted.into_iter().for_each(|slot| engine.cancel_unstarted(route, slot));
+        }
         result
     }
 
@@ -502,6 +507,8 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
         self.collect(engine);
         self.publish(engine);
         self.with_port(engine, |front, port| front.leave(port));
+        // What it has cancelled last is answered already, and published where it arrives.
+        self.collect_here(engine);
         if let Some(Attachment { route, lanes }) = self.attachment.take() {
             engine.leave(route);
             lanes.into_iter().for_each(|lane| engine.close_lane(lane));

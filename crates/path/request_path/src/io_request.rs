@@ -7,7 +7,7 @@
 
 use block::{
     Buffers, ChannelId, CompletionAction, EofPolicy, FailKind, FileId, InternalIo, MemoryCopy,
-    Operation, Piece, RangeGuard, StatusRuns, StorageId, Tag, Token,
+    Operation, Piece, RangeGuard, RequestSlot, StatusRuns, StorageId, Tag, Token,
 };
 
 use crate::bounce_transfer::BounceTransfer;
@@ -64,6 +64,8 @@ pub(crate) enum RequestOrigin {
     Ring(Ticket),
     /// The lane whose internal I/O it is.
     Lane(InternalIo),
+    /// Nobody any more: it was answered while its lane held it, and is not carried out.
+    Cancelled,
 }
 
 /// A request, or a lane's internal I/O, in execution on this iothread.
@@ -179,6 +181,16 @@ impl RequestTable {
         owner
     }
 
+    /// The request of that slot of a source, if it is here and not over. Looks at all of them.
+    pub(crate) fn of_slot(&self, route: RouteIndex, slot: RequestSlot) -> Option<RequestIndex> {
+        let is_it = |job: &IoRequest| match &job.owner {
+            Some(RequestOrigin::Ring(ticket)) => ticket.slot_at(route) == Some(slot),
+            Some(RequestOrigin::Lane(_) | RequestOrigin::Cancelled) | None => false,
+        };
+        let place = self.jobs.iter().position(is_it)?;
+        Some(RequestIndex(u32::try_from(place).expect("jobs are numbered by u32")))
+    }
+
     /// The reads that are not over, and where their data go.
     pub(crate) fn open_reads(&self) -> impl Iterator<Item = (&Ticket, &Buffers)> {
         self.jobs.iter().filter_map(|job| match (&job.owner, job.operation) {
@@ -221,6 +233,12 @@ impl RequestTable {
 }
 
 impl IoRequest {
+    /// Whether it was answered while its lane held it.
+    #[inline]
+    pub(crate) fn is_cancelled(&self) -> bool {
+        matches!(self.owner, Some(RequestOrigin::Cancelled))
+    }
+
     /// The channels that its pieces are on, in their order; one as often as there are such pieces.
     pub(crate) fn channels(&self) -> impl Iterator<Item = ChannelId> {
         self.pieces.iter().filter_map(|piece| match piece.target.storage() {

@@ -137,6 +137,7 @@ fn encode(outcome: Outcome) -> u8 {
         Outcome::Failed(FailKind::OutOfRange) => 4,
         Outcome::Failed(FailKind::Malformed) => 5,
         Outcome::Failed(FailKind::Unsupported) => 6,
+        Outcome::Failed(FailKind::Cancelled) => 7,
     }
 }
 
@@ -149,6 +150,7 @@ fn decode(code: u8) -> Outcome {
         4 => FailKind::OutOfRange,
         5 => FailKind::Malformed,
         6 => FailKind::Unsupported,
+        7 => FailKind::Cancelled,
         _ => panic!("{code} is no code that encode makes"),
     })
 }
@@ -181,8 +183,9 @@ mod tests {
             Outcome::Failed(FailKind::OutOfRange),
             Outcome::Failed(FailKind::Malformed),
             Outcome::Failed(FailKind::Unsupported),
+            Outcome::Failed(FailKind::Cancelled),
         ];
-        let slots = [0, 1, 63, 64, 127, 200, 255];
+        let slots = [0, 1, 63, 64, 127, 200, 254, 255];
         for (slot, outcome) in slots.into_iter().zip(kinds) {
             mailbox.post(RequestSlot(slot), outcome);
         }

@@ -21,7 +21,8 @@ pub fn status_byte(outcome: Outcome) -> u8 {
             | FailKind::NoSpace
             | FailKind::ReadOnly
             | FailKind::OutOfRange
-            | FailKind::Malformed,
+            | FailKind::Malformed
+            | FailKind::Cancelled,
         ) => IOERR,
     }
 }

@@ -5,6 +5,7 @@
 
 mod allocations;
 mod breaks;
+mod cancels;
 mod channels;
 mod confined;
 mod dirty_log;

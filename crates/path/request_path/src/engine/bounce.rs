@@ -1,10 +1,11 @@
 //! The steps of transfers that go through a bounce buffer, one after the other; what is next is decided in
 //! [`crate::bounce_transfer`].
 
-use block::{EofPolicy, MemoryCopy};
+use block::{EofPolicy, FailKind, MemoryCopy};
 use kernel_io::{BounceBuffer, EngineKernel, IoFailure};
 
 use super::Engine;
+use super::cancel::is_withdrawn;
 use crate::LaneIndex;
 use crate::bounce_transfer::{BounceAction, BounceChunk, BounceKind, BounceStep};
 use crate::failure_reporter::FailureCause;
@@ -20,6 +21,13 @@ impl<K: EngineKernel> Engine<K> {
         mut buffer: BounceBuffer,
     ) {
         let job = self.jobs.get(index);
+        if job.failure == Some(FailKind::Cancelled) {
+            // Nobody wants the rest; what this step has done is done.
+            let lane = job.lane;
+            self.note_lost_write(index, result);
+            self.take_back(lane, buffer);
+            return self.advance(index);
+        }
         let staged = job.staged.last_mut().expect("a bounce buffer belongs to a staged transfer");
         let mut result = result;
         if let Err(IoFailure::EndOfFile { offset }) = result
@@ -51,19 +59,29 @@ impl<K: EngineKernel> Engine<K> {
     ) {
         let job = self.jobs.get(index);
         let staged = job.staged.last().expect("a step belongs to a staged transfer");
-        let (storage, step, lane) = (staged.storage, staged.step, job.lane);
-        let operation = job.operation;
-        let mut storages = self.storages();
-        let medium = storages.medium(storage);
-        let durability = write_durability(operation, medium);
-        if step == BounceStep::Writing && may_hide_lost_data(durability, failure) {
-            medium.remember_failed_sync();
-        }
+        let (storage, lane) = (staged.storage, job.lane);
+        self.note_lost_write(index, Err(failure));
         self.fail(index, storage, FailureCause::Failure(failure));
         if let Some(buffer) = buffer {
             self.take_back(lane, buffer);
         }
         self.advance(index);
+    }
+
+    /// After a step that wrote and failed, data may be lost of which no later sync tells.
+    fn note_lost_write(&mut self, index: RequestIndex, result: Result<(), IoFailure>) {
+        let job = self.jobs.get(index);
+        let staged = job.staged.last().expect("a step belongs to a staged transfer");
+        let (storage, step, operation) = (staged.storage, staged.step, job.operation);
+        let Err(failure) = result else { return };
+        if step != BounceStep::Writing || is_withdrawn(job.failure, failure) {
+            return;
+        }
+        let mut storages = self.storages();
+        let medium = storages.medium(storage);
+        if may_hide_lost_data(write_durability(operation, medium), failure) {
+            medium.remember_failed_sync();
+        }
     }
 
     pub(super) fn staged_next(

@@ -12,6 +12,7 @@ use block::{
 use kernel_io::{Alarm, EngineKernel, Interest, IoFailure};
 
 use super::Engine;
+use super::cancel::is_withdrawn;
 use crate::bounce_transfer::{BounceKind, BounceTransfer};
 use crate::failure_reporter::FailureCause;
 use crate::io_request::{EventTarget, PieceIndex, RequestIndex, RequestPhase};
@@ -28,6 +29,9 @@ impl<K: EngineKernel> Engine<K> {
     ) {
         let Self { jobs, kernel, lanes, .. } = self;
         let job = jobs.get(index);
+        if is_withdrawn(job.failure, failure) {
+            return;
+        }
         if let IoFailure::EndOfFile { offset } = failure
             && job.eof_policy == EofPolicy::Zeroes
         {

@@ -42,8 +42,10 @@ impl<K: EngineKernel> Engine<K> {
         let Self { mappings, jobs, lanes, .. } = self;
         let late = mappings.iter().map(|mapping| RequestIndex::of(mapping.token));
         lanes.remove_held(lane, late.map(|index| jobs.get(index).memory.count()).sum());
+        let cancelled = self.take_cancelled();
         let (held, _) = self.start_answered(lane);
         assert_eq!(held, 0, "a lane answers what it held, or does not mention it");
+        cancelled.into_iter().for_each(|mapping| self.skip_cancelled(&mapping));
     }
 
     /// Makes due at once what a lane holds: somebody waits for its end.

@@ -85,6 +85,7 @@ impl<K: EngineKernel> Engine<K> {
                 job.phase = RequestPhase::Held;
                 job.after = CompletionAction::Finish;
                 let (bytes, released) = (job.memory.count(), job.released);
+                self.cancelled += usize::from(job.is_cancelled());
                 self.held += 1;
                 self.lanes.held(lane, 1, bytes);
                 if released {

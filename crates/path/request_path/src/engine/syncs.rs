@@ -162,6 +162,21 @@ impl<K: EngineKernel> Engine<K> {
         self.try_sync(storage);
     }
 
+    /// A request waits for no sync any more.
+    pub(super) fn forget_syncs(&mut self, index: RequestIndex) {
+        let Self { jobs, syncs, .. } = self;
+        let job = jobs.get(index);
+        for piece in &job.pieces {
+            let Some((storage, _)) = piece.target.storage() else { continue };
+            let MediumSyncs { waiting, served, .. } = syncs.of(storage);
+            let before = waiting.len() + served.len();
+            waiting.retain(|waiter| waiter.job != index);
+            served.retain(|waiter| waiter.job != index);
+            let forgotten = before - waiting.len() - served.len();
+            job.outstanding -= u32::try_from(forgotten).expect("a job has few of them");
+        }
+    }
+
     /// Tells those who were served how their sync ended. It is worth nothing if another one failed: the
     /// kernel tells each loss only once.
     fn sync_served(&mut self, storage: StorageId, result: Result<(), IoFailure>) {
