@@ -3,8 +3,10 @@
 //! Threads: commands are queued under a lock that is held to push or take them; the iothread is
 //! woken by its notifier. Answers come back over a channel of one message.
 //! Limits: a control thread has at most one command outstanding for each source it controls: it waits for the answer, and
-//! what it posts, for which it does not wait, takes the place of what it posted before and still lies here.
+//! what it posts, for which it does not wait, takes the place of what was posted before by the same closure of the code
+//! and still lies here.
 
+use std::any::TypeId;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
@@ -28,6 +30,17 @@ pub(crate) struct SourceBundle {
 
 /// A closure that a control thread runs on a source, on the iothread that serves it.
 pub(crate) struct SourceClosure(Box<SourceFn>);
+
+/// Which closure of the code somebody has posted: each has a type of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PostKind(TypeId);
+
+impl PostKind {
+    /// The kind of this closure.
+    pub(crate) fn of<C: 'static>(_: &C) -> Self {
+        Self(TypeId::of::<C>())
+    }
+}
 
 /// The function in a [`SourceClosure`].
 type SourceFn = dyn FnOnce(&mut (dyn Source + 'static), &mut Engine) + Send;
@@ -64,7 +77,7 @@ pub(crate) enum Command {
     /// Pay this source a visit, whose answer somebody waits for.
     Visit { id: SourceId, visit: SourceClosure },
     /// Pay this source a visit that nobody waits for.
-    Post { id: SourceId, visit: SourceClosure },
+    Post { id: SourceId, kind: PostKind, visit: SourceClosure },
     /// Go on at once with what is held on the node: somebody waits for it, who is served elsewhere now.
     Release { node: Arc<dyn Node> },
     /// Give up the storage behind the channels of the node: what is under way there ends now.
@@ -108,21 +121,17 @@ impl Inbox {
         self.notifier.wake();
     }
 
-    /// Has it pay a source a visit. The one that lay here of that source before is dropped: an iothread that stands
-    /// still collects nothing.
-    pub(crate) fn post(&self, id: SourceId, visit: SourceClosure) {
+    /// Has it pay a source a visit. One of the same kind that still lies here is dropped, and this one comes last: an
+    /// iothread that stands still collects nothing.
+    pub(crate) fn post(&self, id: SourceId, kind: PostKind, visit: SourceClosure) {
         let mut commands = self.lock();
-        let outstanding = commands.iter_mut().find_map(|command| {
-            let Command::Post { id: known, visit } = command else { return None };
-            (*known == id).then_some(visit)
-        });
-        match outstanding {
-            // Nothing of this source came after it: for all else the control thread waits.
-            Some(outstanding) => *outstanding = visit,
-            None => commands.push(Command::Post { id, visit }),
-        }
+        let is_it = |command: &Command| matches!(command, Command::Post { id: of, kind: known, .. } if (*of, *known) == (id, kind));
+        let before = commands.iter().position(is_it).map(|place| commands.remove(place));
+        commands.push(Command::Post { id, kind, visit });
         drop(commands);
         self.notifier.wake();
+        // What it has brought may take long to be closed.
+        drop(before);
     }
 
     /// Takes all commands, in order.
@@ -147,32 +156,54 @@ mod tests {
         rustix::io::read(reader, &mut [0; 1]) == Ok(0)
     }
 
-    /// A visit that brings a descriptor.
-    fn bringing(descriptor: OwnedFd) -> SourceClosure {
-        SourceClosure::new(move |_, _| drop(descriptor))
+    /// Posts a visit that brings a descriptor.
+    fn bring(inbox: &Inbox, id: SourceId, descriptor: OwnedFd) {
+        let visit = move || drop(descriptor);
+        inbox.post(id, PostKind::of(&visit), SourceClosure::new(move |_, _| visit()));
+    }
+
+    /// Posts a visit of another kind.
+    fn do_nothing(inbox: &Inbox, id: SourceId) {
+        let visit = || ();
+        inbox.post(id, PostKind::of(&visit), SourceClosure::new(move |_, _| visit()));
+    }
+
+    fn posts(inbox: &Inbox) -> Vec<u64> {
+        let id = |command: Command| {
+            let Command::Post { id, .. } = command else { panic!("{command:?}") };
+            id.0
+        };
+        inbox.take().into_iter().map(id).collect()
     }
 
     #[test]
-    fn of_a_source_at_most_one_visit_lies_in_the_inbox_that_nobody_waits_for() {
+    fn of_a_source_at_most_one_visit_of_a_kind_lies_in_the_inbox_that_nobody_waits_for() {
         let inbox = Inbox::new(Arc::new(Notifier::new().expect("an eventfd")));
         let mut readers = Vec::new();
         for round in 0..100 {
             for ring in [SourceId(3), SourceId(8)] {
                 let (reader, writer) = pipe().expect("a pipe");
-                inbox.post(ring, bringing(writer));
+                bring(&inbox, ring, writer);
                 readers.push(reader);
             }
             let (last, before) = readers.split_at(2 * round);
             assert!(last.iter().all(is_closed), "round {round}");
             assert_eq!(before.len(), 2);
         }
-        inbox.post(SourceId(3), SourceClosure::new(|_, _| ()));
-        assert!(is_closed(&readers[198]));
-        let commands = inbox.take();
-        let of = |command: &Command| {
-            let Command::Post { id, .. } = command else { panic!("{command:?}") };
-            id.0
-        };
-        assert_eq!(commands.iter().map(of).collect::<Vec<_>>(), [3, 8]);
+        assert_eq!(posts(&inbox), [3, 8]);
+    }
+
+    #[test]
+    fn a_visit_takes_the_place_of_none_of_another_kind() {
+        let inbox = Inbox::new(Arc::new(Notifier::new().expect("an eventfd")));
+        let (reader, writer) = pipe().expect("a pipe");
+        bring(&inbox, SourceId(3), writer);
+        do_nothing(&inbox, SourceId(3));
+        do_nothing(&inbox, SourceId(8));
+        do_nothing(&inbox, SourceId(3));
+        rustix::io::ioctl_fionbio(&reader, true).expect("a pipe can be asked");
+        assert!(!is_closed(&reader), "what was posted first was dropped");
+        // The last one of a kind is done last.
+        assert_eq!(posts(&inbox), [3, 8, 3]);
     }
 }

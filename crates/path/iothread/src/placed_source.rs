@@ -18,7 +18,7 @@ use request_path::{
 };
 
 use crate::Iothread;
-use crate::command::{Command, Inbox, SourceBundle, SourceClosure, SourceId};
+use crate::command::{Command, Inbox, PostKind, SourceBundle, SourceClosure, SourceId};
 
 /// Is told on the iothread that a source's client broke the protocol, or kicks an empty ring. Called on the iothread:
 /// must not block.
@@ -174,9 +174,10 @@ impl<F: FrontEnd> PlacedSource<F> {
         })
     }
 
-    /// The same without an answer. Does not wait, and takes the place of what was posted before and was not done yet.
+    /// The same without an answer. Does not wait, and takes the place of what this closure of the caller's code has
+    /// posted before and was not done yet.
     pub fn post(&self, visit: impl FnOnce(&mut F, &mut FrontEndContext<'_>) + Send + 'static) {
-        self.place().inbox().post(self.id, visit_of(visit));
+        self.place().inbox().post(self.id, PostKind::of(&visit), visit_of(visit));
     }
 
     /// Takes nothing new, waits until nothing is in flight on any thread, and gives the source

@@ -52,7 +52,7 @@ impl EventLoop {
             Command::Stop { id, reply } => {
                 self.leave_when_unwatched(id, SourceState::Stopping { reply })
             }
-            Command::Visit { id, visit } | Command::Post { id, visit } => {
+            Command::Visit { id, visit } | Command::Post { id, visit, .. } => {
                 let key = self.find(id);
                 let served = self.sources[key.0 as usize].as_mut().expect("it was found");
                 visit.run(&mut *served.bundle.source, &mut self.engine);
