@@ -28,8 +28,21 @@ pub(crate) struct SourceBundle {
     pub(crate) observer: Arc<dyn SourceObserver>,
 }
 
-/// A closure that a control thread runs on a source, on the iothread that serves it.
-pub(crate) struct SourceClosure(Box<SourceFn>);
+/// A closure that a control thread has an iothread run.
+pub(crate) struct Closure<F: ?Sized>(pub(crate) Box<F>);
+
+impl<F: ?Sized> fmt::Debug for Closure<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Closure")
+    }
+}
+
+/// What is done with an iothread's engine.
+pub(crate) type EngineClosure = Closure<dyn FnOnce(&mut Engine) + Send>;
+
+/// What is done with a source, on the iothread that serves it.
+pub(crate) type SourceClosure =
+    Closure<dyn FnOnce(&mut (dyn Source + 'static), &mut Engine) + Send>;
 
 /// Which closure of the code somebody has posted: each has a type of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,56 +55,23 @@ impl PostKind {
     }
 }
 
-/// The function in a [`SourceClosure`].
-type SourceFn = dyn FnOnce(&mut (dyn Source + 'static), &mut Engine) + Send;
-
-impl SourceClosure {
-    pub(crate) fn new(
-        visit: impl FnOnce(&mut (dyn Source + 'static), &mut Engine) + Send + 'static,
-    ) -> Self {
-        Self(Box::new(visit))
-    }
-
-    pub(crate) fn run(self, source: &mut (dyn Source + 'static), engine: &mut Engine) {
-        (self.0)(source, engine);
-    }
-}
-
-impl fmt::Debug for SourceClosure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Visit")
-    }
-}
-
 /// What a control thread asks of an iothread.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Open lanes on the nodes, all or none, and keep them for a source that will arrive.
-    Prepare { nodes: Vec<Arc<dyn Node>>, reply: mpsc::Sender<Result<Vec<LaneIndex>, LaneError>> },
-    /// Serve this source, on lanes prepared for it.
+    /// Do something with the engine that concerns no source, such as opening a lane.
+    Call(EngineClosure),
+    /// Serve this source, on lanes opened for it.
     Arrive { bundle: SourceBundle, lanes: Vec<LaneIndex>, reply: mpsc::Sender<()> },
-    /// Send the source to another iothread, where lanes are prepared.
+    /// Send the source to another iothread, where lanes are open for it.
     Depart { id: SourceId, to: Arc<Inbox>, lanes: Vec<LaneIndex>, reply: mpsc::Sender<()> },
     /// Take nothing new from the source, finish what is in flight and give it back.
     Stop { id: SourceId, reply: mpsc::Sender<Box<dyn Source>> },
-    /// Pay this source a visit, whose answer somebody waits for.
-    Visit { id: SourceId, visit: SourceClosure },
-    /// Pay this source a visit that nobody waits for.
-    Post { id: SourceId, kind: PostKind, visit: SourceClosure },
-    /// Go on at once with what is held on the node: somebody waits for it, who is served elsewhere now.
-    Release { node: Arc<dyn Node> },
-    /// Give up the storage behind the channels of the node: what is under way there ends now.
-    Abandon { node: Arc<dyn Node> },
+    /// Do something with this source. If it was posted, nobody waits for that.
+    Visit { id: SourceId, posted: Option<PostKind>, visit: SourceClosure },
     /// Take nothing new for this node, finish what is in flight here, held or not, and close the lane.
     Drain { node: Arc<dyn Node>, reply: mpsc::Sender<()> },
-    /// Open a lane on a drained node for those who use it.
-    Reopen { node: Arc<dyn Node>, reply: mpsc::Sender<Result<(), LaneError>> },
-    /// Close it again.
-    Withdraw { node: Arc<dyn Node>, reply: mpsc::Sender<()> },
-    /// Let them go on.
-    Admit { node: Arc<dyn Node> },
     /// End a drain that is given up: who uses the node goes on with the lane that is still open, or with a new one.
-    GoOn { node: Arc<dyn Node>, reply: mpsc::Sender<Result<(), LaneError>> },
+    CancelDrain { node: Arc<dyn Node>, reply: mpsc::Sender<Result<(), LaneError>> },
     /// Look for work by these settings from now on.
     SetPolling { settings: PollSettings },
     /// End the thread once nothing is in flight or held here, also of sources that have left, and all outcomes were
@@ -121,13 +101,33 @@ impl Inbox {
         self.notifier.wake();
     }
 
-    /// Has it pay a source a visit. One of the same kind that still lies here is dropped, and this one comes last: an
-    /// iothread that stands still collects nothing.
+    /// Queues a command whose answer the caller waits for.
+    pub(crate) fn ask<T>(
+        &self,
+        command: impl FnOnce(mpsc::Sender<T>) -> Command,
+    ) -> mpsc::Receiver<T> {
+        let (reply, answer) = mpsc::channel();
+        self.send(command(reply));
+        answer
+    }
+
+    /// Has it do something with its engine. The caller may wait for the answer.
+    pub(crate) fn call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Engine) -> T + Send + 'static,
+    ) -> mpsc::Receiver<T> {
+        self.ask(|reply| {
+            Command::Call(Closure(Box::new(move |engine| answer(&reply, call(engine)))))
+        })
+    }
+
+    /// Has it do something with a source. What lies here that was posted of the same kind is dropped, and this comes last:
+    /// an iothread that stands still collects nothing.
     pub(crate) fn post(&self, id: SourceId, kind: PostKind, visit: SourceClosure) {
         let mut commands = self.lock();
-        let is_it = |command: &Command| matches!(command, Command::Post { id: of, kind: known, .. } if (*of, *known) == (id, kind));
+        let is_it = |command: &Command| matches!(command, Command::Visit { id: of, posted, .. } if (*of, *posted) == (id, Some(kind)));
         let before = commands.iter().position(is_it).map(|place| commands.remove(place));
-        commands.push(Command::Post { id, kind, visit });
+        commands.push(Command::Visit { id, posted: Some(kind), visit });
         drop(commands);
         self.notifier.wake();
         // What it has brought may take long to be closed.
@@ -141,6 +141,13 @@ impl Inbox {
 
     fn lock(&self) -> MutexGuard<'_, Vec<Command>> {
         self.commands.lock().expect("no holder of this lock panics")
+    }
+}
+
+/// Answers a control thread. One that has gone away, or never waited, does not need the answer.
+pub(crate) fn answer<T>(reply: &mpsc::Sender<T>, value: T) {
+    if reply.send(value).is_err() {
+        tracing::debug!("nobody waits for an iothread's answer any more");
     }
 }
 
@@ -159,18 +166,18 @@ mod tests {
     /// Posts a visit that brings a descriptor.
     fn bring(inbox: &Inbox, id: SourceId, descriptor: OwnedFd) {
         let visit = move || drop(descriptor);
-        inbox.post(id, PostKind::of(&visit), SourceClosure::new(move |_, _| visit()));
+        inbox.post(id, PostKind::of(&visit), Closure(Box::new(move |_, _| visit())));
     }
 
     /// Posts a visit of another kind.
     fn do_nothing(inbox: &Inbox, id: SourceId) {
         let visit = || ();
-        inbox.post(id, PostKind::of(&visit), SourceClosure::new(move |_, _| visit()));
+        inbox.post(id, PostKind::of(&visit), Closure(Box::new(move |_, _| visit())));
     }
 
     fn posts(inbox: &Inbox) -> Vec<u64> {
         let id = |command: Command| {
-            let Command::Post { id, .. } = command else { panic!("{command:?}") };
+            let Command::Visit { id, posted: Some(_), .. } = command else { panic!("{command:?}") };
             id.0
         };
         inbox.take().into_iter().map(id).collect()

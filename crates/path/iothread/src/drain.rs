@@ -74,7 +74,7 @@ impl DrainedSection {
         // All at once, then wait for the slowest.
         let waits: Vec<_> = drained
             .pairs()
-            .map(|(iothread, node)| ask(iothread, |reply| Command::Drain { node, reply }))
+            .map(|(iothread, node)| iothread.inbox().ask(|reply| Command::Drain { node, reply }))
             .collect();
         for (wait, (iothread, node)) in waits.iter().zip(drained.pairs()) {
             let left = limit.saturating_sub(clock.now().saturating_duration_since(start));
@@ -106,7 +106,7 @@ impl DrainedSection {
 
     fn reopen(&self) -> Result<(), (String, LaneError)> {
         for (iothread, node) in self.pairs() {
-            let answer = ask(iothread, |reply| Command::Reopen { node, reply });
+            let answer = iothread.inbox().call(move |engine| engine.prepare_lane(&node));
             heard(&answer).map_err(|error| (iothread.name().to_owned(), error))?;
         }
         Ok(())
@@ -114,14 +114,14 @@ impl DrainedSection {
 
     fn withdraw(&self) {
         for (iothread, node) in self.pairs() {
-            heard(&ask(iothread, |reply| Command::Withdraw { node, reply }));
+            heard(&iothread.inbox().call(move |engine| engine.withdraw_lane(&node)));
         }
     }
 
     fn admit(&mut self) {
         self.is_over = true;
         for (iothread, node) in self.pairs() {
-            iothread.inbox().send(Command::Admit { node });
+            iothread.inbox().call(move |engine| engine.admit(&node));
         }
     }
 
@@ -137,21 +137,13 @@ impl Drop for DrainedSection {
             return;
         }
         for (iothread, node) in self.pairs() {
-            if let Err(error) = heard(&ask(iothread, |reply| Command::GoOn { node, reply })) {
+            let answer = iothread.inbox().ask(|reply| Command::CancelDrain { node, reply });
+            if let Err(error) = heard(&answer) {
                 let cause = &error.source;
                 tracing::error!("iothread {}: {error}: {cause}; requests fail", iothread.name());
             }
         }
     }
-}
-
-fn ask<T>(
-    iothread: &Iothread,
-    command: impl FnOnce(mpsc::Sender<T>) -> Command,
-) -> mpsc::Receiver<T> {
-    let (reply, answer) = mpsc::channel();
-    iothread.inbox().send(command(reply));
-    answer
 }
 
 fn heard<T>(answer: &mpsc::Receiver<T>) -> T {

@@ -37,7 +37,7 @@ use self::round_sample::RoundSample;
 pub(crate) use self::source_entry::SourceEntry;
 use self::source_entry::SourceState;
 use crate::awake_sources::{AwakeSources, ScanCursor};
-use crate::command::Inbox;
+use crate::command::{Inbox, answer};
 use crate::gauges::{LoopActivity, LoopGauges, TimeAccount};
 use crate::poll_gate::PollGate;
 use crate::wake_latency::WakeLatency;
@@ -395,12 +395,5 @@ impl EventLoop {
         served.bundle.observer.broken(fault);
         // What was popped before the fault is still carried out; its outcomes need a turn.
         self.schedule(key);
-    }
-}
-
-/// Answers a control thread. One that has gone away does not need the answer.
-fn answer<T>(reply: &mpsc::Sender<T>, value: T) {
-    if reply.send(value).is_err() {
-        tracing::debug!("nobody waits for an iothread's answer any more");
     }
 }

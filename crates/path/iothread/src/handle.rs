@@ -135,7 +135,8 @@ impl Iothread {
     /// requests that wait for it fail soon, so that a stop or a drain need not wait for a server that is gone. Does not
     /// wait.
     pub fn abandon(&self, node: &Arc<dyn Node>) {
-        self.inbox.send(Command::Abandon { node: Arc::clone(node) });
+        let node = Arc::clone(node);
+        self.inbox.call(move |engine| engine.abandon(&node));
     }
 
     /// Has it look for work by other settings from now on. Does not wait. May be called from any thread.

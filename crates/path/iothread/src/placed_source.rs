@@ -18,7 +18,7 @@ use request_path::{
 };
 
 use crate::Iothread;
-use crate::command::{Command, Inbox, PostKind, SourceBundle, SourceClosure, SourceId};
+use crate::command::{Closure, Command, Inbox, PostKind, SourceBundle, SourceClosure, SourceId};
 
 /// Is told on the iothread that a source's client broke the protocol, or kicks an empty ring. Called on the iothread:
 /// must not block.
@@ -118,7 +118,7 @@ impl<F: FrontEnd> PlacedSource<F> {
         source.mailbox().set_owner(notifier as Arc<dyn request_path::Wake>);
         let gauges = source.gauges();
         let bundle = SourceBundle { id, source, observer };
-        ask(iothread.inbox(), |reply| Command::Arrive { bundle, lanes, reply });
+        heard(&iothread.inbox().ask(|reply| Command::Arrive { bundle, lanes, reply }));
         let place = Placement { now: Arc::clone(iothread), before: Vec::new() };
         Ok(Self { id, nodes, place: Mutex::new(place), gauges, front: PhantomData })
     }
@@ -146,7 +146,7 @@ impl<F: FrontEnd> PlacedSource<F> {
         let lanes = prepare(to.inbox(), &self.nodes)
             .map_err(|source| MoveError::Lanes { iothread: to.name().to_owned(), source })?;
         let (id, destination) = (self.id, Arc::clone(to.inbox()));
-        ask(place.inbox(), |reply| Command::Depart { id, to: destination, lanes, reply });
+        heard(&place.inbox().ask(|reply| Command::Depart { id, to: destination, lanes, reply }));
         place.change(to);
         Ok(())
     }
@@ -166,12 +166,12 @@ impl<F: FrontEnd> PlacedSource<F> {
         visit: impl FnOnce(&mut F, &mut FrontEndContext<'_>) -> R + Send + 'static,
     ) -> R {
         let id = self.id;
-        ask(place.inbox(), |reply| {
+        heard(&place.inbox().ask(|reply| {
             let visit = visit_of(move |front, port| {
                 reply.send(visit(front, port)).expect("whoever asks waits for the answer");
             });
-            Command::Visit { id, visit }
-        })
+            Command::Visit { id, posted: None, visit }
+        }))
     }
 
     /// The same without an answer. Does not wait, and takes the place of what this closure of the caller's code has
@@ -186,10 +186,12 @@ impl<F: FrontEnd> PlacedSource<F> {
         let (id, place) = (self.id, self.place());
         for iothread in place.before.iter().filter_map(Weak::upgrade) {
             for node in &self.nodes {
-                iothread.inbox().send(Command::Release { node: Arc::clone(node) });
+                let node = Arc::clone(node);
+                iothread.inbox().call(move |engine| engine.release_on(&node));
             }
         }
-        let source: Box<dyn Any> = ask(place.inbox(), |reply| Command::Stop { id, reply });
+        let source = heard(&place.inbox().ask(|reply| Command::Stop { id, reply }));
+        let source: Box<dyn Any> = source;
         source.downcast().expect("the source that was placed")
     }
 
@@ -208,21 +210,19 @@ fn next_id() -> SourceId {
 fn visit_of<F: FrontEnd>(
     visit: impl FnOnce(&mut F, &mut FrontEndContext<'_>) + Send + 'static,
 ) -> SourceClosure {
-    SourceClosure::new(move |source: &mut (dyn Source + 'static), engine: &mut Engine| {
+    Closure(Box::new(move |source: &mut (dyn Source + 'static), engine: &mut Engine| {
         let source: &mut dyn Any = source;
         let served: &mut FrontEndSource<F> =
             source.downcast_mut().expect("the source that was placed");
         served.visit(engine, visit);
-    })
+    }))
 }
 
 fn prepare(inbox: &Inbox, nodes: &[Arc<dyn Node>]) -> Result<Vec<LaneIndex>, LaneError> {
     let nodes = nodes.to_vec();
-    ask(inbox, |reply| Command::Prepare { nodes, reply })
+    heard(&inbox.call(move |engine| engine.open_lanes(&nodes)))
 }
 
-fn ask<T>(inbox: &Inbox, command: impl FnOnce(mpsc::Sender<T>) -> Command) -> T {
-    let (reply, answer) = mpsc::channel();
-    inbox.send(command(reply));
+fn heard<T>(answer: &mpsc::Receiver<T>) -> T {
     answer.recv().expect("an iothread answers every command while it has a handle")
 }

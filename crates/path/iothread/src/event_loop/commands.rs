@@ -17,9 +17,9 @@ use std::sync::Arc;
 
 use request_path::{LaneIndex, SourceKey};
 
+use super::EventLoop;
 use super::source_entry::{KickWatch, SourceEntry, SourceState};
-use super::{EventLoop, answer};
-use crate::command::{Command, SourceBundle, SourceId};
+use crate::command::{Command, SourceBundle, SourceId, answer};
 use crate::polling::{AdaptivePolling, PollTarget};
 
 impl EventLoop {
@@ -41,7 +41,7 @@ impl EventLoop {
 
     fn execute(&mut self, command: Command) {
         match command {
-            Command::Prepare { nodes, reply } => answer(&reply, self.engine.open_lanes(&nodes)),
+            Command::Call(call) => (call.0)(&mut self.engine),
             Command::Arrive { bundle, lanes, reply } => {
                 self.arrive(bundle, lanes);
                 answer(&reply, ());
@@ -52,26 +52,18 @@ impl EventLoop {
             Command::Stop { id, reply } => {
                 self.leave_when_unwatched(id, SourceState::Stopping { reply })
             }
-            Command::Visit { id, visit } | Command::Post { id, visit, .. } => {
+            Command::Visit { id, visit, .. } => {
                 let key = self.find(id);
                 let served = self.sources[key.0 as usize].as_mut().expect("it was found");
-                visit.run(&mut *served.bundle.source, &mut self.engine);
+                (visit.0)(&mut *served.bundle.source, &mut self.engine);
                 // It may have something new now, for which no kick comes.
                 self.schedule(key);
             }
-            Command::Release { node } => self.engine.release_on(&node),
-            Command::Abandon { node } => self.engine.abandon(&node),
             Command::Drain { node, reply } => {
                 let lane = self.engine.drain(&node);
                 self.draining.push((lane, reply));
             }
-            Command::Reopen { node, reply } => answer(&reply, self.engine.prepare_lane(&node)),
-            Command::Withdraw { node, reply } => {
-                self.engine.withdraw_lane(&node);
-                answer(&reply, ());
-            }
-            Command::Admit { node } => self.engine.admit(&node),
-            Command::GoOn { node, reply } => {
+            Command::CancelDrain { node, reply } => {
                 let (lane, result) = self.engine.cancel_drain(&node);
                 self.draining.retain(|(drained, _)| *drained != lane);
                 answer(&reply, result);
