@@ -75,33 +75,60 @@ pub(crate) enum Command {
     /// Look for work by these settings from now on.
     SetPolling { settings: PollSettings },
     /// End the thread once nothing is in flight or held here, also of sources that have left, and all outcomes were
-    /// mailed; no source may be left.
-    Retire,
+    /// mailed.
+    Retire(Retirement),
+}
+
+/// What an iothread that shall end waits for, besides what is in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Retirement {
+    /// For the last source to leave, and for operations that were abandoned: the process goes on without the thread.
+    WhenUnused,
+    /// For nothing: no source is left, and nobody has a handle any more.
+    WhenOver,
 }
 
 /// The commands for one iothread, and the notifier that wakes it.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    commands: Mutex<Vec<Command>>,
+    commands: Mutex<Commands>,
     notifier: Arc<Notifier>,
+}
+
+/// What lies in an inbox.
+#[derive(Debug, Default)]
+struct Commands {
+    queue: Vec<Command>,
+    /// Whether its iothread has ended.
+    is_closed: bool,
 }
 
 impl Inbox {
     pub(crate) fn new(notifier: Arc<Notifier>) -> Self {
-        Self { commands: Mutex::new(Vec::new()), notifier }
+        Self { commands: Mutex::default(), notifier }
     }
 
     pub(crate) fn notifier(&self) -> &Arc<Notifier> {
         &self.notifier
     }
 
-    /// Queues a command and wakes the iothread.
+    /// Queues a command and wakes the iothread. If that has ended, the command is dropped, and with it who would answer.
     pub(crate) fn send(&self, command: Command) {
-        self.lock().push(command);
-        self.notifier.wake();
+        let mut commands = self.lock();
+        if !commands.is_closed {
+            commands.queue.push(command);
+            self.notifier.wake();
+        }
     }
 
-    /// Queues a command whose answer the caller waits for.
+    /// Takes nothing any more, unless something lies here; whether that is so.
+    pub(crate) fn close(&self) -> bool {
+        let mut commands = self.lock();
+        commands.is_closed = commands.queue.is_empty();
+        commands.is_closed
+    }
+
+    /// Queues a command whose answer the caller waits for; there is none from an iothread that has ended.
     pub(crate) fn ask<T>(
         &self,
         command: impl FnOnce(mpsc::Sender<T>) -> Command,
@@ -124,10 +151,16 @@ impl Inbox {
     /// Has it do something with a source. What lies here that was posted of the same kind is dropped, and this comes last:
     /// an iothread that stands still collects nothing.
     pub(crate) fn post(&self, id: SourceId, kind: PostKind, visit: SourceClosure) {
+        let is_it = |command: &Command| {
+            let Command::Visit { id: of, posted, .. } = command else { return false };
+            (*of, *posted) == (id, Some(kind))
+        };
         let mut commands = self.lock();
-        let is_it = |command: &Command| matches!(command, Command::Visit { id: of, posted, .. } if (*of, *posted) == (id, Some(kind)));
-        let before = commands.iter().position(is_it).map(|place| commands.remove(place));
-        commands.push(Command::Visit { id, posted: Some(kind), visit });
+        let place = commands.queue.iter().position(is_it);
+        let before = place.map(|place| commands.queue.remove(place));
+        if !commands.is_closed {
+            commands.queue.push(Command::Visit { id, posted: Some(kind), visit });
+        }
         drop(commands);
         self.notifier.wake();
         // What it has brought may take long to be closed.
@@ -136,10 +169,10 @@ impl Inbox {
 
     /// Takes all commands, in order.
     pub(crate) fn take(&self) -> Vec<Command> {
-        std::mem::take(&mut self.lock())
+        std::mem::take(&mut self.lock().queue)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Command>> {
+    fn lock(&self) -> MutexGuard<'_, Commands> {
         self.commands.lock().expect("no holder of this lock panics")
     }
 }

@@ -37,7 +37,7 @@ use self::round_sample::RoundSample;
 pub(crate) use self::source_entry::SourceEntry;
 use self::source_entry::SourceState;
 use crate::awake_sources::{AwakeSources, ScanCursor};
-use crate::command::{Inbox, answer};
+use crate::command::{Inbox, Retirement, answer};
 use crate::gauges::{LoopActivity, LoopGauges, TimeAccount};
 use crate::poll_gate::PollGate;
 use crate::wake_latency::WakeLatency;
@@ -92,7 +92,7 @@ pub(crate) struct EventLoop {
     /// The last look at the clock.
     now: Instant,
     /// Whether to end when nothing is left to do.
-    retiring: bool,
+    retirement: Option<Retirement>,
 }
 
 impl EventLoop {
@@ -124,7 +124,7 @@ impl EventLoop {
             idle_since: None,
             now,
             clock,
-            retiring: false,
+            retirement: None,
         }
     }
 
@@ -180,12 +180,18 @@ impl EventLoop {
     }
 
     /// Whether the thread was told to end, and nothing is in flight or held here. What is held is let go for that: rings
-    /// that have left wait for it.
+    /// that have left wait for it. Nobody can ask for anything more then.
     fn may_end(&mut self) -> bool {
-        self.retiring && {
-            self.engine.release_all();
-            self.engine.is_over()
+        let engine = &mut self.engine;
+        match self.retirement {
+            None => return false,
+            Some(Retirement::WhenUnused) if engine.is_used() || engine.has_abandoned() => {
+                return false;
+            }
+            Some(Retirement::WhenUnused | Retirement::WhenOver) => {}
         }
+        engine.release_all();
+        engine.is_over() && self.inbox.close()
     }
 
     /// Goes on with what was held, if it is time.

@@ -8,7 +8,7 @@ use block::{Clock, GaugeWriter, Node};
 use kernel_io::{FileTable, KernelError, Notifier, ReactorChoice, ThreadStat};
 use request_path::Engine;
 
-use crate::command::{Command, Inbox};
+use crate::command::{Command, Inbox, Retirement};
 use crate::event_loop::EventLoop;
 use crate::gauges::{IothreadUsage, LoopGauges};
 use crate::poll_gate::{PollArbiter, PollGate};
@@ -144,6 +144,18 @@ impl Iothread {
         self.inbox.send(Command::SetPolling { settings });
     }
 
+    /// Has the thread end as soon as it serves no source and everything is over that was begun there, also what was
+    /// abandoned. Until then it serves as before; sources that have left get the outcomes of what they have left behind.
+    /// Does not wait. May be called from any thread.
+    pub fn retire(&self) {
+        self.inbox.send(Command::Retire(Retirement::WhenUnused));
+    }
+
+    /// Whether the thread has ended.
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     pub(crate) fn inbox(&self) -> &Arc<Inbox> {
         &self.inbox
     }
@@ -156,7 +168,7 @@ fn confined(name: &str, confine: Option<&dyn Confinement>) -> Result<(), SpawnEr
 
 impl Drop for Iothread {
     fn drop(&mut self) {
-        self.inbox.send(Command::Retire);
+        self.inbox.send(Command::Retire(Retirement::WhenOver));
         if let Some(thread) = self.thread.take() {
             thread.join().expect("a panic in an iothread ends the process");
         }

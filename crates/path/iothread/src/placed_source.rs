@@ -8,6 +8,7 @@
 
 use std::any::Any;
 use std::error::Error;
+use std::io;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak, mpsc};
@@ -220,7 +221,10 @@ fn visit_of<F: FrontEnd>(
 
 fn prepare(inbox: &Inbox, nodes: &[Arc<dyn Node>]) -> Result<Vec<LaneIndex>, LaneError> {
     let nodes = nodes.to_vec();
-    heard(&inbox.call(move |engine| engine.open_lanes(&nodes)))
+    let node = nodes[0].name().to_owned();
+    let answer = inbox.call(move |engine| engine.open_lanes(&nodes)).recv();
+    // While lanes are open for a source, its iothread does not end.
+    answer.unwrap_or_else(|_| Err(LaneError { node, source: io::Error::other("it has ended") }))
 }
 
 fn heard<T>(answer: &mpsc::Receiver<T>) -> T {

@@ -274,6 +274,11 @@ impl Channels {
         self.any_woken || self.want_round
     }
 
+    /// Whether operations were abandoned that may still be carried out.
+    pub(crate) fn have_abandoned(&self) -> bool {
+        self.open.iter().any(|open| open.abandoned > 0)
+    }
+
     /// When the first of them has something to do.
     pub(crate) fn due(&self) -> Option<WakeTime> {
         self.due

@@ -446,6 +446,11 @@ impl<K: EngineKernel> Engine<K> {
         is_idle && !lanes.any_woken() && !lanes.channels.any_woken()
     }
 
+    /// Whether a source uses this iothread, or lanes are open for one that is on its way.
+    pub fn is_used(&self) -> bool {
+        self.lanes.is_any_used()
+    }
+
     /// Starts a mapped job, once nobody else is changing what it changes.
     fn start(&mut self, index: RequestIndex) {
         let Self { jobs, wanted, kernel, lanes, waker, .. } = self;

@@ -7,17 +7,19 @@
 //! Limits: [`REQUESTS`] in flight and [`PIECES`] of them; [`HELD_MAX`] or [`HELD_BYTES_MAX`] held by each lane besides.
 
 mod control;
+mod failing_lane;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Answer, Buffers, ChannelIds, FailKind, InternalIo, Lane, LaneContext, LaneError, LaneOpener,
-    LeafLane, Mapping, Node, Operation, PieceList, WakeTime,
+    Buffers, ChannelIds, InternalIo, Lane, LaneContext, LaneError, LaneOpener, Mapping, Node,
+    Operation, PieceList, WakeTime,
 };
 use kernel_io::{FairShare, Notifier};
 
+use self::failing_lane::FailingLane;
 use crate::channels::Channels;
 use crate::lane_wakeups::{LaneWaker, LaneWakeups};
 
@@ -495,6 +497,11 @@ impl Lanes {
         (from..self.places.len()).map(LaneIndex).find(|lane| self.requests_of(*lane) > 0)
     }
 
+    /// Whether a ring uses one of the lanes, or one is open for a ring that is on its way.
+    pub(crate) fn is_any_used(&self) -> bool {
+        self.places.iter().flatten().any(|open| open.users > 0)
+    }
+
     /// When the first lane has something to resume.
     pub(crate) fn due(&self) -> Option<WakeTime> {
         self.due
@@ -583,16 +590,6 @@ impl OpenLane {
 fn new_io(calls: &Arc<LaneWakeups>, numbers: &ChannelIds) -> (Arc<LaneWaker>, LaneContext) {
     let called = Arc::new(LaneWaker::new(Arc::clone(calls)));
     (Arc::clone(&called), LaneContext::numbered(called.into(), numbers))
-}
-
-/// Stands in for a lane that could not be opened: fails every request.
-#[derive(Debug)]
-struct FailingLane;
-
-impl LeafLane for FailingLane {
-    fn answer(&mut self, mapping: &mut Mapping, _: &mut PieceList) {
-        mapping.answer = Answer::Refused(FailKind::Io);
-    }
 }
 
 #[cfg(test)]

@@ -74,7 +74,7 @@ impl EventLoop {
                     served.adaptive = AdaptivePolling::new(PollTarget::Requests);
                 }
             }
-            Command::Retire => self.retiring = true,
+            Command::Retire(retirement) => self.retirement = Some(retirement),
         }
     }
 
