@@ -25,7 +25,8 @@ use graph::{
     PollOptions, StorageWatchdog,
 };
 use iothread::{
-    Confinement, Iothread, IothreadResources, PollArbiter, PollLimit, PollSettings, SpawnError,
+    Confinement, Iothread, IothreadResources, PollArbiter, PollLimit, PollSettings, SourceRegistry,
+    SpawnError,
 };
 use kernel_io::{FileTable, ReactorChoice};
 use sandbox::Sandbox;
@@ -46,6 +47,8 @@ pub struct DaemonState {
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
     polling: Arc<PollArbiter>,
+    /// What the iothreads serve.
+    sources: Arc<SourceRegistry>,
     sandbox: Option<Arc<Sandbox>>,
     descriptor_check: Arc<DescriptorCheck>,
 }
@@ -127,6 +130,7 @@ impl DaemonState {
             files: Arc::clone(files),
             clock: Arc::clone(clock) as Arc<dyn Clock>,
             polling: PollArbiter::of_process().map(Arc::new).map_err(BuildError::Cpus)?,
+            sources: Arc::default(),
             sandbox: sandbox.cloned(),
             descriptor_check,
         })
@@ -287,6 +291,7 @@ impl DaemonState {
         let host = IothreadResources {
             files: Arc::clone(&self.files),
             clock: Arc::clone(&self.clock),
+            sources: Arc::clone(&self.sources),
             polling: Arc::clone(&self.polling),
             reactors: ReactorChoice::Any,
             confine: self.sandbox.clone().map(|sandbox| sandbox as Arc<dyn Confinement>),

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use block::{Clock, DiskSize, Durability, Node, Rights};
 use graph::Activity;
 use host::chain_of;
-use iothread::{Iothread, PlacedSource, SourceObserver};
+use iothread::{Iothread, PlacedFrontEnd, SourceName, SourceObserver};
 use kernel_io::{Notifier, OpenFile};
 use request_path::FrontEndSource;
 use vhost_user::{
@@ -142,7 +142,7 @@ pub(crate) struct BlkDevice {
     statistics: Arc<Mutex<QueueStatistics>>,
     client_log: Arc<ClientLog>,
     unshared: Arc<UnsharedMemoryWarning>,
-    placed: Vec<Option<PlacedSource<BlkRing>>>,
+    placed: Vec<Option<PlacedFrontEnd<BlkRing>>>,
     /// Where answers about descriptors arrive, once the front end has sent any.
     answers: Option<OwnedFd>,
 }
@@ -175,7 +175,7 @@ impl BlkDevice {
         &self,
         queue: QueueIndex,
         start: RingStart,
-    ) -> Result<PlacedSource<BlkRing>, Box<dyn Error + Send + Sync>> {
+    ) -> Result<PlacedFrontEnd<BlkRing>, Box<dyn Error + Send + Sync>> {
         let (rules, setup) = (self.rules(start.features), start.setup);
         // The mailbox needs somebody to wake before the ring is placed.
         let nobody = Arc::new(Notifier::new()?);
@@ -202,7 +202,8 @@ impl BlkDevice {
             session: Arc::clone(&self.session),
             unshared: Arc::clone(&self.unshared),
         };
-        let placed = PlacedSource::on(iothread, source, Arc::new(watcher))
+        let name = SourceName { export: self.offer.id.clone(), queue: queue.0 };
+        let placed = PlacedFrontEnd::on(iothread, name, source, Arc::new(watcher))
             // The source goes with the session.
             .map_err(|refusal| Box::new(refusal.source))?;
         let cache = match self.cache_mode().durability(start.features) {
@@ -228,7 +229,7 @@ impl BlkDevice {
         self.placed.iter().any(Option::is_some)
     }
 
-    fn slot(&mut self, queue: QueueIndex) -> &mut Option<PlacedSource<BlkRing>> {
+    fn slot(&mut self, queue: QueueIndex) -> &mut Option<PlacedFrontEnd<BlkRing>> {
         let place = usize::from(queue.0);
         if place >= self.placed.len() {
             self.placed.resize_with(place + 1, || None);
@@ -332,11 +333,11 @@ impl Device for BlkDevice {
 
     fn stop(&mut self, queue: QueueIndex) -> Result<RingBase, DeviceError> {
         let placed = self.slot(queue).take().expect("a session stops only what it has started");
-        let iothread = placed.iothread();
+        let iothread = placed.iothread_name();
         let source = placed.stop();
         self.client_log.stopped(queue);
         let mut statistics = self.statistics.lock().expect("no holder of this lock panics");
-        statistics.add(queue, iothread.name(), source.counters());
+        statistics.add(queue, &iothread, source.counters());
         drop(statistics);
         Ok(source.front().base())
     }
@@ -357,7 +358,8 @@ impl Device for BlkDevice {
 
     fn set_log(&mut self, queue: QueueIndex, log: Option<RingDirtyLog>) {
         if let Some(placed) = self.slot(queue) {
-            placed.visit(|front, port| front.set_log(log, port));
+            // Of a ring that somebody has stopped nothing is written any more.
+            let _stopped = placed.visit(|front, port| front.set_log(log, port));
         }
     }
 }

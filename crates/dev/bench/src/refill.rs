@@ -25,7 +25,8 @@ use block::{
 };
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, RawWindow, ReadContent};
 use iothread::{
-    Iothread, IothreadResources, PlacedSource, PollArbiter, PollSettings, SourceObserver,
+    Iothread, IothreadResources, PlacedFrontEnd, PollArbiter, PollSettings, SourceName,
+    SourceObserver,
 };
 use kernel_io::{
     Aio, Caching, FileKind, FileTable, FlushPolicy, LockOptions, Notifier, OpenOptions,
@@ -172,7 +173,7 @@ impl SourceObserver for NoFault {
 /// Self-refilling rings on iothreads and one disk.
 #[derive(Debug)]
 struct Rings {
-    placed: Vec<PlacedSource<Refilling>>,
+    placed: Vec<PlacedFrontEnd<Refilling>>,
     answers: Vec<Arc<Answers>>,
 }
 
@@ -283,6 +284,7 @@ impl Stage {
         let host = IothreadResources {
             files,
             clock: Arc::new(SystemClock),
+            sources: Arc::default(),
             polling: Arc::new(PollArbiter::of_process().context("find the CPUs")?),
             reactors: ReactorChoice::Any,
             confine: None,
@@ -302,7 +304,7 @@ impl Stage {
         shape: Shape,
         seed: u64,
         on: &Arc<Iothread>,
-    ) -> Result<(PlacedSource<Refilling>, Arc<Answers>)> {
+    ) -> Result<(PlacedFrontEnd<Refilling>, Arc<Answers>)> {
         let guest = Guest::new(shape, seed, DISK_BYTES).context("make a guest")?;
         let (answers, kick) = (Arc::new(Answers::default()), eventfd(0, EventfdFlags::CLOEXEC)?);
         let ring = self.ring(&guest, kick)?;
@@ -330,10 +332,11 @@ impl Stage {
         }))
     }
 
-    fn place<F: FrontEnd>(&self, front: F, on: &Arc<Iothread>) -> Result<PlacedSource<F>> {
+    fn place<F: FrontEnd>(&self, front: F, on: &Arc<Iothread>) -> Result<PlacedFrontEnd<F>> {
         let source =
             FrontEndSource::new(front, vec![Arc::clone(&self.node)], Arc::new(Notifier::new()?));
-        PlacedSource::on(on, source, Arc::new(NoFault))
+        let name = SourceName { export: "bench".to_owned(), queue: 0 };
+        PlacedFrontEnd::on(on, name, source, Arc::new(NoFault))
             .map_err(|error| anyhow::anyhow!("place a ring: {error}"))
     }
 }

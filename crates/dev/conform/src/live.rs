@@ -17,7 +17,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use block::{Clock, Durability, FileId, Node, SystemClock};
-use iothread::{Iothread, IothreadResources, PollArbiter, PollSettings, SourceObserver};
+use iothread::{
+    Iothread, IothreadResources, PollArbiter, PollSettings, SourceObserver, SourceRegistry,
+};
 use kernel_io::ReactorChoice;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use testkit::channel::Remote;
@@ -140,10 +142,12 @@ impl Player {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let reactors = if rng.one_in(3) { ReactorChoice::EpollOnly } else { ReactorChoice::Any };
         let polling = Arc::new(PollArbiter::of_process()?);
+        let sources = Arc::new(SourceRegistry::default());
         let iothread = |name, settings| {
             let (files, clock) = (Arc::clone(&medium.table), Arc::clone(&clock));
-            let polling = Arc::clone(&polling);
-            let host = IothreadResources { files, clock, polling, reactors, confine: None };
+            let (sources, polling) = (Arc::clone(&sources), Arc::clone(&polling));
+            let host =
+                IothreadResources { files, clock, sources, polling, reactors, confine: None };
             anyhow::Ok(Arc::new(Iothread::spawn(name, host, settings)?))
         };
         // One of them never looks, as `none` does not.

@@ -91,6 +91,8 @@ pub(crate) enum Retirement {
 /// The commands for one iothread, and the notifier that wakes it.
 #[derive(Debug)]
 pub(crate) struct Inbox {
+    /// The name of the iothread.
+    name: String,
     commands: Mutex<Commands>,
     notifier: Arc<Notifier>,
 }
@@ -104,8 +106,12 @@ struct Commands {
 }
 
 impl Inbox {
-    pub(crate) fn new(notifier: Arc<Notifier>) -> Self {
-        Self { commands: Mutex::default(), notifier }
+    pub(crate) fn new(name: &str, notifier: Arc<Notifier>) -> Self {
+        Self { name: name.to_owned(), commands: Mutex::default(), notifier }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     pub(crate) fn notifier(&self) -> &Arc<Notifier> {
@@ -218,7 +224,7 @@ mod tests {
 
     #[test]
     fn of_a_source_at_most_one_visit_of_a_kind_lies_in_the_inbox_that_nobody_waits_for() {
-        let inbox = Inbox::new(Arc::new(Notifier::new().expect("an eventfd")));
+        let inbox = Inbox::new("t0", Arc::new(Notifier::new().expect("an eventfd")));
         let mut readers = Vec::new();
         for round in 0..100 {
             for ring in [SourceId(3), SourceId(8)] {
@@ -235,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_visit_takes_the_place_of_none_of_another_kind() {
-        let inbox = Inbox::new(Arc::new(Notifier::new().expect("an eventfd")));
+        let inbox = Inbox::new("t0", Arc::new(Notifier::new().expect("an eventfd")));
         let (reader, writer) = pipe().expect("a pipe");
         bring(&inbox, SourceId(3), writer);
         do_nothing(&inbox, SourceId(3));

@@ -5,8 +5,8 @@
 //! open lanes again; only when all of them have, requests go on. So no request is ever answered by a
 //! change that is taken back.
 //!
-//! Invariants: between [`DrainedSection::begin`] and the end of it no lane is open on these nodes, on none of
-//! these iothreads, whatever rings are started, stopped or moved meanwhile; nobody waits for the end of it
+//! Invariants: between [`DrainedSection::begin`] and the end of it no lane is open on these nodes, on no iothread of the
+//! process (`source_registry`), whatever rings are started, stopped or moved meanwhile; nobody waits for the end of it
 //! but the guests. On an iothread that has ended nothing is in flight.
 //! Threads: any control thread; never an iothread, since it waits for them.
 //! Limits: it lasts as long as the longest request in flight, as the stop of a ring does, but no longer than whoever
@@ -17,16 +17,16 @@ use std::time::Duration;
 
 use block::{Clock, LaneError, Node};
 
-use crate::Iothread;
-use crate::command::Command;
+use crate::SourceRegistry;
+use crate::source_registry::DrainId;
 
 /// A drained section of some nodes (QEMU's bdrv_drained_begin): nothing is in flight there and no lane is open.
 /// Dropped, those who use them go on as with [`DrainedSection::end`]; where no lane can be opened, their requests fail.
 #[derive(Debug)]
 #[must_use = "dropped, requests go on"]
 pub struct DrainedSection {
-    iothreads: Vec<Arc<Iothread>>,
-    nodes: Vec<Arc<dyn Node>>,
+    registry: Arc<SourceRegistry>,
+    id: DrainId,
     is_over: bool,
 }
 
@@ -56,30 +56,26 @@ pub struct ReopenError {
 }
 
 impl DrainedSection {
-    /// Has these iothreads, which must be all that serve rings on these nodes or may get some, finish
-    /// what is in flight there, and take nothing new. What layers hold goes on at once. Blocks, at most as long as
-    /// `limit`; dropped and given up, it lets everybody go on.
+    /// Has all iothreads finish what is in flight on these nodes, and take nothing new. What layers hold goes on at once.
+    /// Blocks, at most as long as `limit`; dropped and given up, it lets everybody go on.
     ///
     /// Nobody else may drain one of the nodes meanwhile.
     pub fn begin(
-        iothreads: Vec<Arc<Iothread>>,
+        registry: &Arc<SourceRegistry>,
         nodes: Vec<Arc<dyn Node>>,
         limit: Duration,
         clock: &dyn Clock,
     ) -> Result<Self, DrainTimeout> {
-        let drained = Self { iothreads, nodes, is_over: false };
         let start = clock.now();
         // All at once, then wait for the slowest.
-        let waits: Vec<_> = drained
-            .pairs()
-            .map(|(iothread, node)| iothread.inbox().ask(|reply| Command::Drain { node, reply }))
-            .collect();
-        for (wait, (iothread, node)) in waits.iter().zip(drained.pairs()) {
+        let (id, begun) = registry.begin_drain(nodes);
+        let drained = Self { registry: Arc::clone(registry), id, is_over: false };
+        for ((inbox, node), over) in begun {
             let left = limit.saturating_sub(clock.now().saturating_duration_since(start));
-            match wait.recv_timeout(left) {
+            match over.recv_timeout(left) {
                 Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => {}
                 Err(mpsc::RecvTimeoutError::Timeout) => {
-                    let (iothread, node) = (iothread.name().to_owned(), node.name().to_owned());
+                    let (iothread, node) = (inbox.name().to_owned(), node.name().to_owned());
                     return Err(DrainTimeout { iothread, node, waited: limit });
                 }
             }
@@ -89,57 +85,20 @@ impl DrainedSection {
 
     /// Opens lanes again, on all iothreads or none, and has requests go on. Blocks.
     pub fn end(mut self) -> Result<(), ReopenError> {
-        match self.reopen() {
+        match self.registry.end_drain(self.id) {
             Ok(()) => {
-                self.admit();
+                self.is_over = true;
                 Ok(())
             }
-            Err((iothread, source)) => {
-                self.withdraw();
-                Err(ReopenError { iothread, drained: self, source })
-            }
+            Err((iothread, source)) => Err(ReopenError { iothread, drained: self, source }),
         }
-    }
-
-    fn reopen(&self) -> Result<(), (String, LaneError)> {
-        for (iothread, node) in self.pairs() {
-            let answer = iothread.inbox().call(move |engine| engine.prepare_lane(&node));
-            answer.recv().unwrap_or(Ok(())).map_err(|error| (iothread.name().to_owned(), error))?;
-        }
-        Ok(())
-    }
-
-    fn withdraw(&self) {
-        for (iothread, node) in self.pairs() {
-            // No answer is needed from one that has ended.
-            let _ended = iothread.inbox().call(move |engine| engine.withdraw_lane(&node)).recv();
-        }
-    }
-
-    fn admit(&mut self) {
-        self.is_over = true;
-        for (iothread, node) in self.pairs() {
-            iothread.inbox().call(move |engine| engine.admit(&node));
-        }
-    }
-
-    fn pairs(&self) -> impl Iterator<Item = (&Arc<Iothread>, Arc<dyn Node>)> {
-        let of = |iothread| self.nodes.iter().map(move |node| (iothread, Arc::clone(node)));
-        self.iothreads.iter().flat_map(of)
     }
 }
 
 impl Drop for DrainedSection {
     fn drop(&mut self) {
-        if self.is_over {
-            return;
-        }
-        for (iothread, node) in self.pairs() {
-            let answer = iothread.inbox().ask(|reply| Command::CancelDrain { node, reply });
-            if let Err(error) = answer.recv().unwrap_or(Ok(())) {
-                let cause = &error.source;
-                tracing::error!("iothread {}: {error}: {cause}; requests fail", iothread.name());
-            }
+        if !self.is_over {
+            self.registry.cancel_drain(self.id);
         }
     }
 }

@@ -179,19 +179,19 @@ impl EventLoop {
         }
     }
 
-    /// Whether the thread was told to end, and nothing is in flight or held here. What is held is let go for that: rings
-    /// that have left wait for it. Nobody can ask for anything more then.
+    /// Whether the thread was told to end, and may. Nobody can ask for anything more then.
     fn may_end(&mut self) -> bool {
         let engine = &mut self.engine;
-        match self.retirement {
+        let may_end = match self.retirement {
             None => return false,
-            Some(Retirement::WhenUnused) if engine.is_used() || engine.has_abandoned() => {
-                return false;
+            Some(Retirement::WhenUnused) => engine.is_unused(),
+            Some(Retirement::WhenOver) => {
+                // Rings that have left wait for what is held.
+                engine.release_all();
+                engine.is_over()
             }
-            Some(Retirement::WhenUnused | Retirement::WhenOver) => {}
-        }
-        engine.release_all();
-        engine.is_over() && self.inbox.close()
+        };
+        may_end && self.inbox.close()
     }
 
     /// Goes on with what was held, if it is time.

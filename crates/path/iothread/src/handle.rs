@@ -8,6 +8,7 @@ use block::{Clock, GaugeWriter, Node};
 use kernel_io::{FileTable, KernelError, Notifier, ReactorChoice, ThreadStat};
 use request_path::Engine;
 
+use crate::SourceRegistry;
 use crate::command::{Command, Inbox, Retirement};
 use crate::event_loop::EventLoop;
 use crate::gauges::{IothreadUsage, LoopGauges};
@@ -20,13 +21,15 @@ pub trait Confinement: std::fmt::Debug + Send + Sync {
     fn confine(&self) -> io::Result<()>;
 }
 
-/// What an iothread gets from its process: file table, clock, polling permits, reactor, sandbox.
+/// What an iothread gets from its process: file table, clock, sources, polling permits, reactor, sandbox.
 #[derive(Debug, Clone)]
 pub struct IothreadResources {
     /// The open files.
     pub files: Arc<FileTable>,
     /// The time.
     pub clock: Arc<dyn Clock>,
+    /// The sources that are served in the process.
+    pub sources: Arc<SourceRegistry>,
     /// The permits to look before sleeping.
     pub polling: Arc<PollArbiter>,
     /// What it may wait with.
@@ -39,7 +42,7 @@ pub struct IothreadResources {
 /// moved on. The drop waits until what those have left here is over and mailed.
 #[derive(Debug)]
 pub struct Iothread {
-    name: String,
+    sources: Arc<SourceRegistry>,
     inbox: Arc<Inbox>,
     usage: IothreadUsage,
     thread: Option<JoinHandle<()>>,
@@ -85,10 +88,10 @@ impl Iothread {
         host: IothreadResources,
         settings: PollSettings,
     ) -> Result<Self, SpawnError> {
-        let IothreadResources { files, clock, polling, reactors, confine } = host;
+        let IothreadResources { files, clock, sources, polling, reactors, confine } = host;
         let failed = |source| SpawnError::Thread { name: name.to_owned(), source };
         let notifier = Arc::new(Notifier::new().map_err(failed)?);
-        let inbox = Arc::new(Inbox::new(Arc::clone(&notifier)));
+        let inbox = Arc::new(Inbox::new(name, Arc::clone(&notifier)));
         let (ready, started) = mpsc::channel();
         let theirs = Arc::clone(&inbox);
         let own_name = name.to_owned();
@@ -118,12 +121,13 @@ impl Iothread {
             })
             .map_err(failed)?;
         let usage = started.recv().expect("an iothread says how its start went")?;
-        Ok(Self { name: name.to_owned(), inbox, usage, thread: Some(thread) })
+        sources.enter_iothread(&inbox);
+        Ok(Self { sources, inbox, usage, thread: Some(thread) })
     }
 
     /// Its name, as in `--object iothread,id=`.
     pub fn name(&self) -> &str {
-        &self.name
+        self.inbox.name()
     }
 
     /// What it does with its time.
@@ -154,6 +158,11 @@ impl Iothread {
     /// Whether the thread has ended.
     pub fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// The sources that are served in its process.
+    pub fn sources(&self) -> &Arc<SourceRegistry> {
+        &self.sources
     }
 
     pub(crate) fn inbox(&self) -> &Arc<Inbox> {

@@ -23,6 +23,8 @@
 //! **Moving a source** (`placed_source`, `event_loop::commands`). Requests in flight stay on the iothread that began
 //! them, and their outcomes go to the source's mailbox (`request_path::Mailbox`), so a move never waits for I/O. An
 //! iothread that shall end does so when nothing is in flight or held there any more and every outcome was mailed.
+//! Any number of threads may have a source (`source_registry`), move it and stop it: moves follow each other, a stop is
+//! effective once, and a move that meets it is refused.
 //!
 //! Not here: what happens in a turn (`request_path`), and who decides where a ring belongs
 //! (`daemon`).
@@ -36,14 +38,18 @@ mod event_loop;
 mod gauges;
 mod handle;
 mod permits;
+mod placed_front_end;
 mod placed_source;
 mod poll_gate;
 mod polling;
+mod source_registry;
 mod wake_latency;
 
 pub use drain::{DrainTimeout, DrainedSection, ReopenError};
 pub use gauges::{IothreadUsage, LoopGauges};
 pub use handle::{Confinement, Iothread, IothreadResources, SpawnError};
-pub use placed_source::{MoveError, PlacedSource, PlacementError, SourceObserver};
+pub use placed_front_end::{PlacedFrontEnd, PlacementError};
+pub use placed_source::{MoveError, PlacedSource, SourceName, SourceObserver, SourceStopped};
 pub use poll_gate::PollArbiter;
 pub use polling::{PollLimit, PollSettings};
+pub use source_registry::SourceRegistry;

@@ -1,29 +1,26 @@
-//! A source that is being served, as its control thread sees it.
+//! A source that is being served, as all control threads see it: its owner, and whoever watches, moves or stops it.
 //!
-//! Invariants: where the source is, is known under a lock that a move holds from its beginning to
-//! its end; so a stop, a second move, a visit that comes in mid-move waits and
-//! then goes to the right iothread. A move never waits for I/O: what is in flight stays behind. What stands behind
-//! `dyn Source` on the iothread is the `FrontEndSource<F>` that was placed.
+//! Invariants: where the source is, is known under a lock that a move holds from its beginning to its end; so a second
+//! move, a visit or a stop that comes in mid-move waits for that and then goes to the right iothread. A move never waits
+//! for I/O: what is in flight stays behind. A stop waits for all of it, and not under the lock: a move that meets it is
+//! refused at once. A source is stopped once.
 //! Threads: any control thread; never an iothread, since the methods may wait for one.
 
-use std::any::Any;
 use std::error::Error;
+use std::fmt;
 use std::io;
-use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak, mpsc};
 
 use block::{Gauges, LaneError, Node};
-use request_path::{
-    Engine, FrontEnd, FrontEndContext, FrontEndSource, LaneIndex, Source, SourceGauges,
-};
+use request_path::{LaneIndex, Source, SourceGauges};
 
 use crate::Iothread;
 use crate::command::{Closure, Command, Inbox, PostKind, SourceBundle, SourceClosure, SourceId};
 
 /// Is told on the iothread that a source's client broke the protocol, or kicks an empty ring. Called on the iothread:
 /// must not block.
-pub trait SourceObserver: std::fmt::Debug + Send + Sync {
+pub trait SourceObserver: fmt::Debug + Send + Sync {
     /// The source's client broke the rules. The source stays until it is stopped.
     fn broken(&self, fault: &(dyn Error + 'static));
 
@@ -32,20 +29,7 @@ pub trait SourceObserver: std::fmt::Debug + Send + Sync {
     fn kicked_while_empty(&self);
 }
 
-/// A source could not be placed on an iothread; it is handed back.
-#[derive(Debug, thiserror::Error)]
-#[error("iothread {iothread} cannot serve it")]
-pub struct PlacementError<F: FrontEnd> {
-    /// Where it should have gone.
-    pub iothread: String,
-    /// The source.
-    pub rejected: Box<FrontEndSource<F>>,
-    /// Why.
-    #[source]
-    pub source: LaneError,
-}
-
-/// A source could not be moved; it is served where it was.
+/// A source could not be moved; it is where it was.
 #[derive(Debug, thiserror::Error)]
 pub enum MoveError {
     /// Its disks cannot be used there.
@@ -65,63 +49,88 @@ pub enum MoveError {
         /// Why.
         why: &'static str,
     },
+    /// Nobody serves it any more.
+    #[error(transparent)]
+    Stopped(#[from] SourceStopped),
 }
 
-/// A source on an iothread, as its control thread sees it: move, stop, run closures.
+/// Somebody has stopped the source already, or is about to.
+#[derive(Debug, thiserror::Error)]
+#[error("it was stopped")]
+pub struct SourceStopped;
+
+/// What a source is called: its export, and its number among the sources of that.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct SourceName {
+    /// The export.
+    pub export: String,
+    /// The queue, if the export has some.
+    pub queue: u16,
+}
+
+impl fmt::Display for SourceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "export {}: queue {}", self.export, self.queue)
+    }
+}
+
+/// A source on an iothread, as any control thread sees it: move, stop, read what it does.
 #[derive(Debug)]
-pub struct PlacedSource<F> {
+pub struct PlacedSource {
     id: SourceId,
+    name: SourceName,
     nodes: Vec<Arc<dyn Node>>,
     place: Mutex<Placement>,
+    /// Notified when it has stopped.
+    stopped: Condvar,
     gauges: Gauges<SourceGauges>,
-    front: PhantomData<fn() -> F>,
 }
 
-/// Which iothread serves a source now, and which may still finish requests of it.
+/// Where a source is.
 #[derive(Debug)]
-struct Placement {
-    now: Arc<Iothread>,
-    /// Where it may have left requests behind.
-    before: Vec<Weak<Iothread>>,
+enum Placement {
+    /// An iothread serves it; on others it may have left requests behind.
+    Served { now: Arc<Iothread>, before: Vec<Weak<Inbox>> },
+    /// It stops there.
+    Stopping(Arc<Iothread>),
+    /// It has stopped on the iothread of that name; its owner takes it.
+    Stopped { on: String, source: Option<Box<dyn Source>> },
 }
 
 impl Placement {
-    fn inbox(&self) -> &Inbox {
-        self.now.inbox()
-    }
-
-    /// The source is served there from now on.
-    fn change(&mut self, to: &Arc<Iothread>) {
-        let left = Arc::downgrade(&std::mem::replace(&mut self.now, Arc::clone(to)));
-        if !self.before.iter().any(|known| known.ptr_eq(&left)) {
-            self.before.push(left);
+    /// Which iothread serves it, or stops it.
+    fn iothread(&self) -> Result<&Arc<Iothread>, SourceStopped> {
+        match self {
+            Self::Served { now, .. } | Self::Stopping(now) => Ok(now),
+            Self::Stopped { .. } => Err(SourceStopped),
         }
     }
 }
 
-impl<F: FrontEnd> PlacedSource<F> {
-    /// Has an iothread serve the source.
-    pub fn on(
+impl PlacedSource {
+    /// Has an iothread serve the source, on lanes that it has opened for it.
+    pub(crate) fn arrive(
         iothread: &Arc<Iothread>,
-        source: FrontEndSource<F>,
-        observer: Arc<dyn SourceObserver>,
-    ) -> Result<Self, PlacementError<F>> {
-        let (id, source) = (next_id(), Box::new(source));
-        let nodes = source.nodes().to_vec();
-        let lanes = match prepare(iothread.inbox(), &nodes) {
-            Ok(lanes) => lanes,
-            Err(error) => {
-                let iothread = iothread.name().to_owned();
-                return Err(PlacementError { iothread, rejected: source, source: error });
-            }
-        };
+        name: SourceName,
+        source: Box<dyn Source>,
+        gauges: Gauges<SourceGauges>,
+        (lanes, observer): (Vec<LaneIndex>, Arc<dyn SourceObserver>),
+    ) -> Arc<Self> {
+        let (id, nodes) = (next_id(), source.nodes().to_vec());
         let notifier = Arc::clone(iothread.inbox().notifier());
         source.mailbox().set_owner(notifier as Arc<dyn request_path::Wake>);
-        let gauges = source.gauges();
         let bundle = SourceBundle { id, source, observer };
         heard(&iothread.inbox().ask(|reply| Command::Arrive { bundle, lanes, reply }));
-        let place = Placement { now: Arc::clone(iothread), before: Vec::new() };
-        Ok(Self { id, nodes, place: Mutex::new(place), gauges, front: PhantomData })
+        let place = Placement::Served { now: Arc::clone(iothread), before: Vec::new() };
+        let (place, stopped) = (Mutex::new(place), Condvar::new());
+        let placed = Arc::new(Self { id, name, nodes, place, stopped, gauges });
+        iothread.sources().enter(&placed);
+        placed
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &SourceName {
+        &self.name
     }
 
     /// What the source does, wherever it is served. May be read from any thread, also after it was stopped.
@@ -129,71 +138,115 @@ impl<F: FrontEnd> PlacedSource<F> {
         &self.gauges
     }
 
-    /// The iothread that serves the source now.
-    pub fn iothread(&self) -> Arc<Iothread> {
-        Arc::clone(&self.place().now)
+    /// The iothread that serves the source now; `None` if it has stopped.
+    pub fn iothread(&self) -> Option<Arc<Iothread>> {
+        self.place().iothread().ok().cloned()
     }
 
-    /// Moves the source to another iothread while its client runs. Returns when the other serves
-    /// it; requests in flight are finished by the one that started them. The front end may refuse.
+    /// The name of the iothread that serves the source, or has served it last.
+    pub fn iothread_name(&self) -> String {
+        match &*self.place() {
+            Placement::Served { now, .. } | Placement::Stopping(now) => now.name().to_owned(),
+            Placement::Stopped { on, .. } => on.clone(),
+        }
+    }
+
+    /// Moves the source to another iothread while its client runs. Returns when the other serves it; requests in flight
+    /// are finished by the one that started them. The front end may refuse. One that stops is not moved.
     pub fn move_to(&self, to: &Arc<Iothread>) -> Result<(), MoveError> {
         let mut place = self.place();
-        if Arc::ptr_eq(&place.now, to) {
+        let Placement::Served { now, before } = &mut *place else {
+            return Err(SourceStopped.into());
+        };
+        if Arc::ptr_eq(now, to) {
             return Ok(());
         }
-        if let Some(why) = self.visit_at(&place, |front, _| front.stays()) {
-            return Err(MoveError::Stays { iothread: place.now.name().to_owned(), why });
+        let stays = |reply: mpsc::Sender<_>| -> SourceClosure {
+            Closure(Box::new(move |source, _| crate::command::answer(&reply, source.stays())))
+        };
+        if let Some(why) = heard(&self.ask(now, stays)) {
+            return Err(MoveError::Stays { iothread: now.name().to_owned(), why });
         }
         let lanes = prepare(to.inbox(), &self.nodes)
             .map_err(|source| MoveError::Lanes { iothread: to.name().to_owned(), source })?;
         let (id, destination) = (self.id, Arc::clone(to.inbox()));
-        heard(&place.inbox().ask(|reply| Command::Depart { id, to: destination, lanes, reply }));
-        place.change(to);
+        let depart = |reply| Command::Depart { id, to: destination, lanes, reply };
+        heard(&now.inbox().ask(depart));
+        let left = std::mem::replace(now, Arc::clone(to));
+        let inbox = Arc::downgrade(left.inbox());
+        before.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&inbox));
+        before.push(inbox);
+        drop(place);
+        // If this was its last handle, its end is waited for.
+        drop(left);
         Ok(())
     }
 
-    /// Has the front end do something on its iothread, where what is finished was published before, and waits for the
-    /// answer. No request waits for it.
-    pub fn visit<R: Send + 'static>(
-        &self,
-        visit: impl FnOnce(&mut F, &mut FrontEndContext<'_>) -> R + Send + 'static,
-    ) -> R {
-        self.visit_at(&self.place(), visit)
-    }
-
-    fn visit_at<R: Send + 'static>(
-        &self,
-        place: &Placement,
-        visit: impl FnOnce(&mut F, &mut FrontEndContext<'_>) -> R + Send + 'static,
-    ) -> R {
-        let id = self.id;
-        heard(&place.inbox().ask(|reply| {
-            let visit = visit_of(move |front, port| {
-                reply.send(visit(front, port)).expect("whoever asks waits for the answer");
-            });
-            Command::Visit { id, posted: None, visit }
-        }))
-    }
-
-    /// The same without an answer. Does not wait, and takes the place of what this closure of the caller's code has
-    /// posted before and was not done yet.
-    pub fn post(&self, visit: impl FnOnce(&mut F, &mut FrontEndContext<'_>) + Send + 'static) {
-        self.place().inbox().post(self.id, PostKind::of(&visit), visit_of(visit));
-    }
-
-    /// Takes nothing new, waits until nothing is in flight on any thread, and gives the source
-    /// back. What layers hold of it goes on at once.
-    pub fn stop(self) -> Box<FrontEndSource<F>> {
-        let (id, place) = (self.id, self.place());
-        for iothread in place.before.iter().filter_map(Weak::upgrade) {
+    /// Takes nothing new and waits until nothing is in flight on any thread; then nobody serves the source any more, and
+    /// its owner has it. What layers hold of it goes on at once. If somebody else has stopped it or does, waits for that
+    /// and says so.
+    pub fn stop(&self) -> Result<(), SourceStopped> {
+        let mut place = self.place();
+        let Placement::Served { now, before } = &*place else {
+            let is_stopping = |place: &mut Placement| matches!(place, Placement::Stopping(_));
+            let over = self.stopped.wait_while(place, is_stopping);
+            drop(over.expect("no holder of this lock panics"));
+            return Err(SourceStopped);
+        };
+        for inbox in before.iter().filter_map(Weak::upgrade) {
             for node in &self.nodes {
                 let node = Arc::clone(node);
-                iothread.inbox().call(move |engine| engine.release_on(&node));
+                inbox.call(move |engine| engine.release_on(&node));
             }
         }
-        let source = heard(&place.inbox().ask(|reply| Command::Stop { id, reply }));
-        let source: Box<dyn Any> = source;
-        source.downcast().expect("the source that was placed")
+        let now = Arc::clone(now);
+        let answer = now.inbox().ask(|reply| Command::Stop { id: self.id, reply });
+        *place = Placement::Stopping(Arc::clone(&now));
+        drop(place);
+        let source = heard(&answer);
+        let on = now.name().to_owned();
+        *self.place() = Placement::Stopped { on, source: Some(source) };
+        self.stopped.notify_all();
+        // As after a move.
+        drop(now);
+        Ok(())
+    }
+
+    /// Stops it, if nobody has, and takes it.
+    pub(crate) fn take(&self) -> Box<dyn Source> {
+        // Whoever did it: it has stopped.
+        let _by_others = self.stop();
+        let Placement::Stopped { source, .. } = &mut *self.place() else {
+            panic!("a source that was stopped is not served again")
+        };
+        source.take().expect("a source has one owner")
+    }
+
+    /// Does something with it, and waits until that has answered.
+    pub(crate) fn visit<R>(
+        &self,
+        visit: impl FnOnce(mpsc::Sender<R>) -> SourceClosure,
+    ) -> Result<R, SourceStopped> {
+        let answer = self.ask(self.place().iothread()?, visit);
+        // Of one that stops meanwhile there is none.
+        answer.recv().ok().ok_or(SourceStopped)
+    }
+
+    /// Does something with it, unless it has stopped.
+    pub(crate) fn post(&self, kind: PostKind, visit: SourceClosure) {
+        if let Ok(iothread) = self.place().iothread() {
+            iothread.inbox().post(self.id, kind, visit);
+        }
+    }
+
+    /// Does something with it where it is served.
+    fn ask<R>(
+        &self,
+        at: &Iothread,
+        visit: impl FnOnce(mpsc::Sender<R>) -> SourceClosure,
+    ) -> mpsc::Receiver<R> {
+        let id = self.id;
+        at.inbox().ask(|reply| Command::Visit { id, posted: None, visit: visit(reply) })
     }
 
     fn place(&self) -> MutexGuard<'_, Placement> {
@@ -207,26 +260,13 @@ fn next_id() -> SourceId {
     SourceId(NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A visit to a source with that front end.
-fn visit_of<F: FrontEnd>(
-    visit: impl FnOnce(&mut F, &mut FrontEndContext<'_>) + Send + 'static,
-) -> SourceClosure {
-    Closure(Box::new(move |source: &mut (dyn Source + 'static), engine: &mut Engine| {
-        let source: &mut dyn Any = source;
-        let served: &mut FrontEndSource<F> =
-            source.downcast_mut().expect("the source that was placed");
-        served.visit(engine, visit);
-    }))
-}
-
-fn prepare(inbox: &Inbox, nodes: &[Arc<dyn Node>]) -> Result<Vec<LaneIndex>, LaneError> {
-    let nodes = nodes.to_vec();
-    let node = nodes[0].name().to_owned();
+/// Has an iothread open lanes on these nodes. As long as they are open for a source, it does not end.
+pub(crate) fn prepare(inbox: &Inbox, nodes: &[Arc<dyn Node>]) -> Result<Vec<LaneIndex>, LaneError> {
+    let (node, nodes) = (nodes[0].name().to_owned(), nodes.to_vec());
     let answer = inbox.call(move |engine| engine.open_lanes(&nodes)).recv();
-    // While lanes are open for a source, its iothread does not end.
     answer.unwrap_or_else(|_| Err(LaneError { node, source: io::Error::other("it has ended") }))
 }
 
 fn heard<T>(answer: &mpsc::Receiver<T>) -> T {
-    answer.recv().expect("an iothread answers every command while it has a handle")
+    answer.recv().expect("an iothread answers while it serves a source or has lanes for it")
 }

@@ -18,6 +18,7 @@ mod failures;
 mod held;
 mod internal_io;
 mod pieces;
+mod retirement;
 mod status;
 mod syncs;
 mod timed_turns;
@@ -444,11 +445,6 @@ impl<K: EngineKernel> Engine<K> {
         let lanes = &self.lanes;
         let is_idle = self.jobs.open() == 0 && self.transfers == 0;
         is_idle && !lanes.any_woken() && !lanes.channels.any_woken()
-    }
-
-    /// Whether a source uses this iothread, or lanes are open for one that is on its way.
-    pub fn is_used(&self) -> bool {
-        self.lanes.is_any_used()
     }
 
     /// Starts a mapped job, once nobody else is changing what it changes.

@@ -503,6 +503,10 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
         }
     }
 
+    fn stays(&self) -> Option<&'static str> {
+        self.front.stays()
+    }
+
     fn depart(&mut self, engine: &mut Engine) {
         self.collect(engine);
         self.publish(engine);

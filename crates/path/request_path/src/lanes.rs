@@ -8,6 +8,7 @@
 
 mod control;
 mod failing_lane;
+mod usage;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -495,11 +496,6 @@ impl Lanes {
     /// The first lane from that place on of which something is not over.
     pub(crate) fn next_busy(&self, from: usize) -> Option<LaneIndex> {
         (from..self.places.len()).map(LaneIndex).find(|lane| self.requests_of(*lane) > 0)
-    }
-
-    /// Whether a ring uses one of the lanes, or one is open for a ring that is on its way.
-    pub(crate) fn is_any_used(&self) -> bool {
-        self.places.iter().flatten().any(|open| open.users > 0)
     }
 
     /// When the first lane has something to resume.

@@ -161,6 +161,9 @@ pub trait Source: Any + std::fmt::Debug + Send {
     /// It will leave the calling iothread soon, or stop: what waits for its client only is cancelled.
     fn begin_leaving(&mut self, engine: &mut Engine);
 
+    /// Why no other iothread can serve it from now on; `None` if any can.
+    fn stays(&self) -> Option<&'static str>;
+
     /// Leaves the calling iothread and its lanes: takes along what is finished, leaves what is in flight.
     fn depart(&mut self, engine: &mut Engine);
 

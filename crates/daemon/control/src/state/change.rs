@@ -210,7 +210,7 @@ impl DaemonState {
         replacements: &[NodeReplacement],
     ) -> Result<GraphTransaction<'_>, GraphChangeError> {
         let change = self.graph.change(replacements)?;
-        let Self { exports, claims, iothreads, graph, files, .. } = self;
+        let Self { exports, claims, sources, graph, files, .. } = self;
         let hand_over = files.hand_over(change.successions.clone());
         let offers = exports.iter().map(Export::offer);
         let above = offers.filter(|offer| change.exports.contains(&offer.id));
@@ -219,8 +219,7 @@ impl DaemonState {
         // Almost all of it while guests run, and the rest, which is soon done, while they wait.
         above.iter_mut().try_for_each(AffectedExport::flush)?;
         let nodes = above.iter().map(|above| Arc::clone(&above.offer.node)).collect();
-        let iothreads = iothreads.values().cloned().collect();
-        let drained = Some(DrainedSection::begin(iothreads, nodes, DRAIN_MAX, &SystemClock)?);
+        let drained = Some(DrainedSection::begin(sources, nodes, DRAIN_MAX, &SystemClock)?);
         above.iter_mut().try_for_each(AffectedExport::flush)?;
         for FileReplacement { before, after } in &change.successions {
             let path = before.path().to_owned();

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use iothread::{Iothread, PlacedSource};
+use iothread::{Iothread, PlacedFrontEnd};
 use load::Latency;
 use rustix::event::{EventfdFlags, eventfd};
 use virtio_blk::BlkRing;
@@ -104,7 +104,7 @@ impl Fairness {
     }
 }
 
-fn stop(busy: Option<(PlacedSource<Refilling>, Arc<Answers>)>, quiet: Vec<Quiet>) -> Result<()> {
+fn stop(busy: Option<(PlacedFrontEnd<Refilling>, Arc<Answers>)>, quiet: Vec<Quiet>) -> Result<()> {
     let busy = busy.into_iter().map(|(placed, _)| placed.stop().counters());
     let quiet = quiet.into_iter().map(|quiet| quiet.placed.stop().counters());
     let errors: u64 = busy.chain(quiet).map(|counters| counters.errors).sum();
@@ -117,7 +117,7 @@ fn stop(busy: Option<(PlacedSource<Refilling>, Arc<Answers>)>, quiet: Vec<Quiet>
 struct Quiet {
     guest: Guest,
     kick: OwnedFd,
-    placed: PlacedSource<BlkRing>,
+    placed: PlacedFrontEnd<BlkRing>,
     /// When its request was made available.
     since: Instant,
 }

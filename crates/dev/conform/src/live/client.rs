@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use block::{DiskSize, Durability, Node, Operation, Outcome};
-use iothread::{Iothread, PlacedSource};
+use iothread::{Iothread, PlacedFrontEnd, SourceName};
 use kernel_io::Notifier;
 use request_path::{FrontEnd, FrontEndSource, UnitIndex};
 use testkit::conformance::workload::{Ended, Request};
@@ -55,7 +55,7 @@ pub(crate) struct OnRing {
     guest: Guest,
     durability: Durability,
     base: RingBase,
-    placed: Option<PlacedSource<BlkRing>>,
+    placed: Option<PlacedFrontEnd<BlkRing>>,
 }
 
 impl OnRing {
@@ -141,7 +141,7 @@ pub(crate) struct OnPlainMemory {
     client: PlainClient,
     /// By slot.
     open: [Option<Open>; SLOTS],
-    placed: Option<PlacedSource<PlainFront>>,
+    placed: Option<PlacedFrontEnd<PlainFront>>,
 }
 
 impl OnPlainMemory {
@@ -224,7 +224,7 @@ pub(crate) struct OnStream {
     open: [Option<Request>; SLOTS],
     /// While it is not served.
     front: Option<StreamFront>,
-    placed: Option<PlacedSource<StreamFront>>,
+    placed: Option<PlacedFrontEnd<StreamFront>>,
 }
 
 impl OnStream {
@@ -311,21 +311,22 @@ fn place<F: FrontEnd>(
     node: &Arc<dyn Node>,
     on: &Arc<Iothread>,
     watch: Watch,
-) -> Result<PlacedSource<F>> {
+) -> Result<PlacedFrontEnd<F>> {
     let source = FrontEndSource::new(front, vec![Arc::clone(node)], Arc::new(Notifier::new()?));
-    let placed = PlacedSource::on(on, source, Arc::new(watch));
+    let name = SourceName { export: "conform".to_owned(), queue: 0 };
+    let placed = PlacedFrontEnd::on(on, name, source, Arc::new(watch));
     placed.map_err(|error| anyhow!("place a client: {error}"))
 }
 
 fn to_the_other<F: FrontEnd>(
-    placed: &PlacedSource<F>,
+    placed: &PlacedFrontEnd<F>,
     iothreads: &[Arc<Iothread>; 2],
 ) -> Result<()> {
-    let on_first = Arc::ptr_eq(&placed.iothread(), &iothreads[0]);
+    let on_first = placed.iothread().is_some_and(|now| Arc::ptr_eq(&now, &iothreads[0]));
     Ok(placed.move_to(&iothreads[usize::from(on_first)])?)
 }
 
-fn stop<F: FrontEnd>(placed: PlacedSource<F>) -> Result<Box<FrontEndSource<F>>> {
+fn stop<F: FrontEnd>(placed: PlacedFrontEnd<F>) -> Result<Box<FrontEndSource<F>>> {
     let (stopped, source) = channel();
     // It has no limit of its own.
     std::thread::spawn(move || {

@@ -53,7 +53,8 @@ impl EventLoop {
                 self.leave_when_unwatched(id, SourceState::Stopping { reply })
             }
             Command::Visit { id, visit, .. } => {
-                let key = self.find(id);
+                // Whoever waits hears that one has stopped.
+                let Some(key) = self.find(id) else { return };
                 let served = self.sources[key.0 as usize].as_mut().expect("it was found");
                 (visit.0)(&mut *served.bundle.source, &mut self.engine);
                 // It may have something new now, for which no kick comes.
@@ -105,7 +106,7 @@ impl EventLoop {
 
     /// Stops popping, cancels the poll and leaves the rest to [`EventLoop::unwatched`].
     fn leave_when_unwatched(&mut self, id: SourceId, state: SourceState) {
-        let key = self.find(id);
+        let key = self.find(id).expect("a source is asked for where its controller placed it");
         let served = self.served(key);
         assert!(served.watch == KickWatch::On, "a source leaves once");
         served.state = state;
@@ -176,11 +177,10 @@ impl EventLoop {
         place.expect("the source of this key is served here")
     }
 
-    fn find(&self, id: SourceId) -> SourceKey {
+    fn find(&self, id: SourceId) -> Option<SourceKey> {
         let known =
             |served: &Option<SourceEntry>| served.as_ref().is_some_and(|s| s.bundle.id == id);
-        let place = self.sources.iter().position(known);
-        let place = place.expect("a source is asked for where its controller placed it");
-        SourceKey(u32::try_from(place).expect("fewer sources than descriptors"))
+        let place = self.sources.iter().position(known)?;
+        Some(SourceKey(u32::try_from(place).expect("fewer sources than descriptors")))
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use block::{Outcome, RequestSlot};
-use iothread::{PlacedSource, SourceObserver};
+use iothread::{PlacedFrontEnd, SourceObserver};
 use kernel_io::FileTable;
 use request_path::{
     FrontEnd, FrontEndContext, Interest, NewRequest, SleepDecision, StreamTransfer,
@@ -16,7 +16,7 @@ use virtio::RingError;
 use virtio_blk::{BlkReply, BlkRing, BlkRingFault};
 
 use crate::guest::{Ask, BLOCK, Guest};
-use crate::setup::{file_node, iothreads, on_both, ring, served};
+use crate::setup::{file_node, iothreads, name, on_both, ring, served};
 
 /// A ring that finds that its guest has broken the rules when it is already stopping or leaving: it
 /// still takes what was in flight before it came.
@@ -128,7 +128,7 @@ fn a_ring_that_breaks_while_it_stops_is_given_back_all_the_same() {
             let mut guest = Guest::new();
             let front = BreaksAtTheEnd { ring: ring(&guest, &node), is_ending: Cell::new(false) };
             let observer = Arc::clone(&hears) as Arc<dyn SourceObserver>;
-            let placed = PlacedSource::on(&iothread, served(front, &node), observer);
+            let placed = PlacedFrontEnd::on(&iothread, name(0), served(front, &node), observer);
             let slot = guest.free_slot().unwrap();
             guest.submit(slot, Ask::Read, 0);
             assert_eq!(placed.unwrap().stop().in_flight(), 0);

@@ -278,9 +278,9 @@ fn nothing_is_written_while_a_write_may_come_late() {
             assert_eq!(guest.status(2), 1, "{ask:?}");
         }
         // Nobody waits for the server, but what it has been told.
-        let iothreads = vec![Arc::clone(&rig.iothread)];
         let nodes = vec![Arc::clone(&rig.node)];
-        let drained = DrainedSection::begin(iothreads, nodes, LATE, &SystemClock).unwrap();
+        let drained =
+            DrainedSection::begin(rig.iothread.sources(), nodes, LATE, &SystemClock).unwrap();
         drained.end().unwrap();
         rig.remote.go_on();
         rig.remote.wait_until_idle();

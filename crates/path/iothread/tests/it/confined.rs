@@ -33,6 +33,7 @@ fn spawn(confine: Arc<dyn Confinement>) -> Result<Iothread, SpawnError> {
     let host = IothreadResources {
         files: Arc::new(FileTable::default()),
         clock: Arc::new(SystemClock),
+        sources: Arc::default(),
         polling: Arc::new(PollArbiter::of_process().unwrap()),
         reactors: ReactorChoice::Any,
         confine: Some(confine),

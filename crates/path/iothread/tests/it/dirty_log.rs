@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use iothread::{Iothread, PlacedSource};
+use iothread::{Iothread, PlacedFrontEnd};
 use kernel_io::FileTable;
 use rustix::fs::MemfdFlags;
 use virtio::DirtyLog;
@@ -62,7 +62,7 @@ fn answers(slots: &[u16]) -> Vec<usize> {
 /// A guest on a disk whose reads last until the test lets them end.
 struct Rig {
     guest: Guest,
-    placed: PlacedSource<BlkRing>,
+    placed: PlacedFrontEnd<BlkRing>,
     pipe: std::fs::File,
     begun: Receiver<()>,
     threads: [Arc<Iothread>; 2],

@@ -106,8 +106,10 @@ impl Drop for TopLane {
     }
 }
 
+/// On all iothreads of the process that these are of.
 pub(crate) fn drain(iothreads: &[Arc<Iothread>], node: &Arc<dyn Node>) -> DrainedSection {
-    DrainedSection::begin(iothreads.to_vec(), vec![Arc::clone(node)], LIMIT, &SystemClock).unwrap()
+    let nodes = vec![Arc::clone(node)];
+    DrainedSection::begin(iothreads[0].sources(), nodes, LIMIT, &SystemClock).unwrap()
 }
 
 /// Serves requests of another node until the threads have had some rounds.
@@ -242,7 +244,7 @@ fn a_drain_is_given_up_after_a_while_and_all_go_on() {
         let limit = Duration::from_millis(50);
         let nodes = || vec![Arc::clone(&node)];
         for _ in 0..3 {
-            let gave_up = DrainedSection::begin(threads.to_vec(), nodes(), limit, &SystemClock);
+            let gave_up = DrainedSection::begin(threads[0].sources(), nodes(), limit, &SystemClock);
             let gave_up = gave_up.unwrap_err();
             assert_eq!((&*gave_up.iothread, &*gave_up.node), ("t0", "top"));
             assert_eq!(top.lanes(), 2);

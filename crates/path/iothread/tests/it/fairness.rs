@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use block::{Lane, Mapping, Node, Outcome, PieceList, RequestSlot};
 use disk::ReadContent;
-use iothread::{Iothread, PlacedSource};
+use iothread::{Iothread, PlacedFrontEnd};
 use kernel_io::FileTable;
 use request_path::{
     FrontEnd, FrontEndContext, Interest, NewRequest, SleepDecision, StreamTransfer,
@@ -258,13 +258,13 @@ pub(crate) fn play<P: Player + 'static>(
     player: P,
     node: &Arc<dyn Node>,
     on: &Arc<Iothread>,
-) -> PlacedSource<Played<P>> {
+) -> PlacedFrontEnd<Played<P>> {
     let player = RefCell::new(player);
     place_source(served(Played { ring, player }, node), on)
 }
 
 /// So many rings that are always full, on one disk that stores nothing.
-pub(crate) fn saturated(count: usize, on: &Arc<Iothread>) -> Vec<PlacedSource<impl FrontEnd>> {
+pub(crate) fn saturated(count: usize, on: &Arc<Iothread>) -> Vec<PlacedFrontEnd<impl FrontEnd>> {
     let node = null_disk(1 << 20, ReadContent::Untouched);
     let full = |_| {
         let mut guest = Guest::new();

@@ -11,7 +11,7 @@ use block::{
     SystemClock, Token, WakeTime,
 };
 use disk::ReadContent;
-use iothread::PlacedSource;
+use iothread::PlacedFrontEnd;
 use kernel_io::{FileTable, ReactorChoice};
 
 use crate::fairness::{Played, Player, play};
@@ -100,7 +100,7 @@ impl Player for Greedy {
 
 /// Rings of greedy guests on an iothread.
 struct Crowd {
-    placed: Vec<PlacedSource<Played<Greedy>>>,
+    placed: Vec<PlacedFrontEnd<Played<Greedy>>>,
     turns: Arc<AtomicU64>,
     /// Of each ring.
     done: Vec<Arc<AtomicU64>>,

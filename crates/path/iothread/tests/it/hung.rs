@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use block::{Access, ByteCount, DiskSize, Node};
 use disk::{NullNode, ReadContent};
-use iothread::PlacedSource;
+use iothread::PlacedFrontEnd;
 use kernel_io::{Aio, FileTable, OpenFile};
 use virtio_blk::BlkRing;
 
@@ -53,7 +53,7 @@ fn check(reads: usize, hung: Shape, healthy: impl Fn(&FileTable) -> Arc<dyn Node
         let [iothread] = iothreads::<1>(&files, reactors);
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         let (node, beginnings) = hung.node(reader, &files);
-        let mut crowd: Vec<(Guest, PlacedSource<BlkRing>)> = Vec::new();
+        let mut crowd: Vec<(Guest, PlacedFrontEnd<BlkRing>)> = Vec::new();
         for _ in 0..=reads / usize::from(SLOTS) {
             let mut guest = Guest::new();
             let placed = place(&guest, &node, &iothread);

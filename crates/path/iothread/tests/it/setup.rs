@@ -1,12 +1,14 @@
 //! Iothreads and disks for tests.
 
 use std::error::Error;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use block::{Access, Clock, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use iothread::{
-    Iothread, IothreadResources, PlacedSource, PollArbiter, PollSettings, SourceObserver,
+    Iothread, IothreadResources, PlacedFrontEnd, PollArbiter, PollSettings, SourceName,
+    SourceObserver, SourceRegistry,
 };
 use kernel_io::{Caching, FileTable, OpenOptions, ReactorChoice};
 use request_path::{FrontEnd, FrontEndSource};
@@ -27,9 +29,14 @@ impl SourceObserver for NoFault {
     fn kicked_while_empty(&self) {}
 }
 
+/// What a source of the test is called.
+pub(crate) fn name(queue: u16) -> SourceName {
+    SourceName { export: "test".to_owned(), queue }
+}
+
 /// Has this log, or none, mark what is written from now on.
-pub(crate) fn set_log(placed: &PlacedSource<BlkRing>, log: Option<RingDirtyLog>) {
-    placed.visit(|ring, port| ring.set_log(log, port));
+pub(crate) fn set_log(placed: &PlacedFrontEnd<BlkRing>, log: Option<RingDirtyLog>) {
+    placed.visit(|ring, port| ring.set_log(log, port)).unwrap();
 }
 
 /// Runs a test on both reactors.
@@ -51,15 +58,34 @@ pub(crate) fn iothreads_with<const N: usize>(
     clock: &Arc<dyn Clock>,
 ) -> [Arc<Iothread>; N] {
     let polling = Arc::new(PollArbiter::of_process().unwrap());
+    let sources = Arc::new(SourceRegistry::default());
     std::array::from_fn(|i| {
         let name = format!("t{i}");
         let (files, clock) = (Arc::clone(files), Arc::clone(clock));
-        let polling = Arc::clone(&polling);
-        let host = IothreadResources { files, clock, polling, reactors, confine: None };
+        let (sources, polling) = (Arc::clone(&sources), Arc::clone(&polling));
+        let host = IothreadResources { files, clock, sources, polling, reactors, confine: None };
         // One of them never looks, as `none` does not.
         let settings = if i == 1 { PollSettings::OFF } else { PollSettings::default() };
         Arc::new(Iothread::spawn(&name, host, settings).unwrap())
     })
+}
+
+/// One more iothread of the process that this one belongs to.
+pub(crate) fn another_iothread(
+    name: &str,
+    beside: &Iothread,
+    files: &Arc<FileTable>,
+    reactors: ReactorChoice,
+) -> Arc<Iothread> {
+    let host = IothreadResources {
+        files: Arc::clone(files),
+        clock: Arc::new(SystemClock),
+        sources: Arc::clone(beside.sources()),
+        polling: Arc::new(PollArbiter::of_process().unwrap()),
+        reactors,
+        confine: None,
+    };
+    Arc::new(Iothread::spawn(name, host, PollSettings::default()).unwrap())
 }
 
 /// A file of that many bytes in the target directory, whose file system has asynchronous I/O.
@@ -105,6 +131,17 @@ pub(crate) fn served<F: FrontEnd>(front: F, node: &Arc<dyn Node>) -> FrontEndSou
 }
 
 fn blk_ring(ring: Ring, guest: &Guest, node: &Arc<dyn Node>, durability: Durability) -> BlkRing {
+    blk_ring_with(ring, guest.kick_fd(), guest.call_fd(), node, durability)
+}
+
+/// A ring with these descriptors.
+pub(crate) fn blk_ring_with(
+    ring: Ring,
+    kick: OwnedFd,
+    call: OwnedFd,
+    node: &Arc<dyn Node>,
+    durability: Durability,
+) -> BlkRing {
     let rules = BlkRules {
         size: node.size(),
         access: node.access(),
@@ -117,8 +154,8 @@ fn blk_ring(ring: Ring, guest: &Guest, node: &Arc<dyn Node>, durability: Durabil
         rules,
         capacity: Arc::new(Capacity::new(node.size())),
         serial: "test".to_owned(),
-        kick: guest.kick_fd(),
-        call: Some(guest.call_fd()),
+        kick,
+        call: Some(call),
         error: None,
     })
 }
@@ -127,7 +164,7 @@ pub(crate) fn place(
     guest: &Guest,
     node: &Arc<dyn Node>,
     on: &Arc<Iothread>,
-) -> PlacedSource<BlkRing> {
+) -> PlacedFrontEnd<BlkRing> {
     place_source(source(guest, node), on)
 }
 
@@ -136,7 +173,7 @@ pub(crate) fn place_stable(
     guest: &Guest,
     node: &Arc<dyn Node>,
     on: &Arc<Iothread>,
-) -> PlacedSource<BlkRing> {
+) -> PlacedFrontEnd<BlkRing> {
     let ring = Ring::new(guest.memory(), guest.setup()).unwrap();
     place_source(served(blk_ring(ring, guest, node, Durability::Stable), node), on)
 }
@@ -144,6 +181,6 @@ pub(crate) fn place_stable(
 pub(crate) fn place_source<F: FrontEnd>(
     source: FrontEndSource<F>,
     on: &Arc<Iothread>,
-) -> PlacedSource<F> {
-    PlacedSource::on(on, source, Arc::new(NoFault)).unwrap()
+) -> PlacedFrontEnd<F> {
+    PlacedFrontEnd::on(on, name(0), source, Arc::new(NoFault)).unwrap()
 }

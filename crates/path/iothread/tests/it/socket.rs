@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use block::{Outcome, RequestSlot};
 use disk::ReadContent;
-use iothread::{PlacedSource, SourceObserver};
+use iothread::{PlacedFrontEnd, SourceObserver};
 use kernel_io::FileTable;
 use request_path::{
     FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision, StreamTransfer,
@@ -20,7 +20,7 @@ use request_path::{
 use rustix::net::{RecvFlags, recv};
 
 use crate::lanes::null_disk;
-use crate::setup::{iothreads, on_both, place_source, served};
+use crate::setup::{iothreads, name, on_both, place_source, served};
 
 /// More than a socket holds, for a few of them.
 const ANSWER_BYTES: usize = 100_000;
@@ -168,7 +168,8 @@ fn room_to_write_is_no_kick() {
         let node = null_disk(1 << 20, ReadContent::Untouched);
         let in_vain = Arc::new(InVain::default());
         let placed =
-            PlacedSource::on(&iothread, served(front, &node), Arc::clone(&in_vain) as _).unwrap();
+            PlacedFrontEnd::on(&iothread, name(0), served(front, &node), Arc::clone(&in_vain) as _)
+                .unwrap();
         for _ in 0..5 {
             let mut filled = 0;
             while let Ok(count) = socket.write(&[0; 4096]) {
@@ -176,7 +177,7 @@ fn room_to_write_is_no_kick() {
             }
             // There is no room now; with what is read there is some, of which the iothread is told before it pays a visit.
             client.read_exact(&mut vec![0; filled]).unwrap();
-            placed.visit(|_, _| ());
+            placed.visit(|_, _| ()).unwrap();
         }
         assert_eq!(in_vain.0.load(Ordering::SeqCst), 0);
         // A request is a kick, and finds something.

@@ -12,7 +12,7 @@ use block::{
     SystemClock,
 };
 use disk::ReadContent;
-use iothread::{Iothread, PlacedSource, SourceObserver};
+use iothread::{Iothread, PlacedFrontEnd, SourceObserver};
 use kernel_io::{FileTable, Notifier, ReactorChoice, WaitMode};
 use request_path::{
     Engine, FrontEnd, FrontEndSource, SleepDecision, Source, SourceKey, TurnBudget, TurnResult,
@@ -27,7 +27,7 @@ use testkit::stream_front::frame::{ANSWER_BYTES, Answer, RequestFrame};
 
 use crate::guest::BLOCK;
 use crate::lanes::null_disk;
-use crate::setup::{NoFault, file_node, iothreads, on_both};
+use crate::setup::{NoFault, file_node, iothreads, name, on_both};
 
 const SLOTS: u16 = 16;
 const BLOCKS: usize = 64;
@@ -95,8 +95,8 @@ fn place(
     front: StreamFront,
     nodes: &[&Arc<dyn Node>],
     on: &Arc<Iothread>,
-) -> PlacedSource<StreamFront> {
-    PlacedSource::on(on, source(front, nodes), Arc::new(NoFault)).unwrap()
+) -> PlacedFrontEnd<StreamFront> {
+    PlacedFrontEnd::on(on, name(0), source(front, nodes), Arc::new(NoFault)).unwrap()
 }
 
 /// Counts those who broke the rules.
@@ -233,7 +233,7 @@ fn answers_that_nobody_reads_outlive_a_stop() {
         for round in 0..6 {
             (0..SLOTS).for_each(|slot| peer.read(slot, 0, 0, BLOCKS));
             // Until all were answered, which a visit sees.
-            while placed.visit(|front, _| front.unpublished()) < usize::from(SLOTS) {
+            while placed.visit(|front, _| front.unpublished()).unwrap() < usize::from(SLOTS) {
                 std::thread::yield_now();
             }
             for _ in 0..round {
@@ -267,7 +267,8 @@ fn rubbish_and_a_peer_that_dies_harm_nobody_else() {
         for round in 0..30_u16 {
             let (mut bad, front) = Peer::new(1);
             let source = source(front, &[&node]);
-            let bad_one = PlacedSource::on(&a, source, Arc::clone(&broken) as _).unwrap();
+            let bad_one =
+                PlacedFrontEnd::on(&a, name(0), source, Arc::clone(&broken) as _).unwrap();
             (0..4).for_each(|slot| bad.read(slot, 0, 0, BLOCKS));
             if round % 3 == 0 {
                 bad.0.write(vec![0xee; 1000]);

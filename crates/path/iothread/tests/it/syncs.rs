@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use block::{Clock, FileId, Node, SyncAction, SyncGuard, SystemClock};
 use disk::{NullNode, ReadContent};
-use iothread::{Iothread, PlacedSource};
+use iothread::{Iothread, PlacedFrontEnd};
 use kernel_io::{FileTable, Notifier, OpenFile, ReactorChoice};
 use virtio_blk::BlkRing;
 
@@ -55,7 +55,7 @@ impl<const N: usize> Rig<N> {
     }
 
     /// So many guests on an iothread, each with as many flushes under way as its ring holds.
-    fn flushing(&self, guests: usize, on: &Arc<Iothread>) -> Vec<(Guest, PlacedSource<BlkRing>)> {
+    fn flushing(&self, guests: usize, on: &Arc<Iothread>) -> Vec<(Guest, PlacedFrontEnd<BlkRing>)> {
         let flushing = (0..guests).map(|_| {
             let mut guest = Guest::new();
             let placed = place(&guest, &self.node, on);
@@ -85,7 +85,7 @@ fn settle(iothread: &Arc<Iothread>) {
 
 /// Waits for all flushes, which must end with this status, and stops the rings.
 #[track_caller]
-fn finish(flushing: Vec<(Guest, PlacedSource<BlkRing>)>, status: u8) {
+fn finish(flushing: Vec<(Guest, PlacedFrontEnd<BlkRing>)>, status: u8) {
     for (mut guest, placed) in flushing {
         let mut done = 0;
         while done < usize::from(SLOTS) {

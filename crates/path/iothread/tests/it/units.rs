@@ -9,7 +9,7 @@ use block::{
     SystemClock,
 };
 use disk::ReadContent;
-use iothread::{Iothread, PlacedSource};
+use iothread::{Iothread, PlacedFrontEnd};
 use kernel_io::{FileTable, Notifier, ReactorChoice};
 use request_path::{Engine, FrontEndSource, Source, SourceKey, TurnBudget, TurnResult, UnitIndex};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -20,7 +20,7 @@ use crate::drains::{Top, drain};
 use crate::guest::BLOCK;
 use crate::lanes::null_disk;
 use crate::open_requests::pipe_node;
-use crate::setup::{NoFault, file_node, iothreads, on_both, place_source};
+use crate::setup::{NoFault, file_node, iothreads, name, on_both, place_source};
 
 const SLOTS: u16 = 16;
 const BLOCKS: usize = 32;
@@ -38,7 +38,7 @@ impl Client {
         source(self.0.front(), nodes)
     }
 
-    fn place(&self, nodes: &[&Arc<dyn Node>], on: &Arc<Iothread>) -> PlacedSource<PlainFront> {
+    fn place(&self, nodes: &[&Arc<dyn Node>], on: &Arc<Iothread>) -> PlacedFrontEnd<PlainFront> {
         place_source(self.source(nodes), on)
     }
 
@@ -173,7 +173,7 @@ fn a_drain_of_one_disk_stops_what_is_asked_of_it() {
         client.write(6, 1, 1, 9);
         // It travels with the source, which answers everybody who asks.
         placed.move_to(&iothreads[1]).unwrap();
-        placed.visit(|_, port| assert_eq!(port.open_reads().count(), 0));
+        placed.visit(|_, port| assert_eq!(port.open_reads().count(), 0)).unwrap();
         assert!(client.0.collect().unwrap().is_empty());
         drained.end().unwrap();
         let mut over = Vec::new();
@@ -198,7 +198,7 @@ fn a_source_that_stops_answers_what_waits_for_the_end_of_a_drain() {
         let drained = drain(&iothreads, &nodes[1]);
         client.read(0, 1, 0);
         // Until it was taken: a log that comes then is to know where its data go.
-        while placed.visit(|_, port| port.open_reads().count()) == 0 {}
+        while placed.visit(|_, port| port.open_reads().count()).unwrap() == 0 {}
         std::thread::scope(|scope| {
             let stop = scope.spawn(|| placed.stop());
             drained.end().unwrap();
@@ -244,7 +244,7 @@ fn a_source_is_given_back_if_one_of_its_disks_opens_no_lane() {
     let nodes: [Arc<dyn Node>; 2] = [opens.clone(), refuses.clone()];
     let client = Client::new();
     let source = client.source(&[&nodes[0], &nodes[1]]);
-    let refused = PlacedSource::on(&iothread, source, Arc::new(NoFault)).unwrap_err();
+    let refused = PlacedFrontEnd::on(&iothread, name(0), source, Arc::new(NoFault)).unwrap_err();
     assert_eq!((opens.lanes(), refuses.lanes()), (0, 0));
     refuses.refuse(false);
     let placed = place_source(*refused.rejected, &iothread);
@@ -263,7 +263,7 @@ fn a_source_whose_front_end_refuses_to_move_is_served_where_it_is() {
         let placed = place_source(source(client.0.front_with(Habit::Stays), &[&node]), &a);
         let refusal = placed.move_to(&b).unwrap_err();
         assert_eq!(refusal.to_string(), "it stays on iothread t0: it was told to");
-        assert!(Arc::ptr_eq(&placed.iothread(), &a));
+        assert!(Arc::ptr_eq(&placed.iothread().unwrap(), &a));
         assert_eq!(top.lanes(), 1);
         client.read(0, 0, 0);
         assert_eq!(client.outcomes(), [(0, Outcome::Done)]);

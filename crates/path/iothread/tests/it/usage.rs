@@ -167,7 +167,7 @@ fn an_iothread_that_is_told_so_looks_no_more() {
         look(&mut guest);
         iothread.set_polling(PollSettings::OFF);
         // Comes after it.
-        placed.visit(|_, _| ());
+        placed.visit(|_, _| ()).unwrap();
         let polls = gauges.polls.get();
         keep_busy(&mut guest, PART);
         assert_eq!(gauges.polls.get(), polls);

@@ -16,11 +16,6 @@ use crate::failure_reporter::FailureCause;
 use crate::io_request::{EventTarget, RequestIndex};
 
 impl<K: EngineKernel> Engine<K> {
-    /// Whether operations were abandoned here that the storage may still carry out.
-    pub fn has_abandoned(&self) -> bool {
-        self.lanes.channels.have_abandoned()
-    }
-
     /// Gives up the storage behind the channels of the lane on that node, if there is one: all requests that are being
     /// carried out there fail now, whatever the storage does. For whoever does not want to wait for a server any more. A
     /// change among them that was to be durable counts as a sync that failed.
