@@ -125,7 +125,7 @@ const TABLE: &[Row] = &[
         &["block", "disk", "kernel_io", "layers", "qcow2", "request_path", "syntax"],
         &["host"],
     ),
-    row("sandbox", &["host", "iothread"], &[]),
+    row("sandbox", &["host", "iothread"], &["block", "kernel_io"]),
     row(
         "iothread",
         &["block", "kernel_io", "request_path"],

@@ -11,6 +11,8 @@ mod inherit;
 mod remove;
 
 use std::collections::HashMap;
+use std::num::NonZero;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,13 +30,16 @@ use iothread::{
     Confinement, Iothread, IothreadResources, PollArbiter, PollLimit, PollSettings, SourceRegistry,
     SpawnError,
 };
-use kernel_io::{FileTable, ReactorChoice};
+use kernel_io::{FileTable, ReactorChoice, SpareRings};
 use sandbox::Sandbox;
 
 pub use change::GraphChangeError;
 
 /// The name of the iothread that serves exports which name none.
 const MAIN: &str = "main";
+
+/// The fewest and the most rings that are made for iothreads which start behind the fences: one for each CPU, of 280 KiB.
+const SPARE_RINGS: RangeInclusive<usize> = 4..=16;
 
 /// All running parts of the daemon: iothreads, block graph, claims, exports.
 #[derive(Debug)]
@@ -49,6 +54,8 @@ pub struct DaemonState {
     polling: Arc<PollArbiter>,
     /// What the iothreads serve.
     sources: Arc<SourceRegistry>,
+    /// For iothreads that start behind the fences.
+    spare_rings: Arc<SpareRings>,
     sandbox: Option<Arc<Sandbox>>,
     descriptor_check: Arc<DescriptorCheck>,
 }
@@ -131,6 +138,7 @@ impl DaemonState {
             clock: Arc::clone(clock) as Arc<dyn Clock>,
             polling: PollArbiter::of_process().map(Arc::new).map_err(BuildError::Cpus)?,
             sources: Arc::default(),
+            spare_rings: Arc::default(),
             sandbox: sandbox.cloned(),
             descriptor_check,
         })
@@ -231,6 +239,16 @@ impl DaemonState {
         Ok(())
     }
 
+    /// Makes the rings for iothreads that start behind the fences, where none can be made. Without them those wait with
+    /// epoll.
+    pub fn make_spare_rings(&self) {
+        let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let count = cpus.clamp(*SPARE_RINGS.start(), *SPARE_RINGS.end());
+        if let Err(error) = self.spare_rings.fill(count) {
+            tracing::debug!("{} of {count} spare rings: {error}", self.spare_rings.left());
+        }
+    }
+
     /// The exports that were started.
     pub fn exports(&self) -> &[Export] {
         &self.exports
@@ -294,6 +312,7 @@ impl DaemonState {
             sources: Arc::clone(&self.sources),
             polling: Arc::clone(&self.polling),
             reactors: ReactorChoice::Any,
+            spare_rings: Arc::clone(&self.spare_rings),
             confine: self.sandbox.clone().map(|sandbox| sandbox as Arc<dyn Confinement>),
         };
         let iothread = Iothread::spawn(id, host, settings).map(Arc::new)?;

@@ -142,6 +142,7 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
         // Nobody is accepted, and nobody told that we are ready, before the fences are up. Who was
         // taken over is served already, on threads that lack only the filter of system calls.
         if let Some(sandbox) = &sandbox {
+            built.make_spare_rings();
             sandbox.look_at_threads().map_err(ServeError::Sandbox)?;
             sandbox.close().map_err(ServeError::Sandbox)?;
             check.judge(plan.sandbox)?;

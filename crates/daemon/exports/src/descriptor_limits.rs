@@ -20,8 +20,8 @@ use crate::device::ExportedDisk;
 const LEAST: usize =
     DESCRIPTORS_PER_SESSION + 2 * DESCRIPTORS_PER_REGION + 2 * DESCRIPTORS_PER_QUEUE;
 
-/// What the daemon itself still opens: the pidfile, a log, the kernel's news, a takeover.
-const OWN: usize = 16;
+/// What the daemon itself still opens: spare rings, the pidfile, a log, the kernel's news, a takeover.
+const OWN: usize = 32;
 
 /// What it still opens for each export: a socket and its lock, a bell, and the next client.
 const OWN_OF_EXPORT: usize = 4;

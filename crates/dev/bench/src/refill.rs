@@ -287,6 +287,7 @@ impl Stage {
             sources: Arc::default(),
             polling: Arc::new(PollArbiter::of_process().context("find the CPUs")?),
             reactors: ReactorChoice::Any,
+            spare_rings: Arc::default(),
             confine: None,
         };
         let claim = node.claim(Rights::of_user(node.access()))?;

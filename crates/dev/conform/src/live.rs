@@ -146,8 +146,16 @@ impl Player {
         let iothread = |name, settings| {
             let (files, clock) = (Arc::clone(&medium.table), Arc::clone(&clock));
             let (sources, polling) = (Arc::clone(&sources), Arc::clone(&polling));
-            let host =
-                IothreadResources { files, clock, sources, polling, reactors, confine: None };
+            let (spare_rings, confine) = (Arc::default(), None);
+            let host = IothreadResources {
+                files,
+                clock,
+                sources,
+                polling,
+                reactors,
+                spare_rings,
+                confine,
+            };
             anyhow::Ok(Arc::new(Iothread::spawn(name, host, settings)?))
         };
         // One of them never looks, as `none` does not.

@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use block::{Clock, GaugeWriter, Node};
-use kernel_io::{FileTable, KernelError, Notifier, ReactorChoice, ThreadStat};
+use kernel_io::{FileTable, Kernel, KernelError, Notifier, ReactorChoice, SpareRings, ThreadStat};
 use request_path::Engine;
 
 use crate::SourceRegistry;
@@ -34,6 +34,8 @@ pub struct IothreadResources {
     pub polling: Arc<PollArbiter>,
     /// What it may wait with.
     pub reactors: ReactorChoice,
+    /// Rings for when none can be made any more.
+    pub spare_rings: Arc<SpareRings>,
     /// What it gives up once it has its reactor, which may take rights that it will not need again.
     pub confine: Option<Arc<dyn Confinement>>,
 }
@@ -88,7 +90,8 @@ impl Iothread {
         host: IothreadResources,
         settings: PollSettings,
     ) -> Result<Self, SpawnError> {
-        let IothreadResources { files, clock, sources, polling, reactors, confine } = host;
+        let IothreadResources { files, clock, sources, polling, reactors, spare_rings, confine } =
+            host;
         let failed = |source| SpawnError::Thread { name: name.to_owned(), source };
         let notifier = Arc::new(Notifier::new().map_err(failed)?);
         let inbox = Arc::new(Inbox::new(name, Arc::clone(&notifier)));
@@ -101,7 +104,9 @@ impl Iothread {
             .spawn(move || {
                 // Behind its fences it opens nothing.
                 let stat = ThreadStat::of_this();
-                let engine = Engine::new(files, notifier, Arc::clone(&clock), reactors)
+                files.tell(&notifier);
+                let engine = Kernel::with_spare_rings(files, reactors, &spare_rings)
+                    .map(|kernel| Engine::with(kernel, notifier, Arc::clone(&clock)))
                     .map_err(|source| SpawnError::Kernel { name: own_name.clone(), source })
                     .and_then(|engine| confined(&own_name, confine.as_deref()).map(|()| engine));
                 match engine {

@@ -14,6 +14,7 @@
 
 mod io_engine;
 mod polls;
+mod start;
 mod streams;
 mod withdraw;
 
@@ -38,7 +39,7 @@ use crate::in_flight::{
 };
 use crate::inline::{self, InlineQueue, ServedRings};
 use crate::linux_aio::LinuxAio;
-use crate::reactor::{Completion, Reactor, ReactorChoice, ReactorKind};
+use crate::reactor::{Completion, Reactor, ReactorKind};
 use crate::uring::{UringFd, UringOp};
 use crate::workers::Workers;
 use crate::{
@@ -132,23 +133,11 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Makes the calling thread's reactor. Call it on the thread that will use it.
-    pub fn new(table: Arc<FileTable>, allowed: ReactorChoice) -> Result<Self, KernelError> {
-        Self::with(table, allowed, BlockingCallPolicy::OnWorkers)
-    }
-
-    /// The same for a thread that owns no ring: it carries out each operation in the call that begins it, and waits
-    /// with epoll for what others do. Cheap to make.
-    pub fn blocking(table: Arc<FileTable>) -> Result<Self, KernelError> {
-        Self::with(table, ReactorChoice::EpollOnly, BlockingCallPolicy::OnThisThread)
-    }
-
     fn with(
         table: Arc<FileTable>,
-        allowed: ReactorChoice,
+        (reactor, waits_with): (Reactor, ReactorKind),
         calls: BlockingCallPolicy,
     ) -> Result<Self, KernelError> {
-        let (reactor, waits_with) = Reactor::new(allowed)?;
         // Made at once: there may be no descriptor left when an operation first needs it.
         let workers = Workers::new().map_err(KernelError::Workers)?;
         let notifier = workers.notifier().as_raw_fd();

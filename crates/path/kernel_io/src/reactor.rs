@@ -13,6 +13,7 @@ use block::Interest;
 use crate::KernelError;
 use crate::epoll::Epoll;
 use crate::in_flight::SlotIndex;
+use crate::spare_rings::SpareRings;
 use crate::uring::Uring;
 
 /// The longest wait with a limit: the kernel adds what it is told to its own time, which must not overflow.
@@ -85,10 +86,13 @@ pub(crate) enum Reactor {
 }
 
 impl Reactor {
-    /// Makes the calling thread's reactor, and says which it is.
-    pub(crate) fn new(allowed: ReactorChoice) -> Result<(Self, ReactorKind), KernelError> {
+    /// Makes the calling thread's reactor, or takes a spare ring, and says which it is.
+    pub(crate) fn new(
+        allowed: ReactorChoice,
+        spares: &SpareRings,
+    ) -> Result<(Self, ReactorKind), KernelError> {
         let instead = match allowed {
-            ReactorChoice::Any => match Uring::new() {
+            ReactorChoice::Any => match spares.take().map_or_else(Uring::new, Uring::enable) {
                 Ok(uring) => return Ok((Self::Uring(uring), ReactorKind::IoUring)),
                 Err(error) => ReactorKind::EpollInstead(error),
             },

@@ -6,7 +6,7 @@
 //! Invariants: a file has a slot of the ring's file table, if there is one, until it is given up. The ring
 //! does the operations that are queued here and no others, whoever writes to its memory: a filter
 //! of system calls does not see what goes through a ring ([`restrict`]).
-//! Threads: belongs to the thread that made it (SINGLE_ISSUER); only [`Uring::wait`] blocks.
+//! Threads: belongs to the thread that enabled it (SINGLE_ISSUER); only [`Uring::wait`] blocks.
 //! Limits: beyond [`COMPLETIONS`] the kernel keeps completions aside (NODROP), which is slower
 //! but loses none; files beyond [`REGISTERED_MAX`] are used by their descriptors.
 
@@ -179,6 +179,11 @@ impl std::fmt::Debug for Uring {
 impl Uring {
     /// Makes the calling thread's io_uring.
     pub(crate) fn new() -> Result<Self, KernelError> {
+        Self::disabled()?.enable()
+    }
+
+    /// Makes an io_uring that does nothing before it is enabled.
+    pub(crate) fn disabled() -> Result<Self, KernelError> {
         let ring = build(SUBMISSIONS, COMPLETIONS)?;
         let registration = match ring.submitter().register_files_sparse(REGISTERED_MAX) {
             Ok(()) => FileRegistration::On,
@@ -190,6 +195,12 @@ impl Uring {
         restrict(&ring).map_err(KernelError::Uring)?;
         let free = (0..REGISTERED_MAX).rev().collect();
         Ok(Self { ring, registration, free, completed: VecDeque::new(), misled: false })
+    }
+
+    /// Lets it begin; it is the calling thread's from now on.
+    pub(crate) fn enable(self) -> Result<Self, KernelError> {
+        self.ring.submitter().register_enable_rings().map_err(KernelError::Uring)?;
+        Ok(self)
     }
 
     /// Whether the host lets this process have an io_uring.
@@ -412,15 +423,14 @@ fn whole(segment: libc::iovec) -> Option<(*mut u8, u32)> {
     Some((segment.iov_base.cast(), u32::try_from(segment.iov_len).ok()?))
 }
 
-/// Leaves the ring only what is needed from now on, for good, and lets it begin. Every kernel that
-/// has DEFER_TASKRUN (6.1) has this (5.10).
+/// Leaves the ring only what is needed once it is enabled, for good. Every kernel that has DEFER_TASKRUN (6.1) has this
+/// (5.10).
 fn restrict(ring: &IoUring) -> io::Result<()> {
     let operations = OPERATIONS.into_iter().map(Restriction::sqe_op);
     let registers = REGISTER_OPERATIONS.into_iter().map(Restriction::register_op);
     let flags = Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits());
     let mut all: Vec<Restriction> = operations.chain(registers).chain([flags]).collect();
-    ring.submitter().register_restrictions(&mut all)?;
-    ring.submitter().register_enable_rings()
+    ring.submitter().register_restrictions(&mut all)
 }
 
 fn not_registered(error: &io::Error) {

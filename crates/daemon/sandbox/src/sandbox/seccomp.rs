@@ -286,9 +286,9 @@ const ASKED_OF_SOCKETS: [libc::c_int; 4] =
 /// takes over, in both forms of linux/socket.h.
 const TOLD_TO_SOCKETS: [u64; 3] = [10, 21, 67];
 
-/// What a ring is told once it runs: its table of files (IORING_UNREGISTER_FILES,
-/// IORING_REGISTER_FILES_UPDATE).
-const REGISTERED: [u64; 2] = [3, 6];
+/// What a ring is told: its table of files (IORING_UNREGISTER_FILES, IORING_REGISTER_FILES_UPDATE), and that a spare one
+/// begins, as restricted as it was made (IORING_REGISTER_ENABLE_RINGS).
+const REGISTERED: [u64; 3] = [3, 6, 12];
 
 /// What the seccomp filters depend on.
 #[derive(Debug, Clone, Copy)]

@@ -36,6 +36,7 @@ fn spawn(confine: Arc<dyn Confinement>) -> Result<Iothread, SpawnError> {
         sources: Arc::default(),
         polling: Arc::new(PollArbiter::of_process().unwrap()),
         reactors: ReactorChoice::Any,
+        spare_rings: Arc::default(),
         confine: Some(confine),
     };
     Iothread::spawn("t0", host, PollSettings::default())

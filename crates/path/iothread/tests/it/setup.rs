@@ -63,7 +63,9 @@ pub(crate) fn iothreads_with<const N: usize>(
         let name = format!("t{i}");
         let (files, clock) = (Arc::clone(files), Arc::clone(clock));
         let (sources, polling) = (Arc::clone(&sources), Arc::clone(&polling));
-        let host = IothreadResources { files, clock, sources, polling, reactors, confine: None };
+        let (spare_rings, confine) = (Arc::default(), None);
+        let host =
+            IothreadResources { files, clock, sources, polling, reactors, spare_rings, confine };
         // One of them never looks, as `none` does not.
         let settings = if i == 1 { PollSettings::OFF } else { PollSettings::default() };
         Arc::new(Iothread::spawn(&name, host, settings).unwrap())
@@ -83,6 +85,7 @@ pub(crate) fn another_iothread(
         sources: Arc::clone(beside.sources()),
         polling: Arc::new(PollArbiter::of_process().unwrap()),
         reactors,
+        spare_rings: Arc::default(),
         confine: None,
     };
     Arc::new(Iothread::spawn(name, host, PollSettings::default()).unwrap())

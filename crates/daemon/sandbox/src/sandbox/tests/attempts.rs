@@ -12,7 +12,13 @@ use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
+use block::ByteOffset;
+use kernel_io::{
+    Aio, BouncePool, EngineKernel, FileTable, Kernel, KernelError, OpenFile, ReactorChoice,
+    ReactorKind, SpareRings, Tag, WaitMode,
+};
 use testkit::trespass;
 
 use super::super::privileges;
@@ -92,6 +98,7 @@ struct Scene {
     service: UnixDatagram,
     /// Another process, which ends with this one.
     other: Child,
+    spare_rings: SpareRings,
 }
 
 impl Scene {
@@ -104,7 +111,10 @@ impl Scene {
         let [log, service] = ["log", "other"]
             .map(|name| UnixDatagram::bind(root.join("sockets").join(name)).unwrap());
         let other = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        Self { root, disk, listener, client, session, front_end, log, service, other }
+        let spare_rings = SpareRings::default();
+        // Where there is no io_uring, there is none to take.
+        spare_rings.fill(1).ok();
+        Self { root, disk, listener, client, session, front_end, log, service, other, spare_rings }
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -131,6 +141,10 @@ impl Scene {
             "fork" => trespass::fork(),
             "name space" => trespass::leave_name_space(),
             "ring" => trespass::make_ring(),
+            "late iothread" => self.read_through_a_ring(&self.spare_rings),
+            "late iothread without a spare ring" => {
+                self.read_through_a_ring(&SpareRings::default())
+            }
             "bell of a ring" => trespass::register_bell(),
             "handle" => trespass::open_by_handle(),
             "limit" => host::raise_open_files_limit().map(drop),
@@ -177,6 +191,30 @@ impl Scene {
             "abort" => std::process::abort(),
             other => panic!("no attempt is called {other}"),
         }
+    }
+
+    /// Reads the disk as an iothread does that starts now, unless it has no io_uring.
+    fn read_through_a_ring(&self, spare_rings: &SpareRings) -> io::Result<()> {
+        let (files, path) = (Arc::new(FileTable::default()), self.at("disks/a.img"));
+        let disk =
+            OpenFile::adopt(self.disk.as_fd().try_clone_to_owned()?, path, 4096, Aio::IoUring);
+        let file = files.insert(Arc::new(disk));
+        let read = move || {
+            let allowed = ReactorChoice::Any;
+            let mut kernel = Kernel::with_spare_rings(files, allowed, spare_rings).unwrap();
+            if let ReactorKind::EpollInstead(KernelError::Uring(error)) = kernel.waits_with() {
+                return Err(io::Error::from_raw_os_error(error.raw_os_error().unwrap()));
+            }
+            let buffer = BouncePool::default().take();
+            kernel.read_bounce(file, ByteOffset(0), 512, buffer, Tag(1));
+            loop {
+                kernel.wait(WaitMode::Block)?;
+                if let Some((_, result, _)) = kernel.next_finished() {
+                    return result.map_err(io::Error::other);
+                }
+            }
+        };
+        std::thread::scope(|scope| scope.spawn(read).join().unwrap())
     }
 
     fn use_the_disks(&self) -> io::Result<()> {
@@ -252,6 +290,15 @@ fn everything_that_is_not_needed_is_refused() {
 fn no_process_is_held_by_its_id_where_a_connection_gives_it() {
     if host::gives_peer_processes().unwrap() {
         check("hold another", "on", End::Refused(libc::EPERM));
+    }
+}
+
+/// Where io_uring is to be had.
+#[test]
+fn an_iothread_that_starts_late_has_a_spare_ring_or_none() {
+    if attempt("ring", "off") == End::Succeeded {
+        assert_eq!(attempt("late iothread", "on"), End::Succeeded);
+        check("late iothread without a spare ring", "on", End::Refused(libc::EPERM));
     }
 }
 
