@@ -26,7 +26,8 @@ fn a_file_is_closed_when_its_node_is_gone() {
     on_both(|reactors| {
         let files = Arc::new(FileTable::default());
         let threads = iothreads::<2>(&files, reactors);
-        for round in 0..10 {
+        // More than an io_uring has registered at once.
+        for round in 0..300 {
             let (node, image) = file_node(&files, 1 << 20);
             let mut guest = Guest::new();
             let placed = place(&guest, &node, &threads[round % 2]);

@@ -129,3 +129,38 @@ impl Kernel {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use super::*;
+    use crate::{EngineKernel, FileTable, ReactorChoice, ReactorKind};
+
+    /// More than the ring's table has room for.
+    const FILES: usize = 1000;
+
+    #[test]
+    fn of_many_files_that_come_and_go_none_stays_open_and_the_last_one_is_registered() {
+        let table = Arc::new(FileTable::default());
+        let mut kernel = Kernel::new(Arc::clone(&table), ReactorChoice::Any).unwrap();
+        let mut before: Option<(FileId, Weak<OpenFile>)> = None;
+        for number in 0..FILES {
+            // As far as the kernel's NOWAIT goes a pipe is like a disk.
+            let (reader, _writer) = rustix::pipe::pipe().unwrap();
+            let file = Arc::new(OpenFile::adopt(reader, "pipe".into(), 0, Aio::Automatic));
+            let weak = Arc::downgrade(&file);
+            let id = table.insert(file);
+            // Two at a time, as when a file takes the place of another one.
+            let way = kernel.iothread_file(id).way;
+            let is_registered = matches!(way, IoEngine::Uring(UringFd::Registered(_), _));
+            let has_ring = matches!(kernel.waits_with(), ReactorKind::IoUring);
+            assert_eq!(is_registered, has_ring, "file {number}: {way:?}");
+            if let Some((id, closed)) = before.replace((id, weak)) {
+                table.remove(id);
+                kernel.forget_files();
+                assert!(closed.upgrade().is_none(), "file {number} is open");
+            }
+        }
+    }
+}
