@@ -11,7 +11,7 @@ use block::{
     Mapping, Node, Operation, Outcome, Piece, PieceList, RequestSlot, SyncAction, Target,
 };
 use disk::ReadContent;
-use iothread::PlacedSource;
+use iothread::PlacedFrontEnd;
 use kernel_io::{Aio, FileTable, OpenFile};
 use request_path::UnitIndex;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -83,16 +83,17 @@ fn extent(block: usize) -> Extent {
 }
 
 /// Cancels requests where the source is served; twice, as a client may.
-fn cancel(placed: &PlacedSource<PlainFront>, slots: &[u16]) {
+fn cancel(placed: &PlacedFrontEnd<PlainFront>, slots: &[u16]) {
     let slots = slots.to_vec();
-    placed.visit(move |_, port| {
+    let cancel = placed.visit(move |_, port| {
         slots.iter().chain(&slots).for_each(|slot| port.cancel(RequestSlot(*slot)));
     });
+    cancel.unwrap();
 }
 
 /// Waits until requests were taken: what was brought last is read, or waits.
-fn are_taken(placed: &PlacedSource<PlainFront>, reads: usize) {
-    while placed.visit(|_, port| port.open_reads().count()) < reads {
+fn are_taken(placed: &PlacedFrontEnd<PlainFront>, reads: usize) {
+    while placed.visit(|_, port| port.open_reads().count()).unwrap() < reads {
         std::thread::yield_now();
     }
 }
