@@ -23,223 +23,117 @@ use seccompiler::{
 /// Seccomp rules by system call: any of them suffices.
 type SyscallRules = BTreeMap<c_long, Vec<SeccompRule>>;
 
+/// System calls by name; a comment is about the line below it.
+macro_rules! calls {
+    ($($(#[$only:meta])? $name:ident)*) => { &[$($(#[$only])? libc::$name),*] };
+}
+
 /// What is let through whatever its arguments are.
 const ALWAYS: &[&[c_long]] = &[IO, WAITING, MEMORY, FILES, SESSIONS, THREADS, ENDING];
 
 /// Transfers: engines, bells, the log, the signal handler's pipe.
-const IO: &[c_long] = &[
-    libc::SYS_read,
-    libc::SYS_readv,
-    libc::SYS_pread64,
-    libc::SYS_preadv,
-    libc::SYS_preadv2,
-    libc::SYS_write,
-    libc::SYS_writev,
-    libc::SYS_pwrite64,
-    libc::SYS_pwritev,
-    libc::SYS_pwritev2,
-    libc::SYS_fsync,
-    libc::SYS_fdatasync,
-    libc::SYS_fallocate,
-    libc::SYS_lseek,
+const IO: &[c_long] = calls! {
+    SYS_read SYS_readv SYS_pread64 SYS_preadv SYS_preadv2 SYS_write SYS_writev SYS_pwrite64
+    SYS_pwritev SYS_pwritev2 SYS_fsync SYS_fdatasync SYS_fallocate SYS_lseek
     // What the page cache holds of a node that becomes active.
-    libc::SYS_fadvise64,
-    libc::SYS_io_submit,
-    libc::SYS_io_getevents,
+    SYS_fadvise64
+    SYS_io_submit SYS_io_getevents
     // Of an iothread whose first file with aio=native comes late, and at its end.
-    libc::SYS_io_setup,
-    libc::SYS_io_destroy,
+    SYS_io_setup SYS_io_destroy
     // What a ring does is restricted by the ring itself; no other ring can be made.
-    libc::SYS_io_uring_enter,
-];
+    SYS_io_uring_enter
+};
 
 /// Event loops, sessions, locks, clocks.
-const WAITING: &[c_long] = &[
-    libc::SYS_epoll_create1,
-    libc::SYS_epoll_ctl,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_epoll_wait,
-    libc::SYS_ppoll,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_poll,
-    libc::SYS_eventfd2,
+const WAITING: &[c_long] = calls! {
+    SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_pwait SYS_epoll_pwait2
+    #[cfg(target_arch = "x86_64")] SYS_epoll_wait
+    SYS_ppoll
+    #[cfg(target_arch = "x86_64")] SYS_poll
+    SYS_eventfd2
     // The alarms of sentences that were left out.
-    libc::SYS_timerfd_create,
-    libc::SYS_timerfd_settime,
-    libc::SYS_futex,
-    libc::SYS_restart_syscall,
-    libc::SYS_sched_yield,
-    libc::SYS_nanosleep,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_clock_gettime,
-    libc::SYS_clock_getres,
-    libc::SYS_gettimeofday,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_time,
-];
+    SYS_timerfd_create SYS_timerfd_settime
+    SYS_futex SYS_restart_syscall SYS_sched_yield SYS_nanosleep SYS_clock_nanosleep
+    SYS_clock_gettime SYS_clock_getres SYS_gettimeofday
+    #[cfg(target_arch = "x86_64")] SYS_time
+};
 
 /// The allocator and guest memory. Mapping and protecting have conditions.
-const MEMORY: &[c_long] = &[
-    libc::SYS_brk,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
+const MEMORY: &[c_long] = calls! {
+    SYS_brk SYS_munmap SYS_mremap SYS_madvise
     // The in-flight region of a session.
-    libc::SYS_memfd_create,
-    libc::SYS_ftruncate,
-    libc::SYS_getrandom,
-];
+    SYS_memfd_create
+    SYS_ftruncate SYS_getrandom
+};
 
 /// Whatever opens a file.
-const OPENING: &[c_long] = &[
-    libc::SYS_openat,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_open,
-];
+const OPENING: &[c_long] = calls! {
+    SYS_openat
+    #[cfg(target_arch = "x86_64")] SYS_open
+};
 
 /// Descriptors, and the names of sockets and pidfile at the end.
-const FILES: &[c_long] = &[
+const FILES: &[c_long] = calls! {
     // Answered with EACCES by the filter before, without a line in the log: C libraries try.
-    libc::SYS_openat,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_open,
-    libc::SYS_close,
-    libc::SYS_dup3,
+    SYS_openat
+    #[cfg(target_arch = "x86_64")] SYS_open
+    SYS_close SYS_dup3
     // The standard streams of a daemon in the background.
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_dup2,
-    libc::SYS_chdir,
-    libc::SYS_fstat,
-    libc::SYS_fstatfs,
-    libc::SYS_newfstatat,
-    libc::SYS_statx,
+    #[cfg(target_arch = "x86_64")] SYS_dup2
+    SYS_chdir SYS_fstat SYS_fstatfs SYS_newfstatat SYS_statx
     // What kind a descriptor of a front end is.
-    libc::SYS_readlinkat,
-    libc::SYS_unlinkat,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_unlink,
-];
+    SYS_readlinkat
+    SYS_unlinkat
+    #[cfg(target_arch = "x86_64")] SYS_unlink
+};
 
 /// Clients of the sockets that are there. New sockets are not made.
-const SESSIONS: &[c_long] = &[
-    libc::SYS_accept4,
-    libc::SYS_recvmsg,
+const SESSIONS: &[c_long] = calls! {
+    SYS_accept4 SYS_recvmsg
     // With descriptors: the memory of in-flight regions, everything in a takeover. They are in
     // memory, where a filter cannot look.
-    libc::SYS_sendmsg,
-    libc::SYS_recvfrom,
-    libc::SYS_sendto,
-    libc::SYS_shutdown,
-];
+    SYS_sendmsg
+    SYS_recvfrom SYS_sendto SYS_shutdown
+};
 
 /// The beginning of a thread, its name has a condition, and who it is.
-const THREADS: &[c_long] = &[
+const THREADS: &[c_long] = calls! {
     // Answered with ENOSYS by the filter before.
-    libc::SYS_clone3,
-    libc::SYS_set_robust_list,
-    libc::SYS_rseq,
-    libc::SYS_set_tid_address,
-    libc::SYS_sigaltstack,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_gettid,
-    libc::SYS_getpid,
-    libc::SYS_getppid,
-    libc::SYS_getuid,
-    libc::SYS_geteuid,
-    libc::SYS_getgid,
-    libc::SYS_getegid,
-    libc::SYS_getcpu,
-    libc::SYS_getrusage,
-    libc::SYS_uname,
-    libc::SYS_sysinfo,
-    libc::SYS_membarrier,
-];
+    SYS_clone3
+    SYS_set_robust_list SYS_rseq SYS_set_tid_address SYS_sigaltstack SYS_sched_getaffinity
+    SYS_gettid SYS_getpid SYS_getppid SYS_getuid SYS_geteuid SYS_getgid SYS_getegid SYS_getcpu
+    SYS_getrusage SYS_uname SYS_sysinfo SYS_membarrier
+};
 
 /// Signals and the end.
-const ENDING: &[c_long] = &[
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-];
+const ENDING: &[c_long] = calls! {
+    SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn SYS_exit SYS_exit_group
+};
 
 /// What nobody calls who serves disks: other programs, other processes, other name spaces, the
 /// kernel's own controls.
-const HOSTILE: &[c_long] = &[
-    libc::SYS_execve,
-    libc::SYS_execveat,
-    libc::SYS_ptrace,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
-    libc::SYS_pidfd_getfd,
-    libc::SYS_open_by_handle_at,
-    libc::SYS_mount,
-    libc::SYS_umount2,
-    libc::SYS_move_mount,
-    libc::SYS_open_tree,
-    libc::SYS_fsopen,
-    libc::SYS_fsmount,
-    libc::SYS_mount_setattr,
-    libc::SYS_pivot_root,
-    libc::SYS_chroot,
-    libc::SYS_setns,
-    libc::SYS_unshare,
-    libc::SYS_bpf,
-    libc::SYS_perf_event_open,
-    libc::SYS_userfaultfd,
-    libc::SYS_keyctl,
-    libc::SYS_add_key,
-    libc::SYS_request_key,
-    libc::SYS_init_module,
-    libc::SYS_finit_module,
-    libc::SYS_delete_module,
-    libc::SYS_kexec_load,
-    libc::SYS_kexec_file_load,
-    libc::SYS_reboot,
-    libc::SYS_swapon,
-    libc::SYS_swapoff,
-    libc::SYS_acct,
-    libc::SYS_personality,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_iopl,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_ioperm,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_modify_ldt,
-];
+const HOSTILE: &[c_long] = calls! {
+    SYS_execve SYS_execveat SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev
+    SYS_pidfd_getfd SYS_open_by_handle_at SYS_mount SYS_umount2 SYS_move_mount SYS_open_tree
+    SYS_fsopen SYS_fsmount SYS_mount_setattr SYS_pivot_root SYS_chroot SYS_setns SYS_unshare
+    SYS_bpf SYS_perf_event_open SYS_userfaultfd SYS_keyctl SYS_add_key SYS_request_key
+    SYS_init_module SYS_finit_module SYS_delete_module SYS_kexec_load SYS_kexec_file_load
+    SYS_reboot SYS_swapon SYS_swapoff SYS_acct SYS_personality
+    #[cfg(target_arch = "x86_64")] SYS_iopl
+    #[cfg(target_arch = "x86_64")] SYS_ioperm
+    #[cfg(target_arch = "x86_64")] SYS_modify_ldt
+};
 
 /// What the process that looks at descriptors does besides what has conditions: it receives, looks, answers and closes.
 /// It opens, makes and maps nothing but its own memory and threads.
-const DESCRIPTOR_CHECK: &[c_long] = &[
-    libc::SYS_recvmsg,
-    libc::SYS_sendto,
-    libc::SYS_write,
-    libc::SYS_close,
-    libc::SYS_readlinkat,
+const DESCRIPTOR_CHECK: &[c_long] = calls! {
+    SYS_recvmsg SYS_sendto SYS_write SYS_close SYS_readlinkat
     // With AT_STATX_DONT_SYNC, of files where --memory-files or a dax device is.
-    libc::SYS_statx,
-    libc::SYS_brk,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
-    libc::SYS_futex,
-    libc::SYS_restart_syscall,
-    libc::SYS_sched_yield,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_set_robust_list,
-    libc::SYS_rseq,
-    libc::SYS_sigaltstack,
-    libc::SYS_gettid,
-    libc::SYS_getpid,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-];
+    SYS_statx
+    SYS_brk SYS_munmap SYS_mremap SYS_madvise SYS_futex SYS_restart_syscall SYS_sched_yield
+    SYS_sched_getaffinity SYS_set_robust_list SYS_rseq SYS_sigaltstack SYS_gettid SYS_getpid
+    SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn SYS_exit SYS_exit_group
+};
 
 /// The flags of a clone that is a thread of this process and of nothing else.
 const CLONE_OUTSIDE: libc::c_int = libc::CLONE_NEWCGROUP
