@@ -416,8 +416,8 @@ fn is_signal(error: &ServeError) -> bool {
         error,
         ServeError::Takeover(
             TakeoverError::Stopped
-                | TakeoverError::Build(BuildError::Claim(ExportClaimError::Stopped { .. }))
-        ) | ServeError::Build(BuildError::Claim(ExportClaimError::Stopped { .. }))
+                | TakeoverError::Build(BuildError::Claim(ExportClaimError::Stopped(..)))
+        ) | ServeError::Build(BuildError::Claim(ExportClaimError::Stopped(..)))
     )
 }
 

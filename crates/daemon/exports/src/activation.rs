@@ -140,7 +140,7 @@ impl ActivationPolicy {
         let rate = &mut slot.rate;
         let policy = &mut WaitPolicy { limit: LOCK_WAIT_MAX, wait: &mut wait, rate };
         let claimed = match claim(export, node, *rights, &**clock, policy) {
-            Err(ExportClaimError::Stopped { .. }) if wait.is_wanted() => {
+            Err(ExportClaimError::Stopped(..)) if wait.is_wanted() => {
                 return Ok(ActivationResult::Postponed);
             }
             claimed => claimed?,
@@ -335,7 +335,7 @@ mod tests {
         let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
         let leaving = std::thread::spawn(move || drop(client));
         let error = activation.begin("e", &node, ours).unwrap_err();
-        assert!(matches!(error, ActivateError::Claim(ExportClaimError::Stopped { .. })), "{error}");
+        assert!(matches!(error, ActivateError::Claim(ExportClaimError::Stopped(..))), "{error}");
         leaving.join().unwrap();
         assert!(node.notes.lock().unwrap().is_empty());
     }
@@ -358,7 +358,7 @@ mod tests {
         freeze_notifier.wake();
         drop(client);
         let error = activation.begin("e", &node, ours).unwrap_err();
-        assert!(matches!(error, ActivateError::Claim(ExportClaimError::Stopped { .. })), "{error}");
+        assert!(matches!(error, ActivateError::Claim(ExportClaimError::Stopped(..))), "{error}");
     }
 
     #[test]

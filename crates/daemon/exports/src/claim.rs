@@ -83,11 +83,8 @@ pub enum ExportClaimError {
         source: ClaimError,
     },
     /// A signal came, or the client left, while it waited.
-    #[error("export {export}: stopped while it waited for a lock")]
-    Stopped {
-        /// The export.
-        export: String,
-    },
+    #[error("export {0}: stopped while it waited for a lock")]
+    Stopped(String),
 }
 
 /// Claims a node for an export, and tries again as long as another process has its image.
@@ -134,7 +131,7 @@ fn retry(
     let rest = REST + Duration::from_millis((std::process::id() % SPREAD).into());
     while clock.now().duration_since(began) < policy.limit {
         if policy.wait.pause(rest) == WaitResult::Stop {
-            return Err(ExportClaimError::Stopped { export: export() });
+            return Err(ExportClaimError::Stopped(export()));
         }
         match node.claim(rights) {
             Ok(claim) => return Ok(claim),

@@ -189,7 +189,7 @@ impl ExportOptions {
 pub fn check_socket_path(path: PathBuf) -> Result<PathBuf, ArgumentError> {
     let bytes = path.as_os_str().len();
     if bytes == 0 {
-        return Err(ArgumentError::EmptyPath { what: "socket path" });
+        return Err(ArgumentError::EmptyPath("socket path"));
     }
     if bytes > SOCKET_PATH_BYTES_MAX {
         return Err(ArgumentError::own(ExportOptionsError::SocketPathTooLong { path, bytes }));
@@ -214,7 +214,7 @@ fn check_logical_block_size(bytes: u64) -> Result<u32, ArgumentError> {
 }
 
 fn addr(fields: &mut OptionFields) -> Result<PathBuf, ArgumentError> {
-    let missing = ArgumentError::Missing { key: fields.path("addr") };
+    let missing = ArgumentError::Missing(fields.path("addr"));
     let (_unix, mut addr) = fields.union("addr")?.ok_or(missing)?;
     check_socket_path(addr.required_text("path")?.into())
 }

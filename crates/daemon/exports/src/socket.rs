@@ -89,11 +89,8 @@ pub enum SocketError {
         process: Option<u32>,
     },
     /// What is there is not ours to remove.
-    #[error("{path} exists and is not a socket")]
-    NoSocket {
-        /// Where.
-        path: PathBuf,
-    },
+    #[error("{0} exists and is not a socket")]
+    NoSocket(PathBuf),
     /// There is no such group.
     #[error("socket {path}: there is no group '{group}'")]
     Group {
@@ -289,7 +286,7 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
         Err(error) => return Err(failed(path, "look at it", error)),
     };
     if !found.file_type().is_socket() {
-        return Err(SocketError::NoSocket { path: path.to_path_buf() });
+        return Err(SocketError::NoSocket(path.to_path_buf()));
     }
     check_unserved(path)?;
     tracing::info!("socket {}: replacing a stale one", path.display());
@@ -443,7 +440,7 @@ mod tests {
         let path = dir.path().join("precious");
         std::fs::write(&path, "data").unwrap();
         let error = ExportSocket::listen(&options(&path, None)).unwrap_err();
-        assert!(matches!(error, SocketError::NoSocket { .. }), "{error}");
+        assert!(matches!(error, SocketError::NoSocket(..)), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), b"data");
     }
 }

@@ -151,10 +151,10 @@ impl GraphModel {
         let named = self.nodes.values().flat_map(|node| &node.objects);
         let mut named = named.chain(self.exports.values().flat_map(|export| &export.iothreads));
         if !self.objects.contains_key(id) {
-            return Err(ModelError::NoObject { id: id.to_owned() });
+            return Err(ModelError::NoObject(id.to_owned()));
         }
         if named.any(|named| named == id) {
-            return Err(ModelError::ObjectInUse { id: id.to_owned() });
+            return Err(ModelError::ObjectInUse(id.to_owned()));
         }
         self.objects.remove(id);
         Ok(())
@@ -196,12 +196,12 @@ impl GraphModel {
     fn check_bottom(&self, user: &str, first: &str, bottom: &str) -> Result<(), ModelError> {
         let (user, name) = (user.to_owned(), bottom.to_owned());
         match self.nodes.get(bottom) {
-            None if user != bottom => Err(ModelError::NoBottom { name }),
+            None if user != bottom => Err(ModelError::NoBottom(name)),
             Some(found) if !found.is_filter => match self.steps(first, bottom) {
                 Some(_) => Ok(()),
                 None => Err(ModelError::OtherChain { name, user }),
             },
-            Some(_) | None => Err(ModelError::BottomFilter { name }),
+            Some(_) | None => Err(ModelError::BottomFilter(name)),
         }
     }
 
@@ -245,7 +245,7 @@ impl GraphModel {
     pub fn remove_node(&mut self, name: &str) -> Result<Vec<String>, ModelError> {
         self.find_node(name, None)?;
         if self.uses.is_used(name) {
-            return Err(ModelError::NodeInUse { name: name.to_owned() });
+            return Err(ModelError::NodeInUse(name.to_owned()));
         }
         let (mut gone, mut next) = (Vec::new(), vec![name.to_owned()]);
         while let Some(name) = next.pop() {
@@ -271,12 +271,12 @@ impl GraphModel {
         }
         let below = self.find_node(node, None)?.access;
         if (access, below) == (Access::ReadWrite, Access::ReadOnly) {
-            return Err(ModelError::ReadOnlyNode { node_name: node.to_owned() });
+            return Err(ModelError::ReadOnlyNode(node.to_owned()));
         }
         for (place, id) in iothreads.iter().enumerate() {
             self.find_object(ObjectName { kind: IOTHREAD, id })?;
             if iothreads[..place].contains(id) {
-                return Err(ModelError::IothreadTwice { id: id.clone() });
+                return Err(ModelError::IothreadTwice(id.clone()));
             }
         }
         if self.exports.values().any(|export| export.socket == socket) {
@@ -292,7 +292,7 @@ impl GraphModel {
     /// Takes an export away.
     pub fn remove_export(&mut self, id: &str) -> Result<(), ModelError> {
         if self.exports.remove(id).is_none() {
-            return Err(ModelError::NoExport { id: id.to_owned() });
+            return Err(ModelError::NoExport(id.to_owned()));
         }
         self.uses.remove(&NodeUser::Export(id.to_owned()));
         Ok(())
@@ -307,7 +307,7 @@ impl GraphModel {
         let (before, found) = (edge.node.clone(), self.find_node(by, None)?);
         if let NodeUser::Node(above) = user {
             if let Some(way) = self.uses.path(by, above) {
-                return Err(ModelError::Circle { way: [vec![above.clone()], way].concat() });
+                return Err(ModelError::Circle([vec![above.clone()], way].concat()));
             }
             let activity = self.find_node(above, None)?.activity;
             if !activity.may_stand_on(found.activity) {

@@ -23,17 +23,11 @@ pub struct Pidfile {
 #[derive(Debug, thiserror::Error)]
 pub enum PidfileError {
     /// Another daemon uses it.
-    #[error("pidfile {path} is locked by a live process")]
-    Locked {
-        /// Which.
-        path: PathBuf,
-    },
+    #[error("pidfile {0} is locked by a live process")]
+    Locked(PathBuf),
     /// What is there is no pidfile, and may be precious.
-    #[error("{path} exists and holds something else than a process id")]
-    Other {
-        /// Which.
-        path: PathBuf,
-    },
+    #[error("{0} exists and holds something else than a process id")]
+    Other(PathBuf),
     /// The kernel refused.
     #[error("pidfile {path}: cannot write it")]
     Write {
@@ -58,7 +52,7 @@ impl Pidfile {
         let mut found = [0; PID_BYTES_MAX + 1];
         let count = file.read_at(&mut found, 0).map_err(failed)?;
         if !could_be_pid(&found[..count]) {
-            return Err(PidfileError::Other { path: path.to_path_buf() });
+            return Err(PidfileError::Other(path.to_path_buf()));
         }
         // From here on it is removed if it cannot be written.
         let mut pidfile = Self { path: absolute, file };
@@ -86,7 +80,7 @@ impl Pidfile {
         let mut found = [0; PID_BYTES_MAX + 1];
         let count = file.read_at(&mut found, 0).map_err(failed)?;
         if !could_be_pid(&found[..count]) {
-            return Err(PidfileError::Other { path: path.to_path_buf() });
+            return Err(PidfileError::Other(path.to_path_buf()));
         }
         // Closed, the file loses the lock that this may give.
         match rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -96,9 +90,7 @@ impl Pidfile {
             {
                 Ok(())
             }
-            Err(Errno::AGAIN | Errno::ACCESS) => {
-                Err(PidfileError::Locked { path: path.to_path_buf() })
-            }
+            Err(Errno::AGAIN | Errno::ACCESS) => Err(PidfileError::Locked(path.to_path_buf())),
             Err(errno) => Err(failed(errno.into())),
         }
     }
@@ -119,7 +111,7 @@ fn lock(path: &Path) -> Result<Option<File>, PidfileError> {
     match rustix::fs::fcntl_lock(&fd, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(Errno::AGAIN | Errno::ACCESS) => {
-            return Err(PidfileError::Locked { path: path.to_path_buf() });
+            return Err(PidfileError::Locked(path.to_path_buf()));
         }
         Err(errno) => return Err(failed(errno.into())),
     }
@@ -160,7 +152,7 @@ mod tests {
         for content in [&[0; 4096][..], b"12x", &[b'1'; 33]] {
             std::fs::write(&path, content).unwrap();
             let error = Pidfile::write(&path).unwrap_err();
-            assert!(matches!(error, PidfileError::Other { .. }), "{error}");
+            assert!(matches!(error, PidfileError::Other(..)), "{error}");
             assert_eq!(std::fs::read(&path).unwrap(), content);
         }
     }

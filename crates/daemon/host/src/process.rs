@@ -112,11 +112,8 @@ pub struct ReadinessPipe {
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonizeError {
     /// There are threads already, which a fork would lose.
-    #[error("cannot go to the background: the process has {threads} threads already")]
-    Threads {
-        /// How many.
-        threads: usize,
-    },
+    #[error("cannot go to the background: the process has {0} threads already")]
+    Threads(usize),
     /// The kernel refused.
     #[error("cannot go to the background")]
     Kernel(#[source] io::Error),
@@ -139,7 +136,7 @@ impl From<Errno> for DaemonizeError {
 pub fn daemonize() -> Result<ForkResult, DaemonizeError> {
     let threads = count_threads()?;
     if threads != 1 {
-        return Err(DaemonizeError::Threads { threads });
+        return Err(DaemonizeError::Threads(threads));
     }
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;

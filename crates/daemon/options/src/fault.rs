@@ -67,23 +67,14 @@ pub enum LineError {
         names: Vec<&'static str>,
     },
     /// An option of qemu-storage-daemon that ringloom does not have yet.
-    #[error("option '{option}' is not supported yet")]
-    NotYet {
-        /// The option.
-        option: &'static str,
-    },
+    #[error("option '{0}' is not supported yet")]
+    NotYet(&'static str),
     /// An option without its argument.
-    #[error("option '{option}' requires an argument")]
-    NeedsArgument {
-        /// The option.
-        option: &'static str,
-    },
+    #[error("option '{0}' requires an argument")]
+    NeedsArgument(&'static str),
     /// An argument where none is taken.
-    #[error("option '{option}' takes no argument")]
-    TakesNoArgument {
-        /// The option.
-        option: &'static str,
-    },
+    #[error("option '{0}' takes no argument")]
+    TakesNoArgument(&'static str),
     /// An argument that is not UTF-8.
     #[error("{option} {}: not valid UTF-8", text.display())]
     NotUtf8 {
@@ -113,17 +104,11 @@ pub enum LineError {
         second: PathBuf,
     },
     /// An option of the short form without an image.
-    #[error("{option} needs an image to serve, as in: ringloom serve disk.img --socket disk.sock")]
-    NoImage {
-        /// The option.
-        option: &'static str,
-    },
+    #[error("{0} needs an image to serve, as in: ringloom serve disk.img --socket disk.sock")]
+    NoImage(&'static str),
     /// The short form without a socket.
-    #[error("serve {}: option '--socket' is missing", image.display())]
-    NoSocket {
-        /// The image.
-        image: PathBuf,
-    },
+    #[error("serve {}: option '--socket' is missing", .0.display())]
+    NoSocket(PathBuf),
     /// An empty line.
     #[error("nothing to serve: give an image, or --blockdev and --export; see --help")]
     Nothing,

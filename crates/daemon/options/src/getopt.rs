@@ -225,12 +225,12 @@ fn long(
     let option = known.long;
     match (known.takes, attached) {
         (ArgumentUse::Nothing, None) => Ok(ParsedOption::new(known, OsString::new())),
-        (ArgumentUse::Nothing, Some(_)) => Err(LineError::TakesNoArgument { option }),
+        (ArgumentUse::Nothing, Some(_)) => Err(LineError::TakesNoArgument(option)),
         (ArgumentUse::Argument, Some(attached)) => {
             Ok(ParsedOption::new(known, attached.to_owned()))
         }
         (ArgumentUse::Argument, None) => {
-            let argument = rest.next().ok_or(LineError::NeedsArgument { option })?;
+            let argument = rest.next().ok_or(LineError::NeedsArgument(option))?;
             Ok(ParsedOption::new(known, argument))
         }
     }
@@ -289,7 +289,7 @@ fn short(
             ArgumentUse::Nothing => words.push(ParsedOption::new(known, OsString::new())),
             ArgumentUse::Argument if attached.is_empty() => {
                 let option = known.long;
-                let argument = rest.next().ok_or(LineError::NeedsArgument { option })?;
+                let argument = rest.next().ok_or(LineError::NeedsArgument(option))?;
                 words.push(ParsedOption::new(known, argument));
             }
             ArgumentUse::Argument => {

@@ -31,7 +31,7 @@ pub fn parse(
         return Ok(ServeCommand::Help(topic));
     }
     if let Some(word) = words.iter().find(|word| word.name == OptionKind::Later) {
-        return Err(LineError::NotYet { option: word.option }.into());
+        return Err(LineError::NotYet(word.option).into());
     }
     let CommonOptions { mut plan, socket_mode, socket_group } = CommonOptions::read(&words)?;
     let form = form(&words)?;
@@ -111,7 +111,7 @@ impl CommonOptions {
     fn take(&mut self, name: CommonOption, word: &ParsedOption) -> Result<(), CommandLineError> {
         let wrong = |fault| word.wrong(fault);
         let path = |what| match word.argument.is_empty() {
-            true => Err(wrong(ArgumentError::EmptyPath { what })),
+            true => Err(wrong(ArgumentError::EmptyPath(what))),
             false => Ok(PathBuf::from(&word.argument)),
         };
         match name {
@@ -126,7 +126,7 @@ impl CommonOptions {
             CommonOption::SocketGroup => {
                 let text = word.text()?;
                 if text.is_empty() {
-                    return Err(wrong(ArgumentError::ExpectsAlone { expected: "a group" }));
+                    return Err(wrong(ArgumentError::ExpectsAlone("a group")));
                 }
                 self.socket_group = Some(text.to_owned());
             }
@@ -137,14 +137,14 @@ impl CommonOptions {
             }
             CommonOption::MaxGuestMemory => {
                 let text = word.text()?;
-                let fault = ArgumentError::ExpectsAlone { expected: "a size above 0, as 16T" };
+                let fault = ArgumentError::ExpectsAlone("a size above 0, as 16T");
                 let bytes = parse_size(text).filter(|bytes| *bytes > 0);
                 let bytes = bytes.ok_or_else(|| wrong(fault))?;
                 self.plan.guest_memory.bytes_max = Some(bytes);
             }
             CommonOption::Sandbox => {
                 let text = word.text()?;
-                let fault = ArgumentError::ExpectsAlone { expected: "'on' or 'off'" };
+                let fault = ArgumentError::ExpectsAlone("'on' or 'off'");
                 self.plan.sandbox = match parse_flag(text) {
                     Some(true) => SandboxMode::Required,
                     Some(false) => SandboxMode::Off,
@@ -163,7 +163,7 @@ impl CommonOptions {
             Some(true) => self.plan.named_files = NamedFilesPolicy::Anywhere,
             Some(false) => self.plan.named_files = NamedFilesPolicy::Refused,
             None if argument.is_empty() => {
-                return Err(ArgumentError::ExpectsAlone { expected: "'on', 'off' or a directory" });
+                return Err(ArgumentError::ExpectsAlone("'on', 'off' or a directory"));
             }
             None => {
                 let directory = directory(Path::new(argument))?;
@@ -187,7 +187,7 @@ fn print(text: &str) -> Result<AttachFormat, ArgumentError> {
     match text {
         "qemu" => Ok(AttachFormat::Qemu),
         "libvirt" => Ok(AttachFormat::Libvirt),
-        _ => Err(ArgumentError::ExpectsAlone { expected: "'qemu' or 'libvirt'" }),
+        _ => Err(ArgumentError::ExpectsAlone("'qemu' or 'libvirt'")),
     }
 }
 
@@ -197,5 +197,5 @@ fn socket_mode(text: &str) -> Result<u32, ArgumentError> {
     u32::from_str_radix(text, 8)
         .ok()
         .filter(|mode| all_digits && *mode <= 0o777)
-        .ok_or(ArgumentError::ExpectsAlone { expected: "permission bits in octal, 0 to 0777" })
+        .ok_or(ArgumentError::ExpectsAlone("permission bits in octal, 0 to 0777"))
 }

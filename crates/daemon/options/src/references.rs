@@ -91,7 +91,7 @@ fn explain(fault: ModelError, model: &GraphModel, all: &[PlanStep]) -> ArgumentE
     if let Some(user) = user
         && let Some(way) = path(all, &name, &user)
     {
-        return ArgumentError::own(ModelError::Circle { way: [vec![user], way].concat() });
+        return ArgumentError::own(ModelError::Circle([vec![user], way].concat()));
     }
     if is_identifier(&name) && all.iter().any(|step| defines(step, what, &name)) {
         return ArgumentError::own(ReferenceError::Later { what, name });

@@ -143,7 +143,7 @@ impl ShortForm {
             short.take(name, word).map_err(|fault| word.wrong(fault))?;
         }
         if short.socket.as_os_str().is_empty() {
-            return Err(LineError::NoSocket { image: short.image }.into());
+            return Err(LineError::NoSocket(short.image).into());
         }
         Ok(short)
     }
@@ -159,11 +159,11 @@ impl ShortForm {
             ShortFormOption::Iothreads => self.iothreads = iothreads(text)?,
             ShortFormOption::ReadOnly => self.read_only = true,
             ShortFormOption::NumQueues => {
-                let expected = ArgumentError::ExpectsAlone { expected: "a number from 1 to 256" };
+                let expected = ArgumentError::ExpectsAlone("a number from 1 to 256");
                 self.num_queues = Some(check_num_queues(parse_number(text).ok_or(expected)?)?);
             }
             ShortFormOption::Direct => {
-                let expected = ArgumentError::ExpectsAlone { expected: "'on' or 'off'" };
+                let expected = ArgumentError::ExpectsAlone("'on' or 'off'");
                 self.cache_direct = parse_flag(text).ok_or(expected)?;
             }
             ShortFormOption::Format => self.format = Some(format(text)?),
@@ -210,8 +210,7 @@ fn image(words: &[ParsedOption]) -> Result<PathBuf, LineError> {
         (Some(only), None) => Ok(only),
         (None, _) => {
             let option = words.iter().find(|word| matches!(word.name, OptionKind::Short(_)));
-            Err(option
-                .map_or(LineError::Nothing, |word| LineError::NoImage { option: word.option }))
+            Err(option.map_or(LineError::Nothing, |word| LineError::NoImage(word.option)))
         }
     }
 }
@@ -222,7 +221,7 @@ fn iothreads(text: &str) -> Result<u64, ArgumentError> {
     }
     parse_number(text)
         .filter(|number| (1..=IOTHREADS_MAX).contains(number))
-        .ok_or(ArgumentError::ExpectsAlone { expected: "a number from 1 to 64, or 'none'" })
+        .ok_or(ArgumentError::ExpectsAlone("a number from 1 to 64, or 'none'"))
 }
 
 fn format(text: &str) -> Result<&'static Driver, ArgumentError> {

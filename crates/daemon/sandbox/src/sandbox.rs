@@ -96,11 +96,8 @@ pub enum SandboxError {
     #[error("cannot find out whether all threads are confined")]
     Look(#[source] io::Error),
     /// A thread is not behind the fences.
-    #[error("not all threads are confined: {}", names.join(", "))]
-    Threads {
-        /// Their names.
-        names: Vec<String>,
-    },
+    #[error("not all threads are confined: {}", .0.join(", "))]
+    Threads(Vec<String>),
     /// No thread to try the fences on.
     #[error("cannot try the fences")]
     Try(#[source] io::Error),
@@ -155,7 +152,7 @@ impl Sandbox {
         let names = privileges::unconfined().map_err(SandboxError::Look);
         let found = names.and_then(|names| match names.as_slice() {
             [] => Ok(()),
-            [..] => Err(SandboxError::Threads { names }),
+            [..] => Err(SandboxError::Threads(names)),
         });
         self.required.judge(found).map(drop)
     }

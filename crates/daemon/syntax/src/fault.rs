@@ -13,23 +13,14 @@ pub enum ArgumentError {
     #[error("not valid JSON")]
     Json(#[source] serde_json::Error),
     /// A key that no option can have.
-    #[error("invalid parameter '{key}'")]
-    InvalidKey {
-        /// The key.
-        key: String,
-    },
+    #[error("invalid parameter '{0}'")]
+    InvalidKey(String),
     /// A key without a value.
-    #[error("expected '=' after parameter '{key}'")]
-    NoEquals {
-        /// The key.
-        key: String,
-    },
+    #[error("expected '=' after parameter '{0}'")]
+    NoEquals(String),
     /// Both a value and something nested, or names and numbers mixed.
-    #[error("parameters '{prefix}.*' used inconsistently")]
-    Inconsistent {
-        /// What they have in common.
-        prefix: String,
-    },
+    #[error("parameters '{0}.*' used inconsistently")]
+    Inconsistent(String),
     /// Nested without end.
     #[error("parameter '{key}' is nested deeper than {levels_max} levels")]
     TooDeep {
@@ -39,11 +30,8 @@ pub enum ArgumentError {
         levels_max: usize,
     },
     /// A key that must be there.
-    #[error("parameter '{key}' is missing")]
-    Missing {
-        /// The key.
-        key: String,
-    },
+    #[error("parameter '{0}' is missing")]
+    Missing(String),
     /// A key that nobody knows.
     #[error("unknown option '{key}' of {of}{}", HintOrNames(nearest.as_deref(), supported))]
     UnknownKey {
@@ -82,11 +70,8 @@ pub enum ArgumentError {
         key: String,
     },
     /// A top-level option's value of the wrong kind.
-    #[error("expects {expected}")]
-    ExpectsAlone {
-        /// What would be right.
-        expected: &'static str,
-    },
+    #[error("expects {0}")]
+    ExpectsAlone(&'static str),
     /// A value that nobody knows.
     #[error("parameter '{key}' does not accept value '{value}'{}", HintOrNames(*nearest, accepted))]
     UnknownValue {
@@ -125,17 +110,11 @@ pub enum ArgumentError {
         value: String,
     },
     /// A list that must have an element.
-    #[error("parameter '{key}' is an empty list; leave it out to serve without iothread")]
-    EmptyList {
-        /// The key.
-        key: String,
-    },
+    #[error("parameter '{0}' is an empty list; leave it out to serve without iothread")]
+    EmptyList(String),
     /// No path at all.
-    #[error("the {what} is empty")]
-    EmptyPath {
-        /// Whose path.
-        what: &'static str,
-    },
+    #[error("the {0} is empty")]
+    EmptyPath(&'static str),
     /// What the thing itself says that has the options.
     #[error(transparent)]
     Own(Box<dyn Error + Send + Sync>),

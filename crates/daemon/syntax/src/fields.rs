@@ -87,7 +87,7 @@ impl OptionFields {
 
     /// A text that must be there.
     pub fn required_text(&mut self, key: &str) -> Result<String, ArgumentError> {
-        let missing = ArgumentError::Missing { key: self.path(key) };
+        let missing = ArgumentError::Missing(self.path(key));
         self.text(key)?.ok_or(missing)
     }
 
@@ -216,7 +216,7 @@ impl OptionFields {
     /// A text or an object.
     pub fn text_or_object(&mut self, key: &str) -> Result<TextOrObject, ArgumentError> {
         match self.map.remove(key) {
-            None => Err(ArgumentError::Missing { key: self.path(key) }),
+            None => Err(ArgumentError::Missing(self.path(key))),
             Some(value) => self.text_or_object_in(key, value),
         }
     }
@@ -252,7 +252,7 @@ impl OptionFields {
             None => Ok(Vec::new()),
             Some(Value::String(text)) => Ok(vec![text]),
             Some(Value::Array(list)) if list.is_empty() => {
-                Err(ArgumentError::EmptyList { key: self.path(key) })
+                Err(ArgumentError::EmptyList(self.path(key)))
             }
             Some(Value::Array(list)) => {
                 let text = |value: Value| value.as_str().map(str::to_owned);
@@ -265,7 +265,7 @@ impl OptionFields {
     /// A list of texts and objects, which must be there.
     pub fn texts_or_objects(&mut self, key: &str) -> Result<Vec<TextOrObject>, ArgumentError> {
         let list = match self.map.remove(key) {
-            None => return Err(ArgumentError::Missing { key: self.path(key) }),
+            None => return Err(ArgumentError::Missing(self.path(key))),
             Some(Value::Array(list)) => list,
             Some(_) => return Err(self.expects(key, "a list")),
         };

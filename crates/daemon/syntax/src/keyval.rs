@@ -65,7 +65,7 @@ fn implied_value(text: &str) -> Result<Option<(&str, &str)>, ArgumentError> {
     }
     // An implied value can be neither empty nor hold a comma, or `,a=1` would be ambiguous.
     if first.is_empty() || rest.starts_with(",,") {
-        return Err(ArgumentError::InvalidKey { key: String::new() });
+        return Err(ArgumentError::InvalidKey(String::new()));
     }
     Ok(Some((first, rest.strip_prefix(',').unwrap_or(rest))))
 }
@@ -76,7 +76,7 @@ fn parameter<'a>(text: &'a str, root: &mut Map<String, Value>) -> Result<&'a str
     let (key, rest) = text.split_at(end);
     let fragments = fragments(key)?;
     let Some(rest) = rest.strip_prefix('=') else {
-        return Err(ArgumentError::NoEquals { key: key.to_owned() });
+        return Err(ArgumentError::NoEquals(key.to_owned()));
     };
     let (value, rest) = unescape(rest);
     insert(root, &fragments, value)?;
@@ -103,7 +103,7 @@ fn unescape(text: &str) -> (String, &str) {
 
 /// A dotted key's parts. The first is a name; each other is a name or an index.
 fn fragments(key: &str) -> Result<Vec<&str>, ArgumentError> {
-    let invalid = || ArgumentError::InvalidKey { key: key.to_owned() };
+    let invalid = || ArgumentError::InvalidKey(key.to_owned());
     let fragments: Vec<&str> = key.split('.').collect();
     if fragments.len() > DEPTH_MAX {
         return Err(ArgumentError::TooDeep { key: key.to_owned(), levels_max: DEPTH_MAX });
@@ -137,12 +137,12 @@ fn insert(
     for (depth, fragment) in parents.iter().enumerate() {
         let next = map.entry((*fragment).to_owned()).or_insert_with(|| Value::Object(Map::new()));
         let Value::Object(inner) = next else {
-            return Err(ArgumentError::Inconsistent { prefix: fragments[..=depth].join(".") });
+            return Err(ArgumentError::Inconsistent(fragments[..=depth].join(".")));
         };
         map = inner;
     }
     if matches!(map.get(*last), Some(Value::Object(_))) {
-        return Err(ArgumentError::Inconsistent { prefix: fragments.join(".") });
+        return Err(ArgumentError::Inconsistent(fragments.join(".")));
     }
     map.insert((*last).to_owned(), Value::String(value));
     Ok(())
@@ -161,11 +161,11 @@ fn listify(path: &str, value: &mut Value) -> Result<(), ArgumentError> {
         return Ok(());
     }
     if indices < map.len() {
-        return Err(ArgumentError::Inconsistent { prefix: path.to_owned() });
+        return Err(ArgumentError::Inconsistent(path.to_owned()));
     }
     let mut list = Vec::with_capacity(indices);
     for index in 0..indices {
-        let missing = || ArgumentError::Missing { key: format!("{path}.{index}") };
+        let missing = || ArgumentError::Missing(format!("{path}.{index}"));
         list.push(map.remove(&index.to_string()).ok_or_else(missing)?);
     }
     *value = Value::Array(list);

@@ -108,12 +108,9 @@ pub enum TakeoverError {
     Stopped,
     /// The sockets change hands all the time.
     #[error(
-        "each time it was asked the process that serves the sockets hung up or was gone, at last process {process}"
+        "each time it was asked the process that serves the sockets hung up or was gone, at last process {0}"
     )]
-    Restless {
-        /// The last one.
-        process: u32,
-    },
+    Restless(u32),
     /// The old process would not listen.
     #[error(
         "process {process} goes on serving: only its user (number {user}) and root may take its place"

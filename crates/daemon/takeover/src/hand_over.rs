@@ -117,7 +117,7 @@ pub(super) fn send_image(
     };
     if reserved.len() + freed.len() > RANGES_MAX {
         let what = "more clusters that are not free yet than can be handed over".to_owned();
-        return Err(WireError::Unexpected { what });
+        return Err(WireError::Unexpected(what));
     }
     wire.send(&message(&[], &[]), &[], until)?;
     for part in reserved.chunks(RANGES_OF_PACKET) {
@@ -232,7 +232,7 @@ impl HandOverState {
             Message::File { export, place, locks } if self.files.len() < FILES_MAX => {
                 let known = ImageLocks::from_bits(locks);
                 let what = || format!("locks {locks:?} on a file");
-                let locks = known.ok_or_else(|| WireError::Unexpected { what: what() })?;
+                let locks = known.ok_or_else(|| WireError::Unexpected(what()))?;
                 self.files.insert((export, place), (fds.next()?, locks));
             }
             Message::Image { export, place, reserved, freed, tables_durable } => {
@@ -242,7 +242,7 @@ impl HandOverState {
                     || count + reserved.len() + freed.len() > RANGES_MAX
                 {
                     let what = "more of images than can be".to_owned();
-                    return Err(WireError::Unexpected { what });
+                    return Err(WireError::Unexpected(what));
                 }
                 let state = self.images.entry((export, place)).or_default();
                 state.reserved.extend(reserved.into_iter().map(|[start, end]| start..end));
@@ -313,7 +313,7 @@ struct PacketDescriptors(VecDeque<OwnedFd>);
 
 impl PacketDescriptors {
     fn next(&mut self) -> Result<OwnedFd, WireError> {
-        let missing = || WireError::Unexpected { what: "a packet without a descriptor".to_owned() };
+        let missing = || WireError::Unexpected("a packet without a descriptor".to_owned());
         self.0.pop_front().ok_or_else(missing)
     }
 }

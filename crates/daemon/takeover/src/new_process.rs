@@ -128,7 +128,7 @@ pub fn take_over(
         policy.wait.done();
         rest = served.into_iter().map(|(prepared, _)| prepared).chain(beside).collect();
     }
-    Err(TakeoverError::Restless { process: last })
+    Err(TakeoverError::Restless(last))
 }
 
 /// Claims and listens on what nobody serves yet; gives back the rest: what is served, and what is not but stands on
@@ -448,7 +448,7 @@ fn build_all(
         let place = exports.iter().position(|handed_over| handed_over.socket == file);
         let missing = || {
             let what = format!("nothing of export {}", prepared.offer.id);
-            TakeoverError::Broken { process, source: WireError::Unexpected { what }.into() }
+            TakeoverError::Broken { process, source: WireError::Unexpected(what).into() }
         };
         let ExportHandOver { cache, stopped, listener, next, session, socket: _, held: is_held } =
             exports.swap_remove(place.ok_or_else(missing)?);

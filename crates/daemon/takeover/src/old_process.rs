@@ -322,10 +322,10 @@ fn hand_over(
                 // It has closed the connection, on which alone it could be told to go on.
                 WireError::Ended => {}
                 WireError::Silent
-                | WireError::TooLong { .. }
+                | WireError::TooLong(..)
                 | WireError::Kernel(_)
                 | WireError::Form(_)
-                | WireError::Unexpected { .. } => successor.end(),
+                | WireError::Unexpected(..) => successor.end(),
             }
             // Dropped, what is held goes on.
             drop(held);

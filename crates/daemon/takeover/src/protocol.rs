@@ -160,11 +160,8 @@ pub(super) enum WireError {
     #[error("the other process does not answer")]
     Silent,
     /// What is to be said to it is too long.
-    #[error("{bytes} bytes are more than the other process takes at once")]
-    TooLong {
-        /// How long it is.
-        bytes: usize,
-    },
+    #[error("{0} bytes are more than the other process takes at once")]
+    TooLong(usize),
     /// The kernel refused.
     #[error("cannot talk to the other process")]
     Kernel(#[source] io::Error),
@@ -172,11 +169,8 @@ pub(super) enum WireError {
     #[error("the other process says what cannot be understood")]
     Form(#[source] serde_json::Error),
     /// What it says does not belong here.
-    #[error("the other process says something else than what is due: {what}")]
-    Unexpected {
-        /// What it said, in short.
-        what: String,
-    },
+    #[error("the other process says something else than what is due: {0}")]
+    Unexpected(String),
 }
 
 impl From<Errno> for WireError {
@@ -271,7 +265,7 @@ impl TakeoverConnection {
     ) -> Result<(), WireError> {
         let bytes = serde_json::to_vec(message).map_err(WireError::Form)?;
         if bytes.len() > PACKET_BYTES_MAX {
-            return Err(WireError::TooLong { bytes: bytes.len() });
+            return Err(WireError::TooLong(bytes.len()));
         }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {
@@ -378,11 +372,11 @@ impl TakeoverConnection {
             return Err(WireError::Ended);
         }
         if received.flags.contains(ReturnFlags::TRUNC) {
-            return Err(WireError::Unexpected { what: "a packet that is too long".to_owned() });
+            return Err(WireError::Unexpected("a packet that is too long".to_owned()));
         }
         if received.flags.contains(ReturnFlags::CTRUNC) {
             let what = "more descriptors than the packet has".to_owned();
-            return Err(WireError::Unexpected { what });
+            return Err(WireError::Unexpected(what));
         }
         Message::parse(&bytes[..received.bytes])
     }
@@ -427,7 +421,7 @@ impl Message {
     /// An error: this was not due.
     pub(super) fn unexpected(&self) -> WireError {
         let what = format!("{self:?}").chars().take(80).collect();
-        WireError::Unexpected { what }
+        WireError::Unexpected(what)
     }
 }
 
@@ -454,7 +448,7 @@ mod tests {
         new.send(&Message::Proceed, &[theirs.as_fd()], until).unwrap();
         new.send(&Message::Ready, &[], until).unwrap();
         let error = old.receive(until).unwrap_err();
-        assert!(matches!(error, WireError::Unexpected { .. }), "{error}");
+        assert!(matches!(error, WireError::Unexpected(..)), "{error}");
         drop(theirs);
         // Nobody can write to the pipe any more.
         let mut fds = [PollFd::new(&mine, PollFlags::IN)];

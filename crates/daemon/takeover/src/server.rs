@@ -33,11 +33,8 @@ pub(crate) enum FindError {
     #[error(transparent)]
     Socket(#[from] SocketError),
     /// The server is not visible from here.
-    #[error("socket {path}: its server has no process id here: it runs in another PID namespace")]
-    Elsewhere {
-        /// Where.
-        path: PathBuf,
-    },
+    #[error("socket {0}: its server has no process id here: it runs in another PID namespace")]
+    Elsewhere(PathBuf),
     /// The server is gone, or is not what can be replaced.
     #[error("process {process}: cannot {action}")]
     Process {
@@ -80,7 +77,7 @@ pub(super) fn server_of(path: &Path) -> Result<Option<ServedSocket>, FindError> 
     let file = SocketIdentity::of(path).map_err(failed("look at it"))?;
     match peer.process {
         Some(process) => Ok(Some(ServedSocket { path: path.to_owned(), file, process })),
-        None => Err(FindError::Elsewhere { path: path.to_owned() }),
+        None => Err(FindError::Elsewhere(path.to_owned())),
     }
 }
 

@@ -40,11 +40,8 @@ pub enum GraphChangeError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// A session is waiting for the image.
-    #[error("export {export} is being activated or inactivated just now")]
-    Activation {
-        /// The export.
-        export: String,
-    },
+    #[error("export {0} is being activated or inactivated just now")]
+    Activation(String),
     /// The new node cannot be had.
     #[error("export {export}")]
     Claim {
@@ -183,7 +180,7 @@ fn aboves<'a>(
                 ClaimAccess::Always(held.expect("an export that was started has its claim"))
             }
             ActivationPolicy::WhileServed(on_demand) => {
-                let busy = || GraphChangeError::Activation { export: offer.id.clone() };
+                let busy = || GraphChangeError::Activation(offer.id.clone());
                 ClaimAccess::OnDemand(on_demand.lock_claim().ok_or_else(busy)?)
             }
         };

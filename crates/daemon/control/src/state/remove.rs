@@ -15,7 +15,7 @@ impl DaemonState {
     /// goes on with an image that lacks something.
     pub fn remove_export(&mut self, id: &str) -> Result<(), GraphChangeError> {
         let place = self.exports.iter().position(|export| export.offer().id == id);
-        let missing = || ModelError::NoExport { id: id.to_owned() };
+        let missing = || ModelError::NoExport(id.to_owned());
         let export = self.exports.remove(place.ok_or_else(missing)?);
         let offer = export.share_offer();
         drop(export);

@@ -146,7 +146,7 @@ fn distribution(
 ) -> Result<Distribution, ArgumentError> {
     let fields = &mut fields;
     let mut latency = |key: &Key| {
-        latency(fields, key)?.ok_or_else(|| ArgumentError::Missing { key: fields.path(key.name) })
+        latency(fields, key)?.ok_or_else(|| ArgumentError::Missing(fields.path(key.name)))
     };
     Ok(match name {
         "uniform" => {

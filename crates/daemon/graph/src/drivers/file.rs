@@ -90,7 +90,7 @@ fn read(
 ) -> Result<Options, ArgumentError> {
     let filename = fields.required_text("filename")?;
     if filename.is_empty() {
-        return Err(ArgumentError::EmptyPath { what: "filename" });
+        return Err(ArgumentError::EmptyPath("filename"));
     }
     let aio = match fields.word("aio")? {
         None => Aio::Automatic,

@@ -59,7 +59,7 @@ struct ChunkSizeError {
 fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentError> {
     let key = fields.path("chunk");
     match fields.size("chunk")? {
-        None => Err(ArgumentError::Missing { key }),
+        None => Err(ArgumentError::Missing(key)),
         Some(bytes) => match ChunkSize::new(ByteCount(bytes)) {
             Some(chunk) => Ok(Arc::new(StripeOptions { chunk })),
             None => Err(ArgumentError::own(ChunkSizeError { key, bytes })),

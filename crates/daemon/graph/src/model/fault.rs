@@ -24,29 +24,17 @@ pub enum ModelError {
         user: Option<String>,
     },
     /// An id that no object has.
-    #[error("object '{id}' not found")]
-    NoObject {
-        /// The id.
-        id: String,
-    },
+    #[error("object '{0}' not found")]
+    NoObject(String),
     /// An object that a node or an export names.
-    #[error("object '{id}' is in use, can not be deleted")]
-    ObjectInUse {
-        /// The id.
-        id: String,
-    },
+    #[error("object '{0}' is in use, can not be deleted")]
+    ObjectInUse(String),
     /// A node on which something stands.
-    #[error("Block device {name} is in use")]
-    NodeInUse {
-        /// Its name.
-        name: String,
-    },
+    #[error("Block device {0} is in use")]
+    NodeInUse(String),
     /// An id that no export has.
-    #[error("Export '{id}' is not found")]
-    NoExport {
-        /// The id.
-        id: String,
-    },
+    #[error("Export '{0}' is not found")]
+    NoExport(String),
     /// A place that a user does not have.
     #[error("{user} has no child '{key}'")]
     NoPlace {
@@ -74,17 +62,11 @@ pub enum ModelError {
         child: String,
     },
     /// A bottom that there is not.
-    #[error("Bottom node '{name}' not found")]
-    NoBottom {
-        /// Its name.
-        name: String,
-    },
+    #[error("Bottom node '{0}' not found")]
+    NoBottom(String),
     /// A bottom without bytes of its own.
-    #[error("Bottom node '{name}' is a filter")]
-    BottomFilter {
-        /// Its name.
-        name: String,
-    },
+    #[error("Bottom node '{0}' is a filter")]
+    BottomFilter(String),
     /// A bottom that is no backing file of the node.
     #[error("Bottom node '{name}' is not in the backing chain of node '{user}'")]
     OtherChain {
@@ -102,11 +84,8 @@ pub enum ModelError {
         user: NodeUser,
     },
     /// A writable export of something that is not.
-    #[error("cannot export read-only node '{node_name}' as writable")]
-    ReadOnlyNode {
-        /// The node.
-        node_name: String,
-    },
+    #[error("cannot export read-only node '{0}' as writable")]
+    ReadOnlyNode(String),
     /// An inactive node below an active one.
     #[error("Inactive '{child}' can't be a {key} child of active '{node}'")]
     InactiveChild {
@@ -118,18 +97,12 @@ pub enum ModelError {
         key: String,
     },
     /// Nodes that would stand on each other in a circle.
-    #[error("node '{}' would stand on itself: {}", way[0], way.join(" -> "))]
-    Circle {
-        /// The way down from the node to itself; never empty.
-        way: Vec<String>,
-    },
+    #[error("node '{}' would stand on itself: {}", .0[0], .0.join(" -> "))]
+    Circle(Vec<String>),
     /// A node that is used in a way which somebody else who uses it does not allow.
     #[error(transparent)]
     Conflict(#[from] Box<PermissionConflict>),
     /// One iothread twice in an export.
-    #[error("iothread '{id}' is listed twice")]
-    IothreadTwice {
-        /// The iothread.
-        id: String,
-    },
+    #[error("iothread '{0}' is listed twice")]
+    IothreadTwice(String),
 }
