@@ -16,11 +16,10 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Claim, Clock};
+use block::Clock;
 use exports::{
-    ActivationPolicy, AdoptedSession, DescriptorCheck, DiskParts, Export, ExportClaimError,
-    ExportError, ExportOptions, ExportSocket, ExportedDisk, MemoryDirectoryError, SocketError,
-    WaitPolicy, claim,
+    AdoptedSession, DescriptorCheck, DiskParts, Export, ExportClaimError, ExportError,
+    ExportOptions, ExportSocket, ExportedDisk, MemoryDirectoryError, SocketError, WaitPolicy,
 };
 use graph::{
     Blockdev, Graph, GraphError, ModelError, NamedFilesPolicy, ObjectKind, ObjectOptions,
@@ -46,7 +45,8 @@ const SPARE_RINGS: RangeInclusive<usize> = 4..=16;
 pub struct DaemonState {
     // Dropped in this order: exports use iothreads, and what was claimed.
     exports: Vec<Export>,
-    claims: Vec<ExportClaim>,
+    /// What was claimed, also for exports that have stopped: nobody else may have it before all is flushed.
+    claimed: Vec<Arc<ExportedDisk>>,
     iothreads: HashMap<String, Arc<Iothread>>,
     graph: Graph,
     files: Arc<FileTable>,
@@ -67,14 +67,6 @@ pub struct PreparedExport {
     pub options: ExportOptions,
     /// What it offers.
     pub offer: Arc<ExportedDisk>,
-}
-
-/// The claim of an export on its node.
-#[derive(Debug)]
-struct ExportClaim {
-    export: String,
-    /// There is none while a change of the graph is under way.
-    claim: Option<Claim>,
 }
 
 /// The daemon could not be built as the command line asks.
@@ -131,7 +123,7 @@ impl DaemonState {
     ) -> Result<Self, BuildError> {
         Ok(Self {
             exports: Vec::new(),
-            claims: Vec::new(),
+            claimed: Vec::new(),
             iothreads: HashMap::new(),
             graph: Graph::new(Arc::clone(files), Arc::clone(clock) as Arc<dyn Clock>),
             files: Arc::clone(files),
@@ -207,11 +199,8 @@ impl DaemonState {
         prepared: &PreparedExport,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), BuildError> {
-        let ExportedDisk { id, node, activation, .. } = &*prepared.offer;
-        if let ActivationPolicy::Always = activation {
-            let claim = Some(claim(id, &**node, prepared.offer.rights(), &*self.clock, policy)?);
-            self.claims.push(ExportClaim { export: id.clone(), claim });
-        }
+        prepared.offer.claim.take_at_start(policy)?;
+        self.claimed.push(Arc::clone(&prepared.offer));
         Ok(())
     }
 

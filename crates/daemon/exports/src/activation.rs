@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use block::{Claim, Clock, LogRateLimit, Node, Rights};
+use graph::Activity;
 use kernel_io::Notifier;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -26,19 +27,13 @@ use crate::claim::{
 };
 use crate::connection::Connection;
 
-/// When an export claims its node: always, or only while it serves rings (`active=off`).
+/// The claim of an export on its node: from its start to its end, or only while it serves rings (`active=off`).
 #[derive(Debug)]
-pub enum ActivationPolicy {
-    /// As long as there is the export; whoever built it has the claim.
-    Always,
-    /// While it serves rings.
-    WhileServed(Box<OnDemandClaim>),
-}
-
-/// A claim that an export takes with its first ring and gives back after its last.
-#[derive(Debug)]
-pub struct OnDemandClaim {
+pub struct ExportClaim {
+    export: String,
+    node: Arc<dyn Node>,
     rights: Rights,
+    activity: Activity,
     clock: Arc<dyn Clock>,
     slot: Mutex<ClaimSlot>,
 }
@@ -76,40 +71,16 @@ pub struct InactivateError {
     source: io::Error,
 }
 
-impl OnDemandClaim {
-    pub(crate) fn new(rights: Rights, clock: Arc<dyn Clock>) -> Self {
-        Self { rights, clock, slot: Mutex::default() }
-    }
-
-    /// Whether there is a claim. A session that waits for one just now has none.
-    pub fn is_held(&self) -> bool {
-        self.slot.try_lock().is_ok_and(|slot| slot.claim.is_some())
-    }
-
-    /// Holds a claim that was made in the place of another process.
-    pub fn hold(&self, claim: Claim) {
-        self.slot.lock().expect("no holder of this lock panics").claim = Some(claim);
-    }
-}
-
-/// A lock on an on-demand claim: nobody takes or gives it back meanwhile.
+/// A lock on the claim of an export: nobody takes or gives it back meanwhile.
 #[derive(Debug)]
 pub struct ClaimLock<'a> {
     slot: MutexGuard<'a, ClaimSlot>,
 }
 
 impl ClaimLock<'_> {
-    /// The claim; none while no ring is served.
+    /// The claim; none while no ring of an inactive node is served.
     pub fn claim(&mut self) -> &mut Option<Claim> {
         &mut self.slot.claim
-    }
-}
-
-impl OnDemandClaim {
-    /// Lets nobody claim or give back meanwhile; `None` while a session does so just now, which may
-    /// take it as long as it waits for a lock.
-    pub fn lock_claim(&self) -> Option<ClaimLock<'_>> {
-        self.slot.try_lock().ok().map(|slot| ClaimLock { slot })
     }
 }
 
@@ -123,45 +94,96 @@ pub(crate) enum ActivationResult {
     Postponed,
 }
 
-impl ActivationPolicy {
+impl ExportClaim {
+    pub(crate) fn new(
+        export: &str,
+        node: &Arc<dyn Node>,
+        rights: Rights,
+        activity: Activity,
+        clock: &Arc<dyn Clock>,
+    ) -> Self {
+        let (export, node, clock) = (export.to_owned(), Arc::clone(node), Arc::clone(clock));
+        Self { export, node, rights, activity, clock, slot: Mutex::default() }
+    }
+
+    /// Claims the node, unless that is done only when it serves rings. Called before the export starts. Blocks.
+    pub fn take_at_start(&self, policy: &mut WaitPolicy<'_>) -> Result<(), ExportClaimError> {
+        match self.activity {
+            Activity::Active => self.take(policy),
+            Activity::Inactive => Ok(()),
+        }
+    }
+
+    /// Claims the node now. Blocks.
+    pub fn take(&self, policy: &mut WaitPolicy<'_>) -> Result<(), ExportClaimError> {
+        let claimed = claim(&self.export, &*self.node, self.rights, &*self.clock, policy)?;
+        self.slot().claim = Some(claimed);
+        Ok(())
+    }
+
+    /// Whether the node is claimed. A session that waits for that just now has no claim.
+    pub fn is_held(&self) -> bool {
+        self.slot.try_lock().is_ok_and(|slot| slot.claim.is_some())
+    }
+
+    /// Lets nobody claim or give back meanwhile; `None` while a session does so just now, which may
+    /// take it as long as it waits for a lock.
+    pub fn lock(&self) -> Option<ClaimLock<'_>> {
+        self.slot.try_lock().ok().map(|slot| ClaimLock { slot })
+    }
+
+    /// Makes what was written durable and gives the claim back, if there is one. After an error it stays, so that nobody
+    /// goes on with an image that lacks something. Blocks.
+    pub fn release(&self) -> io::Result<()> {
+        let mut slot = self.slot();
+        if let Some(claim) = &slot.claim {
+            claim.flush()?;
+            slot.claim = None;
+            tracing::debug!("export {}: node {} is inactive", self.export, self.node.name());
+        }
+        Ok(())
+    }
+
     /// Called before the first ring is served. Blocks.
     pub(crate) fn begin(
         &self,
-        export: &str,
-        node: &dyn Node,
         mut wait: &ConnectionWait<'_>,
     ) -> Result<ActivationResult, ActivateError> {
-        let Self::WhileServed(on_demand) = self else { return Ok(ActivationResult::Held) };
-        let OnDemandClaim { rights, clock, slot } = &**on_demand;
-        let mut slot = slot.lock().expect("no holder of this lock panics");
+        if self.activity == Activity::Active {
+            return Ok(ActivationResult::Held);
+        }
+        let (mut slot, name) = (self.slot(), self.node.name());
         if slot.claim.is_some() {
             return Ok(ActivationResult::Held);
         }
         let rate = &mut slot.rate;
         let policy = &mut WaitPolicy { limit: LOCK_WAIT_MAX, wait: &mut wait, rate };
-        let claimed = match claim(export, node, *rights, &**clock, policy) {
+        let claimed = match claim(&self.export, &*self.node, self.rights, &*self.clock, policy) {
             Err(ExportClaimError::Stopped(..)) if wait.is_wanted() => {
                 return Ok(ActivationResult::Postponed);
             }
             claimed => claimed?,
         };
-        claimed
-            .refresh()
-            .map_err(|source| ActivateError::Refresh { node: node.name().to_owned(), source })?;
+        let failed = |source| ActivateError::Refresh { node: name.to_owned(), source };
+        claimed.refresh().map_err(failed)?;
         slot.claim = Some(claimed);
-        tracing::debug!("export {export}: node {} is active", node.name());
+        tracing::debug!("export {}: node {name} is active", self.export);
         Ok(ActivationResult::Held)
     }
 
     /// Called after the last ring has been stopped, not for a pause; more than once does no harm. Blocks.
-    pub fn end(&self, export: &str, node: &dyn Node) -> Result<(), InactivateError> {
-        let Self::WhileServed(on_demand) = self else { return Ok(()) };
-        let mut slot = on_demand.slot.lock().expect("no holder of this lock panics");
-        let Some(claim) = &slot.claim else { return Ok(()) };
-        claim.flush().map_err(|source| InactivateError { node: node.name().to_owned(), source })?;
-        slot.claim = None;
-        tracing::debug!("export {export}: node {} is inactive", node.name());
-        Ok(())
+    pub fn end(&self) -> Result<(), InactivateError> {
+        match self.activity {
+            Activity::Active => Ok(()),
+            Activity::Inactive => {
+                let node = || self.node.name().to_owned();
+                self.release().map_err(|source| InactivateError { node: node(), source })
+            }
+        }
+    }
+
+    fn slot(&self) -> MutexGuard<'_, ClaimSlot> {
+        self.slot.lock().expect("no holder of this lock panics")
     }
 }
 
@@ -207,6 +229,7 @@ impl InterruptibleWait for &ConnectionWait<'_> {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use block::{
         Access, BlockLimits, ByteCount, ClaimError, ClaimGuard, DiskSize, Lane, LaneContext,
@@ -220,7 +243,7 @@ mod tests {
         /// What flushes and refreshes come to.
         broken: bool,
         /// Whether another process has it.
-        taken: bool,
+        taken: AtomicBool,
     }
 
     #[derive(Debug)]
@@ -279,7 +302,7 @@ mod tests {
         }
 
         fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
-            if self.taken {
+            if self.taken.load(Ordering::Relaxed) {
                 let (node, outlook) = ("n".to_owned(), RetryHint::Transient);
                 return Err(ClaimError { node, outlook, source: "somebody has it".into() });
             }
@@ -292,9 +315,14 @@ mod tests {
         }
     }
 
-    fn on_demand() -> ActivationPolicy {
-        let rights = Rights::of_user(Access::ReadWrite);
-        ActivationPolicy::WhileServed(Box::new(OnDemandClaim::new(rights, Arc::new(SystemClock))))
+    fn claim_of(node: &Arc<Noting>, activity: Activity) -> ExportClaim {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let node = Arc::clone(node) as Arc<dyn Node>;
+        ExportClaim::new("e", &node, Rights::of_user(Access::ReadWrite), activity, &clock)
+    }
+
+    fn on_demand(node: &Arc<Noting>) -> ExportClaim {
+        claim_of(node, Activity::Inactive)
     }
 
     /// A session, nobody who wants to go on with it, and its client.
@@ -305,13 +333,13 @@ mod tests {
 
     #[test]
     fn a_node_is_refreshed_when_it_comes_and_flushed_before_it_goes() {
-        let (node, activation, (session, freeze_notifier, _client)) =
-            (Noting::default(), on_demand(), session());
+        let node = Arc::<Noting>::default();
+        let (held, (session, freeze_notifier, _client)) = (on_demand(&node), session());
         let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
         for _ in 0..2 {
-            assert_eq!(activation.begin("e", &node, ours).unwrap(), ActivationResult::Held);
-            assert_eq!(activation.begin("e", &node, ours).unwrap(), ActivationResult::Held);
-            activation.end("e", &node).unwrap();
+            assert_eq!(held.begin(ours).unwrap(), ActivationResult::Held);
+            assert_eq!(held.begin(ours).unwrap(), ActivationResult::Held);
+            held.end().unwrap();
             let notes = std::mem::take(&mut *node.notes.lock().unwrap());
             assert_eq!(notes, ["claim", "refresh", "flush", "give back"]);
         }
@@ -319,22 +347,22 @@ mod tests {
 
     #[test]
     fn a_node_whose_flush_failed_is_not_given_back() {
-        let node = Noting { broken: true, ..Noting::default() };
-        let (activation, (session, freeze_notifier, _client)) = (on_demand(), session());
+        let node = Arc::new(Noting { broken: true, ..Noting::default() });
+        let (held, (session, freeze_notifier, _client)) = (on_demand(&node), session());
         let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
-        assert_eq!(activation.begin("e", &node, ours).unwrap(), ActivationResult::Held);
-        let error = activation.end("e", &node).unwrap_err();
+        assert_eq!(held.begin(ours).unwrap(), ActivationResult::Held);
+        let error = held.end().unwrap_err();
         assert_eq!(error.to_string(), "node n stays active, because its last flush failed");
         assert_eq!(*node.notes.lock().unwrap(), ["claim", "refresh", "flush"]);
     }
 
     #[test]
     fn a_client_that_leaves_ends_the_wait() {
-        let node = Noting { taken: true, ..Noting::default() };
-        let (activation, (session, freeze_notifier, client)) = (on_demand(), session());
+        let node = Arc::new(Noting { taken: true.into(), ..Noting::default() });
+        let (held, (session, freeze_notifier, client)) = (on_demand(&node), session());
         let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
         let leaving = std::thread::spawn(move || drop(client));
-        let error = activation.begin("e", &node, ours).unwrap_err();
+        let error = held.begin(ours).unwrap_err();
         assert!(matches!(error, ActivateError::Claim(ExportClaimError::Stopped(..))), "{error}");
         leaving.join().unwrap();
         assert!(node.notes.lock().unwrap().is_empty());
@@ -342,34 +370,34 @@ mod tests {
 
     #[test]
     fn a_process_that_wants_the_export_ends_the_wait_and_what_was_asked_for_is_put_off() {
-        let node = Noting { taken: true, ..Noting::default() };
-        let (activation, (session, freeze_notifier, client)) = (on_demand(), session());
+        let node = Arc::new(Noting { taken: true.into(), ..Noting::default() });
+        let (held, (session, freeze_notifier, client)) = (on_demand(&node), session());
         let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
         std::thread::scope(|scope| {
             scope.spawn(|| freeze_notifier.wake());
-            assert_eq!(activation.begin("e", &node, ours).unwrap(), ActivationResult::Postponed);
+            assert_eq!(held.begin(ours).unwrap(), ActivationResult::Postponed);
         });
         // It is asked again after the pause, and there is no reason to put it off any more.
         freeze_notifier.clear();
-        let free = Noting { notes: Arc::clone(&node.notes), ..Noting::default() };
-        assert_eq!(activation.begin("e", &free, ours).unwrap(), ActivationResult::Held);
-        activation.end("e", &free).unwrap();
+        node.taken.store(false, Ordering::Relaxed);
+        assert_eq!(held.begin(ours).unwrap(), ActivationResult::Held);
+        held.end().unwrap();
         // A client that has left is not handed over.
+        node.taken.store(true, Ordering::Relaxed);
         freeze_notifier.wake();
         drop(client);
-        let error = activation.begin("e", &node, ours).unwrap_err();
+        let error = held.begin(ours).unwrap_err();
         assert!(matches!(error, ActivateError::Claim(ExportClaimError::Stopped(..))), "{error}");
     }
 
     #[test]
     fn an_export_that_always_holds_its_node_leaves_it_alone() {
-        let (node, (session, freeze_notifier, _client)) = (Noting::default(), session());
+        let node = Arc::<Noting>::default();
+        let (held, (session, freeze_notifier, _client)) =
+            (claim_of(&node, Activity::Active), session());
         let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
-        assert_eq!(
-            ActivationPolicy::Always.begin("e", &node, ours).unwrap(),
-            ActivationResult::Held
-        );
-        ActivationPolicy::Always.end("e", &node).unwrap();
+        assert_eq!(held.begin(ours).unwrap(), ActivationResult::Held);
+        held.end().unwrap();
         assert!(node.notes.lock().unwrap().is_empty());
     }
 }

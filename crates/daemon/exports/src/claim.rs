@@ -88,7 +88,7 @@ pub enum ExportClaimError {
 }
 
 /// Claims a node for an export, and tries again as long as another process has its image.
-pub fn claim(
+pub(crate) fn claim(
     export: &str,
     node: &dyn Node,
     rights: Rights,

@@ -22,7 +22,7 @@ use vhost_user::{
 use virtio::{BlkConfig, BlkRules, CacheMode, Features, MemoryRules, Ring, RingBase, RingDirtyLog};
 use virtio_blk::{BlkRing, BlkRingSetup};
 
-use crate::activation::{ActivationPolicy, ActivationResult, ConnectionWait, OnDemandClaim};
+use crate::activation::{ActivationResult, ConnectionWait, ExportClaim};
 use crate::client_log::ClientLog;
 use crate::connection::Connection;
 use crate::descriptor_check::{self, DescriptorCheck, DescriptorCheckError, ExportDescriptorCheck};
@@ -45,8 +45,8 @@ pub struct ExportedDisk {
     pub(crate) descriptors_max: AtomicUsize,
     /// Who looks at the descriptors that a front end sends.
     pub(crate) descriptor_check: ExportDescriptorCheck,
-    /// When it holds the node.
-    pub activation: ActivationPolicy,
+    /// What it holds of the node, and when.
+    pub claim: ExportClaim,
     /// As it was when the export was made; of the size, see `size`.
     pub config: BlkConfig,
     /// How large the disk is now, and who is told of that.
@@ -91,25 +91,18 @@ impl ExportedDisk {
         check: &Arc<DescriptorCheck>,
     ) -> Result<Self, ExportError> {
         let DiskParts { node, config, activity, files, iothreads, memory_bytes_max, clock } = parts;
-        let rights = Rights::of_user(config.access);
         let size = ExportSize::new(id, &node, config.logical_block, files);
         size.warn_if_empty();
         Ok(Self {
             id: id.to_owned(),
-            node,
             memory_rules: Arc::new(MemoryRules::new(
                 Arc::clone(check.memory_files()),
                 memory_bytes_max,
             )),
             descriptors_max: AtomicUsize::new(usize::MAX),
             descriptor_check: check.for_export(),
-            activation: match activity {
-                Activity::Active => ActivationPolicy::Always,
-                Activity::Inactive => ActivationPolicy::WhileServed(Box::new(OnDemandClaim::new(
-                    rights,
-                    Arc::clone(&clock),
-                ))),
-            },
+            claim: ExportClaim::new(id, &node, Rights::of_user(config.access), activity, &clock),
+            node,
             config,
             size,
             cache: Mutex::new(config.cache),
@@ -311,9 +304,9 @@ impl Device for BlkDevice {
     fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<StartResult, DeviceError> {
         let failed = |source| DeviceError::Start { queue, source };
         if !self.serves_any() {
-            let ExportedDisk { id, node, activation, freeze_notifier, .. } = &*self.offer;
+            let ExportedDisk { claim, freeze_notifier, .. } = &*self.offer;
             let while_ours = &ConnectionWait { session: &self.session, freeze_notifier };
-            match activation.begin(id, &**node, while_ours).map_err(|it| failed(Box::new(it)))? {
+            match claim.begin(while_ours).map_err(|it| failed(Box::new(it)))? {
                 ActivationResult::Held => {}
                 ActivationResult::Postponed => return Ok(StartResult::Postponed),
             }
@@ -345,8 +338,7 @@ impl Device for BlkDevice {
     /// Gives the node back, if it is to be inactive now.
     fn rings_stopped(&mut self) -> Result<(), DeviceError> {
         assert!(!self.serves_any(), "a session that rests has stopped its rings");
-        let ExportedDisk { id, node, activation, .. } = &*self.offer;
-        let ended = activation.end(id, &**node);
+        let ended = self.offer.claim.end();
         ended.map_err(|error| DeviceError::Rest(Box::new(error)))
     }
 

@@ -25,11 +25,9 @@ mod socket;
 mod takeover_pause;
 mod unshared_memory;
 
-pub use activation::{ActivationPolicy, ClaimLock, InactivateError, OnDemandClaim};
+pub use activation::{ClaimLock, ExportClaim, InactivateError};
 pub use attach::{AttachFormat, attach_lines};
-pub use claim::{
-    ExportClaimError, InterruptibleWait, LOCK_WAIT_MAX, WaitPolicy, WaitResult, claim,
-};
+pub use claim::{ExportClaimError, InterruptibleWait, LOCK_WAIT_MAX, WaitPolicy, WaitResult};
 pub use descriptor_check::{DescriptorCheck, DescriptorCheckStartError};
 pub use descriptor_limits::share_descriptors;
 pub use device::{DiskParts, ExportedDisk};

@@ -19,6 +19,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::{Deserialize, Serialize};
 
 use crate::export_options::SocketOptions;
 
@@ -58,7 +59,8 @@ pub(crate) enum NextClient {
 }
 
 /// The device and inode of a socket's file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SocketIdentity {
     /// The device.
     pub device: u64,

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use exports::SocketIdentity;
 use graph::GraphPath;
 use host::chain_of;
 use kernel_io::ImageLocks;
@@ -19,7 +20,7 @@ use virtio::{
 };
 
 use super::limits::{ANSWER_LIMIT, DRAIN_LIMIT, Deadline, READY_LIMIT};
-use super::protocol::{Message, SOCKETS_MAX, SocketFile, TakeoverConnection, WireError};
+use super::protocol::{Message, SOCKETS_MAX, TakeoverConnection, WireError};
 
 /// How long the first packet may take: it comes when nothing is in flight any more.
 pub(super) const FIRST_LIMIT: Duration = DRAIN_LIMIT.saturating_add(ANSWER_LIMIT);
@@ -45,7 +46,7 @@ pub(super) struct HandOverState {
 /// Everything that is handed over for one export.
 #[derive(Debug)]
 pub(super) struct ExportHandOver {
-    pub(super) socket: SocketFile,
+    pub(super) socket: SocketIdentity,
     pub(super) cache: CacheMode,
     /// When its queues were to be stopped, on the clock that all processes share.
     pub(super) stopped: Duration,

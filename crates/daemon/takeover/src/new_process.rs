@@ -31,10 +31,7 @@ use virtio::Features;
 use super::error::{END_LIMIT, TakeoverError};
 use super::hand_over::{self, ExportHandOver, HandOverState};
 use super::limits::{ANSWER_LIMIT, Deadline, VERSION};
-use super::old_process::socket_file;
-use super::protocol::{
-    Message, OfferReply, OfferedExport, SocketFile, TakeoverConnection, WireError,
-};
+use super::protocol::{Message, OfferReply, OfferedExport, TakeoverConnection, WireError};
 use super::server::{ServedSocket, check_program, open_pidfd, server_of};
 
 /// How often an old process may be gone, or replaced by another one, before it could hand over.
@@ -224,7 +221,7 @@ fn ask(
     if ![0, user].contains(&rustix::process::geteuid().as_raw()) {
         return Err(TakeoverError::OtherUser { process, user });
     }
-    let sockets = served.iter().map(|(_, found)| socket_file(found.file)).collect();
+    let sockets = served.iter().map(|(_, found)| found.file).collect();
     let until = Deadline::within(ANSWER_LIMIT);
     let said = wire.send(&Message::Hello { version: VERSION, sockets }, &[], until);
     if said.is_ok() {
@@ -241,7 +238,7 @@ fn ask(
         Err(error) => return Err(broken(error)),
     };
     for (prepared, found) in served {
-        let offered = exports.iter().find(|it| it.socket == socket_file(found.file));
+        let offered = exports.iter().find(|it| it.socket == found.file);
         check(built, prepared, offered, process)?;
     }
     wire.send(&Message::Proceed, &[], Deadline::within(ANSWER_LIMIT)).map_err(broken)?;
@@ -385,7 +382,7 @@ fn go_on(
     tracing::info!("process {process} has handed over");
     for offer in lost {
         // What it held only for its client.
-        if let Err(error) = offer.activation.end(&offer.id, &*offer.node) {
+        if let Err(error) = offer.claim.end() {
             tracing::error!("export {}: {}", offer.id, chain_of(&error));
         }
     }
@@ -444,8 +441,7 @@ fn build_all(
     let HandOverState { mut exports, files, images } = transfer;
     let (mut ready, mut held) = (Vec::new(), Vec::new());
     for (prepared, found) in served {
-        let file: SocketFile = socket_file(found.file);
-        let place = exports.iter().position(|handed_over| handed_over.socket == file);
+        let place = exports.iter().position(|handed_over| handed_over.socket == found.file);
         let missing = || {
             let what = format!("nothing of export {}", prepared.offer.id);
             TakeoverError::Broken { process, source: WireError::Unexpected(what).into() }

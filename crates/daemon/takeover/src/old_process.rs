@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use block::{Clock, LogRateLimit};
 use control::DaemonState;
-use exports::{Export, FreezeRequest, FrozenExport, SocketIdentity, monotonic};
+use exports::{Export, FreezeRequest, FrozenExport, monotonic};
 use graph::GraphPath;
 use host::chain_of;
 use qcow2::{ImageState, ImageStateError};
@@ -24,7 +24,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use super::hand_over::{self, ExportHandOver};
 use super::limits::{ANSWER_LIMIT, DRAIN_LIMIT, Deadline, READY_LIMIT, VERSION};
-use super::protocol::{self, Message, OfferedExport, SocketFile, TakeoverConnection, WireError};
+use super::protocol::{self, Message, OfferedExport, TakeoverConnection, WireError};
 
 /// How long exports that have nothing in flight any more wait for the others: then they go on until those have
 /// finished, and are asked again.
@@ -172,7 +172,7 @@ fn agree(wire: &TakeoverConnection, built: &DaemonState) -> Result<(), Rejection
         Message::Hello { version, .. } => return Err(Rejection::Version { version }),
         other => return Err(other.unexpected().into()),
     };
-    let asked = |export: &&Export| sockets.contains(&socket_file(export.socket()));
+    let asked = |export: &&Export| sockets.contains(&export.socket());
     if let Some(export) = built.exports().iter().find(|export| !asked(export)) {
         return Err(Rejection::Missing { export: export.offer().id.clone() });
     }
@@ -197,7 +197,7 @@ fn check_flushes(built: &DaemonState) -> Result<(), Rejection> {
 fn offered(built: &DaemonState, export: &Export) -> OfferedExport {
     let offer = export.offer();
     OfferedExport {
-        socket: socket_file(export.socket()),
+        socket: export.socket(),
         id: offer.id.clone(),
         bytes: offer.size.capacity().get().0.0,
         logical_block: offer.config.logical_block,
@@ -205,10 +205,6 @@ fn offered(built: &DaemonState, export: &Export) -> OfferedExport {
         features: offer.config.features().0,
         nodes: built.describe(&offer.id),
     }
-}
-
-pub(super) fn socket_file(identity: SocketIdentity) -> SocketFile {
-    SocketFile { device: identity.device, inode: identity.inode }
 }
 
 /// An export whose rings are stopped for a takeover, with what will be sent.
@@ -231,7 +227,7 @@ fn freeze_all(built: &DaemonState) -> Result<Vec<StoppedExport>, Rejection> {
         let (began, quick) = (monotonic(), Deadline::within(QUICK_LIMIT));
         let mut late = Vec::new();
         for (place, freeze) in missing.into_iter().zip(asked) {
-            match finish(built, &exports[place], freeze, began, quick)? {
+            match finish(&exports[place], freeze, began, quick)? {
                 Ok(done) => held[place] = Some(done),
                 Err(freeze) => late.push((place, freeze)),
             }
@@ -244,7 +240,7 @@ fn freeze_all(built: &DaemonState) -> Result<Vec<StoppedExport>, Rejection> {
         // Dropped, the others go on.
         held.iter_mut().for_each(|held| *held = None);
         for (place, freeze) in late {
-            match finish(built, &exports[place], freeze, began, until)? {
+            match finish(&exports[place], freeze, began, until)? {
                 Ok(done) => held[place] = Some(done),
                 Err(_) => {
                     return Err(Rejection::Busy { export: exports[place].offer().id.clone() });
@@ -258,7 +254,6 @@ fn freeze_all(built: &DaemonState) -> Result<Vec<StoppedExport>, Rejection> {
 
 /// Waits until an export serves nothing any more; if it takes longer, its question is given back.
 fn finish(
-    built: &DaemonState,
     export: &Export,
     freeze: FreezeRequest,
     stopped: Duration,
@@ -276,7 +271,7 @@ fn finish(
         return Err(Rejection::Migrating { export: id() });
     }
     let cache = *export.offer().cache.lock().expect("no holder of this lock panics");
-    let (socket, held) = (socket_file(export.socket()), built.holds(export.offer()));
+    let (socket, held) = (export.socket(), export.offer().claim.is_held());
     Ok(Ok(StoppedExport {
         freeze,
         handed_over: ExportHandOver { socket, cache, stopped, listener, next, session, held },

@@ -13,6 +13,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use exports::SocketIdentity;
 use graph::NodeDescription;
 use host::{Peer, peer_of};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -56,7 +57,7 @@ const MOMENT: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) enum Message {
     /// New: asks for everything that is served on these sockets.
-    Hello { version: u32, sockets: Vec<SocketFile> },
+    Hello { version: u32, sockets: Vec<SocketIdentity> },
     /// Old: it speaks only this version.
     OtherVersion { version: u32 },
     /// Old: it goes on serving.
@@ -71,7 +72,7 @@ pub(super) enum Message {
     Proceed,
     /// Old: an export, with its listening socket. Its session follows if it has a client. `held` if its node is
     /// claimed now, which one with `active=off` need not be.
-    Export { socket: SocketFile, writeback: bool, stopped_ns: u64, held: bool },
+    Export { socket: SocketIdentity, writeback: bool, stopped_ns: u64, held: bool },
     /// Old: the client of the last export that waits until the one of now has left, with its connection.
     NextClient,
     /// Old: the client of the last export, with its connection. Memory and rings follow.
@@ -114,19 +115,11 @@ pub(super) enum Message {
     Commit,
 }
 
-/// The device and inode of a socket's file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct SocketFile {
-    pub(super) device: u64,
-    pub(super) inode: u64,
-}
-
 /// What a guest sees of an export, and its nodes, as the old process offers it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) struct OfferedExport {
-    pub(super) socket: SocketFile,
+    pub(super) socket: SocketIdentity,
     pub(super) id: String,
     pub(super) bytes: u64,
     pub(super) logical_block: u32,
@@ -431,7 +424,7 @@ mod tests {
 
     #[test]
     fn all_sockets_fit_into_one_packet() {
-        let longest = SocketFile { device: u64::MAX, inode: u64::MAX };
+        let longest = SocketIdentity { device: u64::MAX, inode: u64::MAX };
         let hello = Message::Hello { version: u32::MAX, sockets: vec![longest; SOCKETS_MAX] };
         assert!(serde_json::to_vec(&hello).unwrap().len() <= PACKET_BYTES_MAX);
     }

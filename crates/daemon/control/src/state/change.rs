@@ -14,18 +14,17 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Claim, ClaimError, LaneError, SystemClock};
-use exports::{ActivationPolicy, ClaimLock, Export, ExportedDisk};
+use exports::{ClaimLock, Export, ExportedDisk};
 use graph::{Graph, GraphChange, GraphChangeRefusal, ModelError, NodeReplacement};
 use iothread::{DrainTimeout, DrainedSection};
 use kernel_io::{FileReplacement, LockHandOver};
 
-use super::{DaemonState, ExportClaim};
+use super::DaemonState;
 
 /// How long a change waits for requests in flight: as long as for a lock.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
@@ -99,25 +98,16 @@ struct GraphTransaction<'a> {
 /// An export above a change of the graph, with its claims before and after.
 struct AffectedExport<'a> {
     offer: &'a ExportedDisk,
-    held: ClaimAccess<'a>,
+    held: ClaimLock<'a>,
     /// What is held of the new nodes besides.
     new_claims: Vec<Claim>,
     /// What is held in the graph as it is with the change.
     after: Option<Claim>,
 }
 
-/// Access to an export's claim: a permanent one, or one on demand that is locked meanwhile.
-enum ClaimAccess<'a> {
-    Always(&'a mut Option<Claim>),
-    OnDemand(ClaimLock<'a>),
-}
-
 impl AffectedExport<'_> {
     fn claim(&mut self) -> &mut Option<Claim> {
-        match &mut self.held {
-            ClaimAccess::Always(claim) => claim,
-            ClaimAccess::OnDemand(still) => still.claim(),
-        }
+        self.held.claim()
     }
 
     fn export(&self) -> String {
@@ -166,27 +156,13 @@ impl AffectedExport<'_> {
     }
 }
 
-/// What there is to know of these exports for a change below them.
-fn aboves<'a>(
-    offers: impl Iterator<Item = &'a ExportedDisk>,
-    claims: &'a mut [ExportClaim],
-) -> Result<Vec<AffectedExport<'a>>, GraphChangeError> {
-    let mut always: HashMap<&str, &mut Option<Claim>> =
-        claims.iter_mut().map(|it| (it.export.as_str(), &mut it.claim)).collect();
-    let above = |offer: &'a ExportedDisk| {
-        let held = match &offer.activation {
-            ActivationPolicy::Always => {
-                let held = always.remove(offer.id.as_str());
-                ClaimAccess::Always(held.expect("an export that was started has its claim"))
-            }
-            ActivationPolicy::WhileServed(on_demand) => {
-                let busy = || GraphChangeError::Activation(offer.id.clone());
-                ClaimAccess::OnDemand(on_demand.lock_claim().ok_or_else(busy)?)
-            }
-        };
-        Ok(AffectedExport { offer, held, new_claims: Vec::new(), after: None })
-    };
-    offers.map(above).collect()
+impl<'a> AffectedExport<'a> {
+    /// What there is to know of an export for a change below it.
+    fn of(offer: &'a ExportedDisk) -> Result<Self, GraphChangeError> {
+        let busy = || GraphChangeError::Activation(offer.id.clone());
+        let held = offer.claim.lock().ok_or_else(busy)?;
+        Ok(Self { offer, held, new_claims: Vec::new(), after: None })
+    }
 }
 
 impl DaemonState {
@@ -207,11 +183,11 @@ impl DaemonState {
         replacements: &[NodeReplacement],
     ) -> Result<GraphTransaction<'_>, GraphChangeError> {
         let change = self.graph.change(replacements)?;
-        let Self { exports, claims, sources, graph, files, .. } = self;
+        let Self { exports, sources, graph, files, .. } = self;
         let hand_over = files.hand_over(change.successions.clone());
         let offers = exports.iter().map(Export::offer);
         let above = offers.filter(|offer| change.exports.contains(&offer.id));
-        let mut above = aboves(above, claims)?;
+        let mut above = above.map(AffectedExport::of).collect::<Result<Vec<_>, _>>()?;
         above.iter_mut().try_for_each(|above| above.claim_ahead(&change))?;
         // Almost all of it while guests run, and the rest, which is soon done, while they wait.
         above.iter_mut().try_for_each(AffectedExport::flush)?;

@@ -10,25 +10,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use block::OwnerProcess;
-use exports::{ActivationPolicy, ExportedDisk, WaitPolicy, claim};
+use exports::{ExportedDisk, WaitPolicy};
 use graph::{ExportStorage, GraphPath, NodeDescription};
 use kernel_io::{ImageLocks, InheritError, OpenFile};
 use qcow2::{ImageState, Qcow2Node};
 
-use super::{BuildError, DaemonState, ExportClaim, PreparedExport};
+use super::{BuildError, DaemonState, PreparedExport};
 
 impl DaemonState {
     /// All that there is to say of the nodes below an export.
     pub fn describe(&self, export: &str) -> NodeDescription {
         self.graph.describe(export)
-    }
-
-    /// Whether an export's node is claimed now. No ring of it is served.
-    pub fn holds(&self, offer: &ExportedDisk) -> bool {
-        match &offer.activation {
-            ActivationPolicy::Always => true,
-            ActivationPolicy::WhileServed(on_demand) => on_demand.is_held(),
-        }
     }
 
     /// Whether a file is below both exports.
@@ -111,15 +103,8 @@ impl DaemonState {
         prepared: &PreparedExport,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), BuildError> {
-        let ExportedDisk { id, node, activation, .. } = &*prepared.offer;
-        let claimed = claim(id, &**node, prepared.offer.rights(), &*self.clock, policy)?;
-        match activation {
-            ActivationPolicy::Always => {
-                let (export, claim) = (id.clone(), Some(claimed));
-                self.claims.push(ExportClaim { export, claim });
-            }
-            ActivationPolicy::WhileServed(on_demand) => on_demand.hold(claimed),
-        }
+        prepared.offer.claim.take(policy)?;
+        self.claimed.push(Arc::clone(&prepared.offer));
         Ok(())
     }
 

@@ -4,7 +4,6 @@
 //! durable.
 //! Threads: the first one.
 
-use exports::ActivationPolicy;
 use graph::ModelError;
 
 use super::{DaemonState, GraphChangeError};
@@ -20,15 +19,9 @@ impl DaemonState {
         let offer = export.share_offer();
         drop(export);
         self.graph.remove_export(id)?;
-        if let ActivationPolicy::Always = offer.activation
-            && let Some(place) = self.claims.iter().position(|claimed| claimed.export == id)
-        {
-            if let Some(claim) = &self.claims[place].claim {
-                let failed = |source| GraphChangeError::Flush { export: id.to_owned(), source };
-                claim.flush().map_err(failed)?;
-            }
-            self.claims.remove(place);
-        }
+        let failed = |source| GraphChangeError::Flush { export: id.to_owned(), source };
+        offer.claim.release().map_err(failed)?;
+        self.claimed.retain(|claimed| claimed.id != id);
         tracing::info!("export {id}: removed");
         Ok(())
     }
