@@ -41,6 +41,9 @@ const MOMENT: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 /// The other process's name.
 const NAME: &std::ffi::CStr = c"descriptorcheck";
 
+/// What the other process says at its start, if it is behind its fences.
+const CONFINED: [u8; 1] = [1];
+
 /// The answer that closing asks nobody; every other one is no. An eventfd takes numbers from 1 on.
 const ASKS_NOBODY: u64 = 1;
 /// The answer that closing may wait.
@@ -53,7 +56,8 @@ const NO_ROOM: u64 = 3;
 pub struct DescriptorCheck {
     socket: OwnedFd,
     memory_files: Arc<MemoryFiles>,
-    begun: HelperConfinement,
+    /// Whether it has said that it is behind its fences.
+    is_confined: bool,
     exports: AtomicU64,
 }
 
@@ -104,27 +108,6 @@ impl From<Errno> for DescriptorCheckError {
     }
 }
 
-/// Whether the helper process is confined, as it reports at its start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum HelperConfinement {
-    Confined,
-    /// A fence could not be had.
-    Open,
-}
-
-impl HelperConfinement {
-    fn to_bytes(self) -> [u8; 1] {
-        match self {
-            Self::Confined => [1],
-            Self::Open => [0],
-        }
-    }
-
-    fn parse([byte]: [u8; 1]) -> Self {
-        if byte == 1 { Self::Confined } else { Self::Open }
-    }
-}
-
 fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
@@ -146,23 +129,24 @@ impl DescriptorCheck {
         if bytes != said.len() {
             return Err(DescriptorCheckStartError::Ended);
         }
-        Ok(Arc::new(Self::of(ours, memory_files, HelperConfinement::parse(said))))
+        Ok(Arc::new(Self::of(ours, memory_files, said == CONFINED)))
     }
 
-    fn of(socket: OwnedFd, memory_files: &Arc<MemoryFiles>, begun: HelperConfinement) -> Self {
-        Self { socket, memory_files: Arc::clone(memory_files), begun, exports: AtomicU64::new(0) }
+    fn of(socket: OwnedFd, memory_files: &Arc<MemoryFiles>, is_confined: bool) -> Self {
+        Self {
+            socket,
+            memory_files: Arc::clone(memory_files),
+            is_confined,
+            exports: AtomicU64::new(0),
+        }
     }
 
     /// Whether it is behind the fences that must be there. Where this process cannot have one either, it can say why.
     pub fn judge(&self, sandbox: SandboxMode) -> Result<(), DescriptorCheckStartError> {
-        match (self.begun, sandbox) {
-            (HelperConfinement::Open, SandboxMode::Required) => {
-                Err(DescriptorCheckStartError::Unconfined)
-            }
-            (HelperConfinement::Confined, _) | (_, SandboxMode::Possible | SandboxMode::Off) => {
-                Ok(())
-            }
+        if sandbox == SandboxMode::Required && !self.is_confined {
+            return Err(DescriptorCheckStartError::Unconfined);
         }
+        Ok(())
     }
 
     /// One whose process is a thread of this one, for tests.
@@ -175,7 +159,7 @@ impl DescriptorCheck {
         let files = Arc::clone(&memory_files);
         std::thread::spawn(move || process::run(&theirs, &files, SandboxMode::Off));
         recv(&ours, &mut [0], RecvFlags::empty()).expect("the thread says that it runs");
-        Arc::new(Self::of(ours, &memory_files, HelperConfinement::Open))
+        Arc::new(Self::of(ours, &memory_files, false))
     }
 
     /// From which files memory is taken.

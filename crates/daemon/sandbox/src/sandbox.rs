@@ -56,28 +56,16 @@ pub struct SandboxNeeds<'a> {
 /// The sandbox of the process: landlock, dropped capabilities, seccomp filters.
 #[derive(Debug)]
 pub struct Sandbox {
-    required: FenceRequirement,
+    mode: SandboxMode,
     /// With landlock's version.
     files: Option<(LandlockRules, i32)>,
     /// Where a log file may be made anew.
     logs: Option<PathBuf>,
-    privileges: Option<PrivilegeFence>,
+    /// Whether capabilities can be dropped.
+    privileges: Option<()>,
     calls: Option<SeccompFilters>,
     /// Whether they are up for all threads, now and later.
     closed: AtomicBool,
-}
-
-/// Proof that capabilities can be dropped.
-#[derive(Debug)]
-struct PrivilegeFence;
-
-/// Whether a part of the sandbox that cannot be had is an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FenceRequirement {
-    /// It is said, and left out.
-    No,
-    /// The daemon does not start.
-    Yes,
 }
 
 /// A fence cannot be put up.
@@ -110,13 +98,11 @@ impl Sandbox {
         mode: SandboxMode,
         needs: &SandboxNeeds<'_>,
     ) -> Result<Option<Arc<Self>>, SandboxError> {
-        let required = match mode {
-            SandboxMode::Off => return Ok(None),
-            SandboxMode::Possible => FenceRequirement::No,
-            SandboxMode::Required => FenceRequirement::Yes,
-        };
+        if mode == SandboxMode::Off {
+            return Ok(None);
+        }
         let grants = file_grants::of(&needs.removed, needs.log_file);
-        let opening = grants.iter().any(|grant| grant.for_what.opens());
+        let opening = grants.iter().any(|grant| grant.for_what == GrantPurpose::Logs);
         let ids = !host::gives_peer_processes().map_err(SandboxError::Try)?;
         let needs = FilterNeeds { opening, discards: needs.writes_devices, ids };
         let files = LandlockRules::new(&grants).and_then(|fence| {
@@ -124,14 +110,13 @@ impl Sandbox {
             version.map_err(LandlockError::Share)?.map(|version| (fence, version))
         });
         let privileges = on_another_thread(privileges::give_up).map_err(SandboxError::Try)?;
-        let files = required.judge(files.map_err(SandboxError::Files))?;
+        let files = mode.judge(files.map_err(SandboxError::Files))?;
         Ok(Some(Arc::new(Self {
-            required,
+            mode,
             files,
             logs: grants.into_iter().find(|it| it.for_what == GrantPurpose::Logs).map(|it| it.path),
-            privileges: required
-                .judge(privileges.map(|()| PrivilegeFence).map_err(SandboxError::Privileges))?,
-            calls: required.judge(SeccompFilters::new(needs).map_err(SandboxError::Calls))?,
+            privileges: mode.judge(privileges.map_err(SandboxError::Privileges))?,
+            calls: mode.judge(SeccompFilters::new(needs).map_err(SandboxError::Calls))?,
             closed: AtomicBool::new(false),
         })))
     }
@@ -154,7 +139,7 @@ impl Sandbox {
             [] => Ok(()),
             [..] => Err(SandboxError::Threads(names)),
         });
-        self.required.judge(found).map(drop)
+        self.mode.judge(found).map(drop)
     }
 
     /// Puts the fences up for the calling thread, the last one, and filters the system calls of
@@ -162,7 +147,7 @@ impl Sandbox {
     pub fn close(&self) -> Result<(), SandboxError> {
         self.confine().map_err(SandboxError::Privileges)?;
         let filtered = self.calls.as_ref().map(SeccompFilters::put_up).transpose();
-        let filtered = self.required.judge(filtered.map_err(SandboxError::Calls))?;
+        let filtered = self.mode.judge(filtered.map_err(SandboxError::Calls))?;
         let is_filtered = filtered.flatten().is_some();
         self.closed.store(true, Ordering::Relaxed);
         let files = match (&self.files, &self.logs) {
@@ -202,13 +187,13 @@ impl Confinement for Sandbox {
     }
 }
 
-impl FenceRequirement {
+impl SandboxMode {
     /// What there is of a fence: an error if there must be one, otherwise a sentence.
     fn judge<T>(self, fence: Result<T, SandboxError>) -> Result<Option<T>, SandboxError> {
         match (fence, self) {
             (Ok(fence), _) => Ok(Some(fence)),
-            (Err(error), Self::Yes) => Err(error),
-            (Err(error), Self::No) => {
+            (Err(error), Self::Required) => Err(error),
+            (Err(error), Self::Possible | Self::Off) => {
                 tracing::warn!("sandbox: {}; serving without this fence", chain_of(&error));
                 Ok(None)
             }

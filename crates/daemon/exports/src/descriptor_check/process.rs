@@ -24,7 +24,7 @@ use sandbox::{self, SandboxMode};
 use vhost_user::{DESCRIPTORS_PER_MESSAGE, HEADER_BYTES};
 use virtio::MemoryFiles;
 
-use super::{ASKS_NOBODY, HelperConfinement, MAY_WAIT, NO_ROOM};
+use super::{ASKS_NOBODY, CONFINED, MAY_WAIT, NO_ROOM};
 
 /// How many of an export are being closed, or wait for that.
 pub(super) const KEPT_MAX: usize = 64;
@@ -39,17 +39,10 @@ const STACK_BYTES: usize = 128 << 10;
 pub(super) fn run(socket: &OwnedFd, memory_files: &MemoryFiles, sandbox: SandboxMode) {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(links) = rustix::fs::open("/proc/self/fd", flags, Mode::empty()) else { return };
-    let begun = match sandbox {
-        // Where a fence cannot be had, the daemon cannot have it either, and says so.
-        SandboxMode::Possible | SandboxMode::Required => {
-            match sandbox::confine_descriptor_check() {
-                Ok(()) => HelperConfinement::Confined,
-                Err(_said_by_the_daemon) => HelperConfinement::Open,
-            }
-        }
-        SandboxMode::Off => HelperConfinement::Open,
-    };
-    if retry_on_intr(|| send(socket, &begun.to_bytes(), SendFlags::NOSIGNAL)).is_err() {
+    // Where a fence cannot be had, the daemon cannot have it either, and says so.
+    let is_confined = sandbox != SandboxMode::Off && sandbox::confine_descriptor_check().is_ok();
+    let said = if is_confined { CONFINED } else { [0] };
+    if retry_on_intr(|| send(socket, &said, SendFlags::NOSIGNAL)).is_err() {
         return;
     }
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

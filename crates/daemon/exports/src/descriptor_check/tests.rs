@@ -56,8 +56,7 @@ fn the_message_stays_and_a_session_asks_again_and_again() {
 #[test]
 fn whoever_has_no_check_left_hears_it() {
     let (ours, theirs) = pair().unwrap();
-    let check =
-        Arc::new(DescriptorCheck::of(ours, &Arc::default(), HelperConfinement::Open)).for_export();
+    let check = Arc::new(DescriptorCheck::of(ours, &Arc::default(), false)).for_export();
     drop(theirs);
     let (connection, _other) = UnixStream::pair().unwrap();
     let error = check.look(connection.as_fd(), &answers().unwrap()).unwrap_err();

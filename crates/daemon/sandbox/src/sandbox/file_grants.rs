@@ -20,16 +20,6 @@ pub(super) enum GrantPurpose {
     Logs,
 }
 
-impl GrantPurpose {
-    /// Whether a file is opened there.
-    pub(super) fn opens(self) -> bool {
-        match self {
-            Self::Removal => false,
-            Self::Logs => true,
-        }
-    }
-}
-
 /// A path that stays usable inside the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FileGrant {
