@@ -20,7 +20,7 @@ pub enum TakeoverError {
     Build(#[from] BuildError),
     /// The old process could not be found out.
     #[error(transparent)]
-    Find(#[from] FindFailure),
+    Find(#[from] FindError),
     /// The pidfile could not be written.
     #[error(transparent)]
     Pidfile(#[from] PidfileError),
@@ -72,7 +72,7 @@ pub enum TakeoverError {
         process: u32,
         /// Why.
         #[source]
-        source: WireFailure,
+        source: WireError,
     },
     /// A session could not be built here.
     #[error("export {export}: cannot go on with its client; process {process} goes on serving")]
@@ -121,20 +121,4 @@ pub enum TakeoverError {
         /// Whose it is.
         user: u32,
     },
-}
-
-/// The server of a socket could not be found out: a public wrapper of [`FindError`].
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub struct FindFailure(#[from] FindError);
-
-/// The connection between the two processes failed: a public wrapper of [`WireError`].
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub struct WireFailure(#[from] WireError);
-
-impl From<FindError> for TakeoverError {
-    fn from(error: FindError) -> Self {
-        Self::Find(error.into())
-    }
 }

@@ -24,7 +24,9 @@ mod old_process;
 mod protocol;
 mod server;
 
-pub use error::{FindFailure, TakeoverError, WireFailure};
+pub use error::TakeoverError;
 pub use hand_over::read_hand_over;
 pub use new_process::{Predecessor, TakeoverOutcome, take_over};
 pub use old_process::{TakeoverListener, TakeoverResult, answer};
+pub use protocol::WireError;
+pub use server::FindError;

@@ -213,7 +213,7 @@ fn ask(
     served: &[ServedExport],
     policy: &mut WaitPolicy<'_>,
 ) -> Result<TakeoverReply, TakeoverError> {
-    let broken = |source: WireError| TakeoverError::Broken { process, source: source.into() };
+    let broken = |source| TakeoverError::Broken { process, source };
     let Some(wire) = TakeoverConnection::connect(process).map_err(broken)? else {
         return Ok(TakeoverReply::Unable);
     };
@@ -353,7 +353,7 @@ fn go_on(
     transfer: HandOverState,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<Vec<ListeningExport>, TakeoverError> {
-    let broken = |source: WireError| TakeoverError::Broken { process, source: source.into() };
+    let broken = |source| TakeoverError::Broken { process, source };
     let ready = build_all(process, built, served, transfer, policy)?;
     wire.send(&Message::Ready, &[], Deadline::within(ANSWER_LIMIT)).map_err(broken)?;
     await_commit(wire, policy).map_err(|error| match error {
@@ -444,7 +444,7 @@ fn build_all(
         let place = exports.iter().position(|handed_over| handed_over.socket == found.file);
         let missing = || {
             let what = format!("nothing of export {}", prepared.offer.id);
-            TakeoverError::Broken { process, source: WireError::Unexpected(what).into() }
+            TakeoverError::Broken { process, source: WireError::Unexpected(what) }
         };
         let ExportHandOver { cache, stopped, listener, next, session, socket: _, held: is_held } =
             exports.swap_remove(place.ok_or_else(missing)?);

@@ -145,7 +145,7 @@ pub(super) enum OfferReply {
 
 /// The takeover protocol failed: hung up, silent, or not understood.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum WireError {
+pub enum WireError {
     /// The other process has closed it, or has ended.
     #[error("the other process has hung up")]
     Ended,

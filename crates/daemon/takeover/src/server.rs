@@ -28,7 +28,7 @@ pub(super) struct ServedSocket {
 
 /// The server of a socket could not be found out.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum FindError {
+pub enum FindError {
     /// The socket cannot be asked.
     #[error(transparent)]
     Socket(#[from] SocketError),
