@@ -20,7 +20,9 @@ use block::{Clock, LogRateLimit};
 use host::chain_of;
 use kernel_io::Notifier;
 use rustix::event::{PollFd, PollFlags};
-use vhost_user::{PauseDecision, SavedSession, SessionControl, SessionEnd, SessionServer};
+use vhost_user::{
+    PauseDecision, SavedSession, SessionControl, SessionEnd, SessionError, SessionServer,
+};
 
 use crate::client_log::{ClientLog, ClientLogRates, ClientOrigin};
 use crate::connection::Connection;
@@ -41,11 +43,36 @@ pub struct Export {
 /// A session that this process goes on with after a takeover.
 #[derive(Debug)]
 pub struct AdoptedSession {
+    session: ClientSession,
+    server: SessionServer<BlkDevice>,
+    resumption: TakeoverPause,
+}
+
+/// A client's connection, and what is said of it.
+#[derive(Debug)]
+struct ClientSession {
     connection: Arc<Connection>,
     statistics: Arc<Mutex<QueueStatistics>>,
     client_log: Arc<ClientLog>,
-    server: SessionServer<BlkDevice>,
-    resumption: TakeoverPause,
+}
+
+impl ClientSession {
+    /// With the device that serves it.
+    fn new(
+        offer: &Arc<ExportedDisk>,
+        connection: Arc<Connection>,
+        origin: ClientOrigin,
+    ) -> (Self, BlkDevice) {
+        let statistics = Arc::<Mutex<QueueStatistics>>::default();
+        let client_log = Arc::new(ClientLog::new(&offer.id, origin, &connection));
+        let device = BlkDevice::new(
+            Arc::clone(offer),
+            Arc::clone(&connection),
+            Arc::clone(&statistics),
+            Arc::clone(&client_log),
+        );
+        (Self { connection, statistics, client_log }, device)
+    }
 }
 
 /// What a frozen export hands over: its listener, the next client, its session.
@@ -108,7 +135,7 @@ impl Export {
         let id = offer.id.clone();
         let failed = |source| ExportError::of(&id, source);
         let state = match &adopted {
-            Some(adopted) => ExportState::Serving(Arc::clone(&adopted.connection)),
+            Some(it) => ExportState::Serving(Arc::clone(&it.session.connection)),
             None => ExportState::Waiting,
         };
         let shared = Arc::new(Shared {
@@ -136,17 +163,12 @@ impl Export {
         connection: OwnedFd,
         state: SavedSession,
         resumption: TakeoverPause,
-    ) -> Result<AdoptedSession, vhost_user::SessionError> {
+    ) -> Result<AdoptedSession, SessionError> {
         let connection = Arc::new(Connection::new(UnixStream::from(connection)));
-        let statistics = Arc::new(Mutex::new(QueueStatistics::default()));
-        let client_log = Arc::new(ClientLog::new(&offer.id, ClientOrigin::TakenOver, &connection));
-        let (session, offer) = (Arc::clone(&connection), Arc::clone(offer));
-        let device =
-            BlkDevice::new(offer, session, Arc::clone(&statistics), Arc::clone(&client_log));
-        let stream = connection.stream();
-        let stream = stream.map_err(vhost_user::SessionError::Socket)?;
+        let (session, device) = ClientSession::new(offer, connection, ClientOrigin::TakenOver);
+        let stream = session.connection.stream().map_err(SessionError::Socket)?;
         let server = SessionServer::restore(&stream, device, state, host::exchange_socket)?;
-        Ok(AdoptedSession { connection, statistics, client_log, server, resumption })
+        Ok(AdoptedSession { session, server, resumption })
     }
 
     /// What it offers.
@@ -228,22 +250,14 @@ impl Shared {
     /// Goes on with the client that was taken over, then accepts others.
     fn go_on(&self, socket: &ExportSocket, adopted: AdoptedSession) -> SessionEnd {
         let rate = &mut LogRateLimit::default();
-        let AdoptedSession { connection, statistics, client_log, server, resumption } = adopted;
-        client_log.begin(socket);
-        let asked = TakeoverControl {
-            export: self,
-            socket,
-            connection: &connection,
-            client_log: &client_log,
-        };
-        let end = server.resume(&asked, || resumption.tell(&self.offer.id));
-        let is_away = matches!(end, Ok(SessionEnd::HandedOver));
-        self.say_end(&connection, &statistics, &client_log, end, rate);
-        if is_away {
+        let AdoptedSession { session, server, resumption } = adopted;
+        let told = || resumption.tell(&self.offer.id);
+        let run = |control: &TakeoverControl<'_>| server.resume(control, told);
+        if self.serve(socket, &session, rate, run) == SessionEnd::HandedOver {
             return SessionEnd::HandedOver;
         }
         // Whatever else holds the connection: the front end must hear that nobody serves it.
-        connection.hang_up();
+        session.connection.hang_up();
         if self.dismiss() { self.accept_clients(socket, rate) } else { SessionEnd::Disconnected }
     }
 
@@ -255,7 +269,14 @@ impl Shared {
                 AcceptResult::GivenAway => return SessionEnd::HandedOver,
             };
             let Some(connection) = self.admit(stream) else { return SessionEnd::Disconnected };
-            if self.serve(socket, &connection, rate) == SessionEnd::HandedOver {
+            let (session, device) =
+                ClientSession::new(&self.offer, connection, ClientOrigin::Connected);
+            let stream = session.connection.stream();
+            let run = |control: &TakeoverControl<'_>| {
+                let stream = stream?;
+                SessionServer::new(stream, device)?.run(control)
+            };
+            if self.serve(socket, &session, rate, run) == SessionEnd::HandedOver {
                 return SessionEnd::HandedOver;
             }
             if !self.dismiss() {
@@ -373,38 +394,29 @@ impl Shared {
         }
     }
 
+    /// Serves a client until the end of its session.
     fn serve(
         &self,
         socket: &ExportSocket,
-        connection: &Arc<Connection>,
+        session: &ClientSession,
         rate: &mut LogRateLimit,
+        run: impl FnOnce(&TakeoverControl<'_>) -> Result<SessionEnd, SessionError>,
     ) -> SessionEnd {
-        let statistics = Arc::new(Mutex::new(QueueStatistics::default()));
-        let client_log =
-            Arc::new(ClientLog::new(&self.offer.id, ClientOrigin::Connected, connection));
-        client_log.begin(socket);
-        let (offer, session) = (Arc::clone(&self.offer), Arc::clone(connection));
-        let device =
-            BlkDevice::new(offer, session, Arc::clone(&statistics), Arc::clone(&client_log));
-        let asked = TakeoverControl { export: self, socket, connection, client_log: &client_log };
-        let end = match connection.stream() {
-            Ok(stream) => SessionServer::new(stream, device).and_then(|server| server.run(&asked)),
-            Err(error) => Err(error.into()),
-        };
+        session.client_log.begin(socket);
+        let end = run(&TakeoverControl { export: self, socket, session });
         let is_away = matches!(end, Ok(SessionEnd::HandedOver));
-        self.say_end(connection, &statistics, &client_log, end, rate);
+        self.say_end(session, end, rate);
         if is_away { SessionEnd::HandedOver } else { SessionEnd::Disconnected }
     }
 
     fn say_end(
         &self,
-        connection: &Connection,
-        statistics: &Mutex<QueueStatistics>,
-        client_log: &ClientLog,
-        end: Result<SessionEnd, vhost_user::SessionError>,
+        session: &ClientSession,
+        end: Result<SessionEnd, SessionError>,
         rate: &mut LogRateLimit,
     ) {
         let id = &self.offer.id;
+        let ClientSession { connection, statistics, client_log } = session;
         let lines = statistics.lock().expect("no holder of this lock panics").lines(id);
         if matches!(end, Ok(SessionEnd::Disconnected))
             && connection.reason().is_none()
@@ -447,8 +459,7 @@ enum AcceptResult {
 struct TakeoverControl<'a> {
     export: &'a Shared,
     socket: &'a ExportSocket,
-    connection: &'a Connection,
-    client_log: &'a ClientLog,
+    session: &'a ClientSession,
 }
 
 impl SessionControl for TakeoverControl<'_> {
@@ -457,14 +468,14 @@ impl SessionControl for TakeoverControl<'_> {
     }
 
     fn background(&self) -> Option<BorrowedFd<'_>> {
-        self.client_log.as_fd()
+        self.session.client_log.as_fd()
     }
 
     fn run_background(&self) {
-        self.client_log.look(self.socket, &self.export.rates, self.export.clock.now());
+        self.session.client_log.look(self.socket, &self.export.rates, self.export.clock.now());
     }
 
     fn paused(&self, state: SavedSession) -> PauseDecision {
-        self.export.answer(self.socket, Some((self.connection, state)))
+        self.export.answer(self.socket, Some((&self.session.connection, state)))
     }
 }
