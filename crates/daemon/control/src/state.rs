@@ -19,7 +19,7 @@ use std::time::Duration;
 use block::Clock;
 use exports::{
     AdoptedSession, DescriptorCheck, DiskParts, Export, ExportClaimError, ExportError,
-    ExportOptions, ExportSocket, ExportedDisk, MemoryDirectoryError, SocketError, WaitPolicy,
+    ExportOptions, ExportSocket, ExportedDisk, SocketError, WaitPolicy,
 };
 use graph::{
     Blockdev, Graph, GraphError, ModelError, NamedFilesPolicy, ObjectKind, ObjectOptions,
@@ -75,9 +75,6 @@ pub enum BuildError {
     /// The kernel does not say which CPUs there are.
     #[error("cannot find out which CPUs may be used")]
     Cpus(#[source] std::io::Error),
-    /// A directory that was named cannot hold guest memory.
-    #[error(transparent)]
-    Memory(#[from] MemoryDirectoryError),
     /// An iothread could not be started.
     #[error(transparent)]
     Iothread(#[from] SpawnError),

@@ -16,8 +16,8 @@ use std::time::Duration;
 use block::{LogRateLimit, OwnerProcess, SystemClock};
 use control::{BuildError, DaemonState, PreparedExport};
 use exports::{
-    DescriptorCheck, DescriptorCheckStartError, ExportClaimError, LOCK_WAIT_MAX, WaitPolicy,
-    attach_lines,
+    DescriptorCheck, DescriptorCheckStartError, ExportClaimError, LOCK_WAIT_MAX,
+    MemoryDirectoryError, WaitPolicy, attach_lines,
 };
 use graph::StorageWatchdog;
 use host::{
@@ -51,6 +51,9 @@ pub enum ServeError {
     /// The process in the background has ended, and has said why.
     #[error("the daemon did not start")]
     ChildFailed,
+    /// A directory that was named cannot hold guest memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryDirectoryError),
     /// What was asked for could not be built.
     #[error(transparent)]
     Build(#[from] BuildError),
@@ -112,8 +115,10 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
              lost; see --log-file"
         );
     }
-    raise_limits();
-    let check = start_descriptor_check(&plan)?;
+    if let Err(error) = host::raise_open_files_limit() {
+        tracing::warn!("cannot raise the limit of open files: {error}");
+    }
+    let check = DescriptorCheck::start(&plan.guest_memory.memory_files()?, plan.sandbox)?;
     let mut attention = SignalListener::of(&plan).map_err(failed("catch signals"))?;
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
     let files = Arc::new(FileTable::default());
@@ -186,12 +191,6 @@ fn start_threads(log: &Arc<Log>, sandbox: Option<&Sandbox>) -> io::Result<Arc<St
         None => start(),
     }?;
     Ok(watch)
-}
-
-fn raise_limits() {
-    if let Err(error) = host::raise_open_files_limit() {
-        tracing::warn!("cannot raise the limit of open files: {error}");
-    }
 }
 
 /// Carries the plan out up to where clients can connect, and wait to be accepted.
@@ -279,11 +278,6 @@ impl GuestState {
         }
         Ok(())
     }
-}
-
-fn start_descriptor_check(plan: &Plan) -> Result<Arc<DescriptorCheck>, ServeError> {
-    let memory_files = plan.guest_memory.memory_files().map_err(BuildError::from)?;
-    Ok(DescriptorCheck::start(&memory_files, plan.sandbox)?)
 }
 
 fn leave_terminal(readiness: &ReadinessPipe, log: &Log) -> Result<(), ServeError> {
