@@ -111,36 +111,29 @@ pub enum BuildError {
 }
 
 impl DaemonState {
-    /// Nothing yet.
-    pub fn nothing<C: Clock + 'static>(
+    /// Nothing yet. Of the graph see [`Graph::new`].
+    pub fn nothing(
         files: &Arc<FileTable>,
-        clock: &Arc<C>,
+        clock: &Arc<dyn Clock>,
         sandbox: Option<&Arc<Sandbox>>,
-        descriptor_check: Arc<DescriptorCheck>,
+        descriptor_check: &Arc<DescriptorCheck>,
+        named_files: &NamedFilesPolicy,
+        watch: &Arc<StorageWatchdog>,
     ) -> Result<Self, BuildError> {
+        let (named_files, watch) = (named_files.clone(), Arc::clone(watch));
         Ok(Self {
             exports: Vec::new(),
             claimed: Vec::new(),
             iothreads: HashMap::new(),
-            graph: Graph::new(Arc::clone(files), Arc::clone(clock) as Arc<dyn Clock>),
+            graph: Graph::new(Arc::clone(files), Arc::clone(clock), named_files, watch),
             files: Arc::clone(files),
-            clock: Arc::clone(clock) as Arc<dyn Clock>,
+            clock: Arc::clone(clock),
             polling: PollArbiter::of_process().map(Arc::new).map_err(BuildError::Cpus)?,
             sources: Arc::default(),
             spare_rings: Arc::default(),
             sandbox: sandbox.cloned(),
-            descriptor_check,
+            descriptor_check: Arc::clone(descriptor_check),
         })
-    }
-
-    /// What waits for storage is told of from now on.
-    pub fn set_watchdog(&mut self, watch: &Arc<StorageWatchdog>) {
-        self.graph.set_watchdog(watch);
-    }
-
-    /// Files that only images name are opened from now on as far as this says.
-    pub fn allow_named_files(&mut self, allowed: &NamedFilesPolicy) {
-        self.graph.allow_named_files(allowed);
     }
 
     /// Makes an object: starts an iothread, or makes a throttle group.
@@ -182,12 +175,6 @@ impl DaemonState {
         };
         let offer = ExportedDisk::new(&options.id, parts, &self.descriptor_check)?;
         Ok(PreparedExport { options: options.clone(), offer: Arc::new(offer) })
-    }
-
-    /// Shares what the process may have open among the sessions of all exports.
-    pub fn share_descriptors(prepared: &[PreparedExport]) {
-        let disks: Vec<&ExportedDisk> = prepared.iter().map(|it| &*it.offer).collect();
-        exports::share_descriptors(&disks);
     }
 
     /// Claims what the export needs, unless it does that only when it serves rings. Blocks.
@@ -262,9 +249,7 @@ impl DaemonState {
 
     /// Has every export that stands on a block device look at its size, and tell its front end if that is news.
     pub fn review_devices(&self) {
-        for export in &self.exports {
-            export.offer().size.review_devices();
-        }
+        self.exports.iter().for_each(|export| export.offer().size.review_devices());
     }
 
     /// What all exports offer, with their sizes.
@@ -272,16 +257,9 @@ impl DaemonState {
         self.exports.iter().map(Export::share_offer).collect()
     }
 
-    /// Makes all exports stop, without waiting for it.
-    pub fn begin_stop(&self) {
-        for export in &self.exports {
-            export.begin_stop();
-        }
-    }
-
     /// Stops all exports, together. Iothreads and claims stay until this is dropped.
     pub fn stop_exports(&mut self) {
-        self.begin_stop();
+        self.exports.iter().for_each(Export::begin_stop);
         for export in std::mem::take(&mut self.exports) {
             let id = &export.offer().id;
             let files = self.graph.files_below_export(id);

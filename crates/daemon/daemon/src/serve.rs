@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use block::{LogRateLimit, OwnerProcess, SystemClock};
+use block::{Clock, LogRateLimit, OwnerProcess, SystemClock};
 use control::{BuildError, DaemonState, PreparedExport};
 use exports::{
     DescriptorCheck, DescriptorCheckStartError, ExportClaimError, LOCK_WAIT_MAX,
@@ -121,13 +121,12 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
     let check = DescriptorCheck::start(&plan.guest_memory.memory_files()?, plan.sandbox)?;
     let mut attention = SignalListener::of(&plan).map_err(failed("catch signals"))?;
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
-    let files = Arc::new(FileTable::default());
+    let (files, clock): (_, Arc<dyn Clock>) = (Arc::<FileTable>::default(), Arc::new(SystemClock));
     let sandbox =
         Sandbox::prepare(plan.sandbox, &plan.sandbox_needs()).map_err(ServeError::Sandbox)?;
     let watch = start_threads(log, sandbox.as_deref()).map_err(failed("start its threads"))?;
-    let (clock, checked) = (Arc::new(SystemClock), Arc::clone(&check));
-    let mut built = DaemonState::nothing(&files, &clock, sandbox.as_ref(), checked)?;
-    built.set_watchdog(&watch);
+    let mut built =
+        DaemonState::nothing(&files, &clock, sandbox.as_ref(), &check, &plan.named_files, &watch)?;
     // Before anybody is replaced, so that whoever wants to replace this one asks and does not kill.
     let takeover_listener = TakeoverListener::open();
     let TakeoverOutcome { listening, predecessor } =
@@ -229,7 +228,6 @@ fn start(
 /// Makes what the plan asks for, in its order, up to what the exports claim. Blocks.
 fn prepare(plan: &Plan, built: &mut DaemonState) -> Result<Vec<PreparedExport>, BuildError> {
     let mut prepared = Vec::new();
-    built.allow_named_files(&plan.named_files);
     let bytes_max = plan.guest_memory.session_bytes_max(plan.exports().count());
     for step in &plan.steps {
         match step {
@@ -238,7 +236,8 @@ fn prepare(plan: &Plan, built: &mut DaemonState) -> Result<Vec<PreparedExport>, 
             PlanStep::Export(export) => prepared.push(built.prepare_export(export, bytes_max)?),
         }
     }
-    DaemonState::share_descriptors(&prepared);
+    let disks: Vec<_> = prepared.iter().map(|it| &*it.offer).collect();
+    exports::share_descriptors(&disks);
     Ok(prepared)
 }
 

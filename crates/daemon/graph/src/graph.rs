@@ -115,29 +115,25 @@ pub enum GraphError {
 }
 
 impl Graph {
-    /// An empty graph whose files go into that table. Nodes that hold requests go by that clock.
-    pub fn new(files: Arc<FileTable>, clock: Arc<dyn Clock>) -> Self {
+    /// An empty graph whose files go into that table. Nodes that hold requests go by that clock, files that only images
+    /// name are opened as far as the policy says, and what waits for storage is told of.
+    pub fn new(
+        files: Arc<FileTable>,
+        clock: Arc<dyn Clock>,
+        named_files: NamedFilesPolicy,
+        watch: Arc<StorageWatchdog>,
+    ) -> Self {
         Self {
             model: GraphModel::default(),
             vertices: HashMap::new(),
             roots: HashMap::new(),
             naming: Vec::new(),
-            named_files: NamedFilesPolicy::Refused,
+            named_files,
             throttle_groups: HashMap::new(),
             files,
             clock,
-            watch: Arc::default(),
+            watch,
         }
-    }
-
-    /// Files that only images name are opened from now on as far as this says.
-    pub fn allow_named_files(&mut self, allowed: &NamedFilesPolicy) {
-        self.named_files.clone_from(allowed);
-    }
-
-    /// What waits for storage is told of from now on.
-    pub fn set_watchdog(&mut self, watch: &Arc<StorageWatchdog>) {
-        self.watch = Arc::clone(watch);
     }
 
     /// Who tells of it.

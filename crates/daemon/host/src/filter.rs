@@ -37,9 +37,7 @@ pub fn filter_system_calls(
     refusals: RefusalLogging,
 ) -> Result<(), FilterError> {
     let count = program.len();
-    let Ok(len) = u16::try_from(count) else {
-        return Err(FilterError::TooLong(count));
-    };
+    let Ok(len) = u16::try_from(count) else { return Err(FilterError::TooLong(count)) };
     let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
     let log = match refusals {
         RefusalLogging::Logged => libc::SECCOMP_FILTER_FLAG_LOG,

@@ -71,18 +71,7 @@ impl OptionKind {
     fn may_be_abbreviated(self) -> bool {
         match self {
             Self::Help | Self::Version | Self::Step(_) | Self::Later => true,
-            Self::Shared(CommonOption::Pidfile | CommonOption::Daemonize) => true,
-            Self::Shared(
-                CommonOption::Print
-                | CommonOption::LogFile
-                | CommonOption::SocketMode
-                | CommonOption::SocketGroup
-                | CommonOption::Sandbox
-                | CommonOption::Takeover
-                | CommonOption::NamedFiles
-                | CommonOption::MemoryFiles
-                | CommonOption::MaxGuestMemory,
-            ) => false,
+            Self::Shared(name) => matches!(name, CommonOption::Pidfile | CommonOption::Daemonize),
             Self::Short(_) => false,
         }
     }

@@ -11,9 +11,7 @@ use super::references;
 
 /// The help an argument asks for, as `--object help` does.
 pub(super) fn help_topic(word: &ParsedOption) -> Option<HelpTopic> {
-    let OptionKind::Step(name) = word.name else {
-        return None;
-    };
+    let OptionKind::Step(name) = word.name else { return None };
     let topic = match name {
         LongFormOption::Object => HelpTopic::Object,
         LongFormOption::Blockdev => HelpTopic::Blockdev,
@@ -27,9 +25,7 @@ pub(super) fn help_topic(word: &ParsedOption) -> Option<HelpTopic> {
 pub(super) fn steps(words: &[ParsedOption]) -> Result<Vec<PlanStep>, CommandLineError> {
     let (mut of, mut steps, mut fault) = (Vec::new(), Vec::new(), None);
     for word in words {
-        let OptionKind::Step(name) = word.name else {
-            continue;
-        };
+        let OptionKind::Step(name) = word.name else { continue };
         match step(name, word) {
             Ok(step) => {
                 of.push(word);

@@ -137,9 +137,7 @@ impl ShortForm {
             format: None,
         };
         for word in words {
-            let OptionKind::Short(name) = word.name else {
-                continue;
-            };
+            let OptionKind::Short(name) = word.name else { continue };
             short.take(name, word).map_err(|fault| word.wrong(fault))?;
         }
         if short.socket.as_os_str().is_empty() {

@@ -94,9 +94,7 @@ impl OptionFields {
     /// A boolean.
     pub fn flag(&mut self, key: &str) -> Result<Option<bool>, ArgumentError> {
         self.expect(key, |takes| matches!(takes, ValueType::Flag));
-        let Some(value) = self.map.remove(key) else {
-            return Ok(None);
-        };
+        let Some(value) = self.map.remove(key) else { return Ok(None) };
         let (flag, expected) = match self.notation {
             Notation::Keyval => (value.as_str().and_then(parse_flag), "'on' or 'off'"),
             Notation::Json => (value.as_bool(), "true or false"),
@@ -138,9 +136,7 @@ impl OptionFields {
         else {
             panic!("'{key}' takes no word")
         };
-        let Some(value) = self.any_text(key)? else {
-            return Ok(None);
-        };
+        let Some(value) = self.any_text(key)? else { return Ok(None) };
         match accepted.iter().find(|name| **name == value) {
             Some(name) => Ok(Some(*name)),
             None => Err(self.unknown_value(key, value, accepted)),
@@ -279,9 +275,7 @@ impl OptionFields {
         parse: fn(&str) -> Option<u64>,
         expected: &'static str,
     ) -> Result<Option<u64>, ArgumentError> {
-        let Some(value) = self.map.remove(key) else {
-            return Ok(None);
-        };
+        let Some(value) = self.map.remove(key) else { return Ok(None) };
         let number = match self.notation {
             Notation::Keyval => value.as_str().and_then(parse),
             Notation::Json => value.as_u64(),

@@ -93,9 +93,7 @@ fn unescape(text: &str) -> (String, &str) {
             return (value, "");
         };
         value.push_str(before);
-        let Some(after_escape) = after.strip_prefix(',') else {
-            return (value, after);
-        };
+        let Some(after_escape) = after.strip_prefix(',') else { return (value, after) };
         value.push(',');
         rest = after_escape;
     }
@@ -150,9 +148,7 @@ fn insert(
 
 /// Turns objects whose keys are indices into lists, from the leaves up.
 fn listify(path: &str, value: &mut Value) -> Result<(), ArgumentError> {
-    let Value::Object(map) = value else {
-        return Ok(());
-    };
+    let Value::Object(map) = value else { return Ok(()) };
     for (key, inner) in map.iter_mut() {
         listify(&format!("{path}.{key}"), inner)?;
     }

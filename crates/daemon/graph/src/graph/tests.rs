@@ -23,7 +23,8 @@ fn images() -> TempDir {
 }
 
 fn graph() -> Graph {
-    Graph::new(Arc::default(), Arc::new(SystemClock))
+    let clock = Arc::new(SystemClock);
+    Graph::new(Arc::default(), clock, NamedFilesPolicy::Refused, Arc::default())
 }
 
 /// Adds nodes, up to the first that cannot be made; says what is wrong with it.

@@ -9,12 +9,12 @@ use std::thread;
 use std::time::Duration;
 
 use block::{
-    Access, BlockLimits, ByteCount, DiskSize, Lane, LaneContext, LogRateLimit, Node, Rights,
+    Access, BlockLimits, ByteCount, Clock, DiskSize, Lane, LaneContext, LogRateLimit, Node, Rights,
     SystemClock,
 };
 use disk::{DiscardPolicy, FileNode, NullNode, ReadContent};
 use exports::{DescriptorCheck, ExportOptions, InterruptibleWait, WaitPolicy, WaitResult};
-use graph::{Blockdev, NodeUser, ObjectOptions};
+use graph::{Blockdev, NamedFilesPolicy, NodeUser, ObjectOptions};
 use host::chain_of;
 use kernel_io::{FileTable, OpenOptions};
 use tempfile::TempDir;
@@ -118,7 +118,9 @@ impl Place {
 fn nothing() -> DaemonState {
     let files: Arc<FileTable> = Arc::default();
     let check = DescriptorCheck::on_thread();
-    DaemonState::nothing(&files, &Arc::new(SystemClock), None, check).unwrap()
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let (policy, watch) = (NamedFilesPolicy::Refused, Arc::default());
+    DaemonState::nothing(&files, &clock, None, &check, &policy, &watch).unwrap()
 }
 
 fn connect(socket: &Path, memory_bytes: usize) -> Client {

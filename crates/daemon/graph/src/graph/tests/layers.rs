@@ -1,8 +1,7 @@
 //! Discards below `throttle` and `delay`: `discard=ignore` ends them above the node.
 
 use block::{
-    Answer, ByteCount, ByteOffset, Durability, LaneContext, Mapping, Operation, PieceList,
-    SystemClock, Token,
+    Answer, ByteCount, ByteOffset, Durability, LaneContext, Mapping, Operation, PieceList, Token,
 };
 
 use super::Graph;
@@ -11,7 +10,7 @@ use crate::objects::{ObjectKind, ObjectOptions};
 
 /// A graph with these nodes, and throttle groups if there are some.
 fn graph(group: Option<&str>, nodes: &[&str]) -> Graph {
-    let mut graph = Graph::new(std::sync::Arc::default(), std::sync::Arc::new(SystemClock));
+    let mut graph = super::graph();
     if let Some(group) = group.map(|group| ObjectOptions::parse(group).unwrap()) {
         let ObjectKind::ThrottleGroup(limits) = group.kind else { panic!("{group:?}") };
         graph.add_throttle_group(&group.id, limits).unwrap();
