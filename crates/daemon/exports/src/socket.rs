@@ -307,7 +307,7 @@ fn check_unserved(path: &Path) -> Result<(), SocketError> {
     }
 }
 
-/// The same, but a process that is about to end may take [`END_LIMIT`]: one that was just killed listens for some
+/// The same, but a process that is about to end may take `END_LIMIT`: one that was just killed listens for some
 /// milliseconds more.
 pub fn wait_until_unserved(path: &Path) -> Result<(), SocketError> {
     match check_unserved(path) {

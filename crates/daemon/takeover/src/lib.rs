@@ -9,7 +9,7 @@
 //! memory has ([`qcow2::ImageState`]).
 //!
 //! Invariants: at every moment exactly one of the two owns the images and may serve rings: the old one until it
-//! has said [`protocol::Message::Commit`], the new one when it has heard that. Before, the new one changes nothing on
+//! has said `Commit`, the new one when it has heard that. Before, the new one changes nothing on
 //! any image and gives no lock back; afterwards the old one does not. Locks never lapse: both have the same
 //! descriptions.
 //! Threads: the first one of both processes.

@@ -168,7 +168,7 @@ impl<'a> AffectedExport<'a> {
 impl DaemonState {
     /// Puts nodes into places below nodes or exports while guests run: all of them, or none. Each must hold the same
     /// bytes as the one that it replaces; the graph does not look at them. Blocks, as long as the longest request in
-    /// flight, or [`DRAIN_MAX`].
+    /// flight, or 30 seconds.
     pub fn replace(&mut self, replacements: &[NodeReplacement]) -> Result<(), GraphChangeError> {
         self.prepare_change(replacements)?.commit()?;
         for NodeReplacement { user, key, by } in replacements {
