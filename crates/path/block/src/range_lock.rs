@@ -46,19 +46,15 @@ impl RangeLock {
     /// Locks the range if no part of it is locked; otherwise the waker is used once a part is given back.
     pub fn try_lock(&self, range: Range<u64>, waker: &Waker) -> Option<RangeGuard> {
         let mut state = self.state();
-        let place = state.locked.partition_point(|locked| locked.start < range.end);
-        if state.locked[..place].last().is_some_and(|before| before.end > range.start) {
-            // Not `will_wake`, which may tell a clone apart.
-            let is_known = |(known, other): &(Range<u64>, Waker)| {
-                *known == range && other.data() == waker.data()
-            };
-            if !state.waiting.iter().any(is_known) {
-                state.waiting.push((range, waker.clone()));
-            }
-            return None;
-        }
+        let place = state.place_of(&range, waker)?;
         state.locked.insert(place, range.clone());
         Some(RangeGuard { lock: self.clone(), range })
+    }
+
+    /// Whether no part of the range is locked; otherwise the waker is used once a part is given back. For whoever needs
+    /// several: what is locked and given back at once wakes others for nothing, which do the same.
+    pub fn is_free(&self, range: &Range<u64>, waker: &Waker) -> bool {
+        self.state().place_of(range, waker).is_some()
     }
 
     /// Waits until no part of the range is locked, and locks it. Two that lock several ranges do so in one order.
@@ -76,6 +72,23 @@ impl RangeLock {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder of this lock panics")
+    }
+}
+
+impl State {
+    /// Where the range belongs if no part of it is locked; otherwise it is waited for.
+    fn place_of(&mut self, range: &Range<u64>, waker: &Waker) -> Option<usize> {
+        let place = self.locked.partition_point(|locked| locked.start < range.end);
+        if self.locked[..place].last().is_none_or(|before| before.end <= range.start) {
+            return Some(place);
+        }
+        // Not `will_wake`, which may tell a clone apart.
+        let is_known =
+            |(known, other): &(Range<u64>, Waker)| known == range && other.data() == waker.data();
+        if !self.waiting.iter().any(is_known) {
+            self.waiting.push((range.clone(), waker.clone()));
+        }
+        None
     }
 }
 

@@ -53,6 +53,13 @@ pub(crate) fn lock_changed_ranges(
         return true;
     }
     wanted.merge();
+    // Nothing is taken if something is missing: what is given back wakes others.
+    let mut is_free = |(storage, range): &(StorageId, Range<u64>)| {
+        storages.medium(*storage).ranges().is_free(range, waker)
+    };
+    if wanted.ranges.len() > 1 && !wanted.ranges.iter().all(&mut is_free) {
+        return false;
+    }
     lock_all(job, wanted, |storage, range| storages.medium(storage).ranges().try_lock(range, waker))
 }
 
