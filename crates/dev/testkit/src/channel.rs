@@ -50,6 +50,8 @@ pub struct Habits {
     pub grows: bool,
     /// Whether it can zero a range by itself.
     pub zeroes: bool,
+    /// Whether it tells what bytes are.
+    pub tells_status: bool,
     /// What it does wrong.
     pub mischief: Mischief,
 }
@@ -89,6 +91,7 @@ impl Habits {
         loses: 0,
         grows: false,
         zeroes: true,
+        tells_status: true,
         mischief: Mischief::None,
     };
 
@@ -112,6 +115,7 @@ impl Habits {
             },
             grows: false,
             zeroes: rng.one_in(2),
+            tells_status: rng.one_in(2),
             mischief: Mischief::None,
         }
     }

@@ -47,8 +47,9 @@ pub trait Channel: Debug {
     /// Begins an operation on bytes of the storage, if there is room. Does not block. Reads and writes are aligned and no
     /// longer than the medium says, ranges to discard or zero are aligned; of those that cannot be done the failure says
     /// so ([`IoFailure::is_unsupported`]). A flush makes durable what is over by now on any channel of the medium, on whichever
-    /// iothread. What is asked is never a status: all behind a channel
-    /// is taken for data. A change has to be durable when it is over only if it is a write, and the medium says that it can be ([`crate::StableWrites::ByThemselves`]).
+    /// iothread. A status leaves [`crate::StatusRecord`]s in the memory, from the first byte on and as far as it likes; if it
+    /// cannot tell and says so, the bytes are taken for data. A change has to be durable when it is over only if it is a write, and
+    /// the medium says that it can be ([`crate::StableWrites::ByThemselves`]).
     ///
     /// The memory of a read or a write is as long as the bytes. It is there until the tag is collected, or, if operations
     /// can be taken back, until [`Channel::abandon`] has been called; it must not be used any more then.

@@ -80,6 +80,11 @@ impl BounceBuffer {
         assert_eq!(copied, count, "a request has as much memory as it has bytes");
     }
 
+    /// The first `count` bytes.
+    pub fn first(&self, count: usize) -> &[u8] {
+        &self.bytes()[..count]
+    }
+
     /// Zeroes `count` bytes at the place `at`.
     pub fn zero(&mut self, at: usize, count: usize) {
         self.bytes_mut()[at..at + count].fill(0);

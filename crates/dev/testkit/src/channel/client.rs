@@ -104,7 +104,8 @@ impl RemoteChannel {
         // It may have been taken back.
         let Some(place) = self.in_flight.iter().position(|sent| sent.tag == tag) else { return };
         let mut sent = self.in_flight.swap_remove(place);
-        if let (Operation::Read(_), false) = (sent.operation, self.lends_memory()) {
+        let brings = matches!(sent.operation, Operation::Read(_) | Operation::Status(_));
+        if brings && !self.lends_memory() {
             sent.memory.copy_from(0, &bytes);
         }
         done.push((tag, result));

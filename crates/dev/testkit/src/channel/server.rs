@@ -11,12 +11,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::Duration;
 
-use block::{Buffers, ByteOffset, IoFailure, Operation, Tag};
+use block::{
+    BlockStatus, Buffers, ByteCount, ByteOffset, IoFailure, Operation, StatusRecord, StatusRuns,
+    Tag,
+};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use super::{Hears, Mischief, Remote};
 use crate::rng::Rng;
+
+/// The most records of an answer.
+const RECORDS_MAX: usize = 64;
 
 /// What a client sends.
 #[derive(Debug)]
@@ -219,6 +225,31 @@ impl Server {
         }
     }
 
+    /// What these bytes are: data, zeroes that are stored, or a hole; as far as the server likes.
+    fn records(&mut self, content: &[u8]) -> Vec<u8> {
+        let mut runs = StatusRuns::default();
+        let stored = BlockStatus { is_zero: true, ..BlockStatus::DATA };
+        let mut at = 0;
+        for sector in content.chunks(512) {
+            let is_zero = sector.iter().all(|byte| *byte == 0) && !self.rng.one_in(8);
+            let zeroes = if self.rng.one_in(4) { stored } else { BlockStatus::ZEROES };
+            let status = if is_zero { zeroes } else { BlockStatus::DATA };
+            let count = sector.len() as u64;
+            runs.add(at, ByteCount(count), status);
+            at += count;
+            if runs.count() == RECORDS_MAX || self.rng.one_in(64) {
+                break;
+            }
+        }
+        let mut bytes = vec![0; (RECORDS_MAX + 1) * StatusRecord::BYTES];
+        let room = bytes.len();
+        let put = |at: usize, record: &[u8; StatusRecord::BYTES]| {
+            bytes[at..at + record.len()].copy_from_slice(record);
+        };
+        runs.write_with(room, put).expect("a status is about a byte at least");
+        bytes
+    }
+
     fn carry_out(&mut self, request: Request) -> Reply {
         let Request { tag, operation, mut bytes, memory } = request;
         let start = operation.extent().map_or(0, |extent| extent.start().0);
@@ -251,9 +282,17 @@ impl Server {
                 file.write_all_at(&vec![0; count], start)
             }
             Operation::Flush => Ok(()),
-            Operation::Status(_) => panic!("channels tell no status"),
+            Operation::Status(_) if self.remote.habits.tells_status => {
+                let content = {
+                    let mut content = vec![0; count];
+                    file.read_exact_at(&mut content, start).map(|()| content)
+                };
+                content.map(|content| bytes = self.records(&content))
+            }
+            Operation::Status(_) => Err(io::Error::from(Errno::OPNOTSUPP)),
         };
-        if let (Operation::Read(_), Some(mut memory)) = (operation, memory) {
+        let brings = matches!(operation, Operation::Read(_) | Operation::Status(_));
+        if let (true, Some(mut memory)) = (brings, memory) {
             memory.copy_from(0, &bytes);
         }
         let failed = |error: io::Error| {

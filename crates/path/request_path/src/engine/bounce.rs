@@ -1,7 +1,7 @@
 //! The steps of transfers that go through a bounce buffer, one after the other; what is next is decided in
 //! [`crate::bounce_transfer`].
 
-use block::{EofPolicy, FailKind, MemoryCopy};
+use block::{EofPolicy, FailKind, MemoryCopy, Operation};
 use kernel_io::{BounceBuffer, EngineKernel, IoFailure};
 
 use super::Engine;
@@ -27,6 +27,9 @@ impl<K: EngineKernel> Engine<K> {
             self.note_lost_write(index, result);
             self.take_back(lane, buffer);
             return self.advance(index);
+        }
+        if let Operation::Status(_) = job.operation {
+            return self.channel_told(index, result, buffer);
         }
         let staged = job.staged.last_mut().expect("a bounce buffer belongs to a staged transfer");
         let mut result = result;
@@ -96,6 +99,9 @@ impl<K: EngineKernel> Engine<K> {
         let staged = job.staged.last().expect("the current staged transfer");
         let tag = EventTarget::Job(index, PieceIndex::FIRST).to_tag();
         match next {
+            BounceAction::Read(_) if matches!(job.operation, Operation::Status(_)) => {
+                self.ask_channel(index, buffer, tag);
+            }
             BounceAction::Read(BounceChunk { start, count, .. }) => {
                 storages.read_bounce((staged.storage, start), count, buffer, tag);
                 job.outstanding += 1;

@@ -74,7 +74,7 @@ impl<K: EngineKernel> Engine<K> {
             let tag = EventTarget::Job(index, PieceIndex::new(place));
             match (&piece.target, job.operation) {
                 (_, Operation::Status(_)) => {
-                    job.begin_status_piece(place, storages.kernel, tag.to_tag());
+                    job.begin_status_piece(place, &mut storages, tag.to_tag());
                 }
                 (Target::Zeroes | Target::Memory { .. }, Operation::Read(_)) => {
                     if !copy_inline(job, place, copy_budget) {
