@@ -18,6 +18,8 @@ use testkit::rng::Rng;
 const LIVES: u64 = 12;
 /// One of so many images has operations that fail.
 const FAILING_ONE_IN: u64 = 4;
+/// One of so many images has syncs that fail.
+const FAILING_SYNCS_ONE_IN: u64 = 8;
 
 #[derive(Debug)]
 struct Image;
@@ -55,6 +57,8 @@ pub(crate) fn play_image(seed: u64) -> Result<Played> {
         lives: LIVES,
         mischief: Mischief::None,
         fail_one_in: if seed.is_multiple_of(FAILING_ONE_IN) { 300 } else { 0 },
+        fail_syncs_one_in: if seed % FAILING_SYNCS_ONE_IN == 1 { 30 } else { 0 },
+        channels_one_in: if seed.is_multiple_of(2) { 2 } else { 0 },
         peer_one_in: if peer::missing().is_none() { 30 } else { 0 },
     };
     let played = play(seed, &Image, &options)?;

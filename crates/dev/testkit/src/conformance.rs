@@ -6,13 +6,13 @@
 //! the end all is read through the stack, and once more from the files below by the subjects' own arithmetic
 //! ([`layout`]), so that mistakes are found that take themselves back.
 //!
-//! Two forms: [`play`] has files in memory and a clock that jumps, and lets the power go; it needs nothing but `block`.
-//! The crate `conform` has iothreads and files of the host, and the list of subjects.
+//! Two forms: [`play`] has simulated iothreads, with real engines, on files in memory and a clock that jumps, and lets the
+//! power go ([`crate::simulation`]). The crate `conform` has iothreads and files of the host, and the list of subjects.
 //!
 //! Invariants: all that is random depends on one seed, which every failure names.
 
 pub mod checked;
-pub mod clock;
+mod ends;
 pub mod faults;
 pub mod history;
 pub mod layout;
@@ -20,7 +20,6 @@ pub mod play;
 pub mod stack;
 pub mod stamp;
 mod status;
-pub mod store;
 pub mod workload;
 
 /// A number as a place in memory.

@@ -2,8 +2,8 @@
 //!
 //! Where it stands: only ever a dev-dependency, but for `conform`, which is a test itself. Of the daemon's crates it links
 //! none but `block`, whose contracts [`conformance`] checks, and `request_path` with `kernel_io`: [`plain_front`] is one of
-//! its front ends, and [`qcow2rig`] runs its engine on a kernel of the rig. So a mistake in the data path cannot hide in the
-//! tool that looks for it.
+//! its front ends, and [`simulation`] runs its engine on a kernel in memory. So a mistake in the data path cannot hide in
+//! the tool that looks for it.
 //!
 //! Invariants: every wait has a deadline; every process is ended by its own pid when its owner is dropped.
 #![deny(unsafe_code)]
@@ -37,6 +37,7 @@ pub mod results;
 pub mod rng;
 mod seccomp;
 pub mod silent_file;
+pub mod simulation;
 pub mod slow_disk;
 pub mod stream_front;
 pub mod trespass;

@@ -1,4 +1,5 @@
-//! The correctness rig of formats with metadata: many simulated iothreads on one disk that loses power, from one seed.
+//! The correctness rig of formats with metadata: many simulated iothreads ([`crate::simulation`]) on one disk that loses
+//! power, from one seed.
 //!
 //! Where it stands: a test gives it a way to open the node under test ([`Subject`]); the rig makes images ([`make`]),
 //! plays lives of a process ([`play()`]) that end in a clean close, in a death or in a loss of power at any step, and
@@ -11,18 +12,13 @@
 
 pub mod check;
 mod checked;
-pub mod child;
-pub mod disk;
 pub mod image;
-mod iothread;
-mod kernel;
 mod load;
-mod log;
 pub mod make;
-mod memory;
 pub mod peer;
 pub mod play;
 
+pub use crate::simulation::{child, disk};
 pub use load::Tally;
 pub use play::{Options, Played, play};
 
@@ -72,6 +68,8 @@ pub enum Mischief {
     LyingLaneSyncs,
     /// A lane is told that its answers were carried out while they still are.
     EarlyEnds,
+    /// What was under way on a channel when its connection was lost is told to be over.
+    ForgetfulChannels,
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //! once; nothing comes before it is due, and what is due goes on. Who asked for it is told once of each answer and
 //! nobody else is; what it keeps, it answers again; a lane is closed when nothing of it is left; where a node keeps the
 //! order, requests are over in it. Where nodes below hold requests for something else than a time, nobody can say when
-//! those are due.
+//! those are due. An answer that breaks the contract does not reach whoever asked.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem::discriminant;
@@ -40,6 +40,7 @@ pub struct Complaints {
     /// Relaxed: they carry no data.
     held: AtomicU64,
     kept: AtomicU64,
+    count: AtomicU64,
     abandoned: AtomicBool,
 }
 
@@ -60,13 +61,17 @@ impl Complaints {
         self.kept.load(Ordering::Relaxed)
     }
 
-    /// Whether lanes are closed with requests on them, because the power goes.
+    /// Whether requests are given up, because the power goes: nobody complains then.
     pub fn abandon(&self, abandoned: bool) {
         self.abandoned.store(abandoned, Ordering::Relaxed);
     }
 
     /// Adds one.
     pub fn add(&self, complaint: String) {
+        if self.abandoned.load(Ordering::Relaxed) {
+            return;
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() < COMPLAINTS_MAX {
             all.push(complaint);
@@ -164,6 +169,7 @@ impl Node for CheckedNode {
         Ok(Box::new(CheckedLane {
             below: self.node.open_lane(io)?,
             judge: self.judge.clone(),
+            io: io.clone(),
             size: self.node.size(),
             held: HashMap::new(),
             telling: HashMap::new(),
@@ -178,6 +184,7 @@ impl Node for CheckedNode {
 struct CheckedLane {
     below: Box<dyn Lane>,
     judge: Judge,
+    io: LaneContext,
     size: DiskSize,
     held: HashMap<Token, Asked>,
     /// What is to be told of.
@@ -200,9 +207,11 @@ struct Asked {
 impl Drop for CheckedLane {
     fn drop(&mut self) {
         let left = self.held.len() + self.telling.len();
-        let abandoned = self.judge.complaints.abandoned.load(Ordering::Relaxed);
-        if left > 0 && !abandoned && !std::thread::panicking() {
+        let kept = self.io.answer_memory_bytes();
+        if left > 0 && !std::thread::panicking() {
             self.judge.complain(&format!("its lane is closed with {left} requests on it"));
+        } else if kept > 0 && !std::thread::panicking() {
+            self.judge.complain(&format!("{kept} bytes are kept for answers that are over"));
         }
     }
 }
@@ -210,6 +219,7 @@ impl Drop for CheckedLane {
 impl Lane for CheckedLane {
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
         let asked: Vec<Mapping> = batch.to_vec();
+        let complaints = self.judge.complaints.count.load(Ordering::Relaxed);
         if asked.is_empty() {
             self.judge.complain("it is asked about nothing");
         }
@@ -231,7 +241,7 @@ impl Lane for CheckedLane {
         }
         self.open.extend(asked.iter().map(|mapping| mapping.token));
         self.below.map(batch, pieces);
-        for (asked, answered) in asked.iter().zip(batch) {
+        for (asked, answered) in asked.iter().zip(batch.iter()) {
             if asked.token != answered.token {
                 self.judge.complain(&format!("{:?} became {:?}", asked.token, answered.token));
             }
@@ -252,6 +262,11 @@ impl Lane for CheckedLane {
             }
         }
         self.look_at_due("map");
+        if self.judge.has_complained_since(complaints) {
+            for (asked, answered) in asked.iter().zip(batch) {
+                *answered = Mapping { answer: Answer::Refused(FailKind::Io), ..*asked };
+            }
+        }
     }
 
     fn due(&self) -> Option<WakeTime> {
@@ -260,6 +275,7 @@ impl Lane for CheckedLane {
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
         let (earlier, mark) = (late.len(), pieces.end());
+        let complaints = self.judge.complaints.count.load(Ordering::Relaxed);
         let due = self.below.due();
         self.below.resume(now, late, pieces);
         if late.len() < earlier {
@@ -289,6 +305,9 @@ impl Lane for CheckedLane {
             self.judge.complain("what is due does not go on");
         }
         self.look_at_due("resume");
+        if self.judge.has_complained_since(complaints) {
+            late.truncate(earlier);
+        }
     }
 
     fn release(&mut self) {
@@ -349,6 +368,10 @@ impl CheckedLane {
 }
 
 impl Judge {
+    fn has_complained_since(&self, count: u64) -> bool {
+        self.complaints.count.load(Ordering::Relaxed) > count
+    }
+
     fn complain(&self, what: &str) {
         self.complaints.add(format!("{}: {what}", self.name));
     }

@@ -1,39 +1,35 @@
-//! The pure form of the suite: files in memory, a clock that jumps, several lanes on one thread.
+//! The pure form of the suite: simulated iothreads on files in memory, a clock that jumps, and power that goes.
 //!
-//! Where it stands: takes the place of the engine of an iothread. It asks lanes for batches, carries the pieces out one
-//! by one in any order across all requests, goes on with what was held, releases, closes and opens lanes, changes what
-//! is refused, and lets the power go.
+//! Where it stands: [`crate::simulation`] carries out what is asked, with real engines; here is decided what that is, and
+//! when lanes are drained, closed and opened, what is refused, and when the power goes.
 //!
 //! Limits: a stack has `REQUESTS_MAX` requests; what is held must be answered after `JUMPS_MAX` jumps of the clock.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Wake;
 
-use anyhow::{Context, Result, bail, ensure};
-use block::{
-    Answer, BlockStatus, ByteCount, Clock, CompletionAction, CompletionDecision, FileId,
-    InternalIo, Lane, LaneContext, Mapping, Node, Operation, Outcome, Piece, PieceList,
-    StatusRecord, StatusRuns, Target, Token, WakeTime,
-};
+use anyhow::{Context, Result, ensure};
+use block::{Clock, FileId, Node, Outcome, StableWrites};
 
 use super::checked::Complaints;
-use super::clock::JumpClock;
+use super::ends::{Reached, SimulatedEnd};
 use super::faults::Faulty;
+use super::index;
 use super::layout::Layout;
 use super::stack::{Sizes, Stack, Subject, Which};
-use super::stamp::SECTOR_BYTES;
-use super::store::{MemoryFile, Store};
 use super::workload::{Ended, Habits, Overlap, Request, Tally, Workload};
-use super::{index, number};
 use crate::rng::Rng;
+use crate::simulation::World;
+use crate::simulation::disk::Disk;
+use crate::simulation::iothread::media;
+use crate::simulation::kernel::{Kernel, KernelHabits, KernelMischief};
+use crate::simulation::machine::{Machine, Weights};
 
 /// The most requests one stack gets before it is compared as a whole.
 const REQUESTS_MAX: u64 = 400;
 /// How often the clock may jump in a row without anything going on.
 const JUMPS_MAX: u32 = 10_000;
-/// The most requests in flight on one lane.
-const DEPTH: usize = 24;
 
 /// What came of a stack.
 #[derive(Clone, Debug)]
@@ -50,99 +46,113 @@ pub struct Played {
 
 /// Makes the stack of this seed of the subjects, files in memory and nodes with faults, and plays with it.
 pub fn play(seed: u64, subjects: &[Arc<dyn Subject>], which: Which<'_>) -> Result<Played> {
+    play_with(seed, subjects, which, KernelMischief::None)
+}
+
+/// The same with something that goes wrong below.
+pub(super) fn play_with(
+    seed: u64,
+    subjects: &[Arc<dyn Subject>],
+    which: Which<'_>,
+    mischief: KernelMischief,
+) -> Result<Played> {
     let rng = &mut Rng::new(seed);
-    let store = Arc::new(Store::default());
+    let disk = Arc::new(Disk::default());
+    let habits = KernelHabits {
+        failures: if rng.one_in(8) { 200 } else { 0 },
+        sync_failures: if rng.one_in(16) { 20 } else { 0 },
+        idle_discards: 2,
+        zeroes: !rng.one_in(4),
+        mischief,
+    };
+    let world = World::new(Kernel::new(Arc::clone(&disk), habits), Rng::new(rng.next_u64()));
+    let machine = Machine::new(world);
+    let end = |reached, sectors_max, block| -> Arc<dyn Subject> {
+        let (disk, world) = (Arc::clone(&disk), machine.world.clone());
+        Arc::new(SimulatedEnd { disk, world, sectors_max, block, reached })
+    };
     let sectors_max = if rng.one_in(32) { 16_384 } else { 1024 };
-    let memory: Arc<dyn Subject> = Arc::new(MemoryFile::new(Arc::clone(&store), sectors_max));
+    let block = [1, 1, 512, 4096][rng.index(4)];
     let mut all = subjects.to_vec();
     all.push(Arc::new(Faulty));
     // Several times: most stacks are to store something.
-    all.extend(std::iter::repeat_n(memory, 3));
+    all.extend(std::iter::repeat_n(end(Reached::AsFile, sectors_max, block), 2));
+    all.push(end(Reached::ByChannel, sectors_max, block));
     let stack = Stack::new(rng, &all, which).with_context(|| format!("seed {seed:#x}"))?;
-    let text = stack.to_string();
-    let played = Player::new(stack, store, rng.clone()).and_then(Player::run);
-    played.with_context(|| format!("seed {seed:#x}, stack {text}"))
-}
-
-/// One lane, with what is under way on it.
-#[derive(Debug)]
-struct Side {
-    lane: Box<dyn Lane>,
-    /// By token.
-    jobs: Vec<Option<Job>>,
-    held: usize,
-    io: LaneContext,
-    /// Whether the lane has to be called.
-    called: Arc<Called>,
-    /// With what is still to be carried out.
-    errands: Vec<(InternalIo, Vec<Piece>, StatusRuns)>,
-}
-
-#[derive(Debug, Default)]
-struct Called(AtomicBool);
-
-impl Wake for Called {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-#[derive(Debug)]
-struct Job {
-    request: Request,
-    state: State,
-    /// What a status was told.
-    runs: StatusRuns,
-}
-
-#[derive(Debug)]
-enum State {
-    Held,
-    /// With what is still to be carried out, and whether the lane is told then.
-    Running(Operation, Vec<Piece>, CompletionAction),
+    let text = format!("seed {seed:#x}, stack {stack}, {habits:?}");
+    let played = Player::new(stack, machine, disk, block, rng.clone()).and_then(Player::run);
+    played.with_context(|| text)
 }
 
 struct Player {
     stack: Stack,
-    store: Arc<Store>,
-    clock: Arc<JumpClock>,
+    disk: Arc<Disk>,
+    machine: Machine,
+    weights: Weights,
     complaints: Arc<Complaints>,
     workload: Workload,
     node: Arc<dyn Node>,
-    sides: Vec<Side>,
-    pieces: PieceList,
+    /// What operations on files are a multiple of.
+    block: u32,
+    /// The requests that are not over, by number.
+    open: BTreeMap<u64, Request>,
+    requests: u64,
     rng: Rng,
 }
 
 impl Player {
-    fn new(stack: Stack, store: Arc<Store>, mut rng: Rng) -> Result<Self> {
-        let clock = Arc::new(JumpClock::new());
+    fn new(
+        stack: Stack,
+        machine: Machine,
+        disk: Arc<Disk>,
+        block: u32,
+        mut rng: Rng,
+    ) -> Result<Self> {
         let complaints = Arc::new(Complaints::default());
-        let node = build(&stack, &clock, &complaints, &store)?;
+        let node = build(&stack, &machine.clock(), &complaints, &disk)?;
         let overlap = if rng.one_in(3) { Overlap::Avoided } else { Overlap::Allowed };
         let habits = Habits { sectors_max: 1 << rng.below(15), overlap, durability: None };
-        let workload = Workload::new(Layout::new(&stack)?, habits);
-        let pieces = PieceList::default();
-        let sides = Vec::new();
-        let mut player =
-            Self { stack, store, clock, complaints, workload, node, sides, pieces, rng };
+        let mut workload = Workload::new(Layout::new(&stack)?, habits);
+        let KernelHabits { failures, sync_failures, .. } = machine.world.lock().kernel.habits;
+        if failures + sync_failures > 0 {
+            workload.let_storage_fail();
+        }
+        let weights = Weights::any(&mut rng, 2);
+        let (open, requests) = (BTreeMap::new(), 0);
+        let mut player = Self {
+            stack,
+            disk,
+            machine,
+            weights,
+            complaints,
+            workload,
+            node,
+            block,
+            open,
+            requests,
+            rng,
+        };
         player.open_lanes()?;
         Ok(player)
     }
 
     fn run(mut self) -> Result<Played> {
         let requests = 20 + self.rng.below(REQUESTS_MAX - 20);
-        let mut begun = 0;
-        while begun < requests {
-            begun += self.step()?;
-            self.complaints.check()?;
+        while self.requests < requests {
+            self.step()?;
+            self.judge()?;
         }
         self.workload.end_mischief();
-        for side in 0..self.sides.len() {
+        {
+            let habits = &mut self.machine.world.lock().kernel.habits;
+            (habits.failures, habits.sync_failures) = (0, 0);
+        }
+        for side in 0..self.machine.iothreads.len() {
             self.finish(side)?;
         }
         self.check_all().context("reading the whole disk")?;
         self.check_files().context("in the files below")?;
+        self.machine.close();
         self.complaints.check()?;
         Ok(Played {
             names: self.stack.names(),
@@ -152,247 +162,90 @@ impl Player {
         })
     }
 
-    /// Something random; returns how many requests it began.
-    fn step(&mut self) -> Result<u64> {
-        let side = self.rng.index(self.sides.len());
-        match self.rng.below(1000) {
-            0..350 => return self.begin_batch(side),
-            350..700 => {
-                for _ in 0..1 + self.rng.below(8) {
-                    let side = self.rng.index(self.sides.len());
-                    self.carry_out_one(side)?;
+    /// Something random.
+    fn step(&mut self) -> Result<()> {
+        let side = self.rng.index(self.machine.iothreads.len());
+        match self.rng.below(10_000) {
+            0..20 => self.release(side)?,
+            20..35 => self.reopen(side)?,
+            35..65 => self.workload.change_refusals(&mut self.rng),
+            65..72 => self.lose_power()?,
+            // Time passes also when something else could go on; mostly too early for most.
+            72..500 => {
+                self.machine.jump(&mut self.rng);
+            }
+            500..600 => self.machine.round(side),
+            _ => {
+                if let Some(side) = self.machine.step(&self.weights, true)? {
+                    self.ask(side);
                 }
             }
-            700..900 => self.jump()?,
-            // Too early for most.
-            900..940 => self.resume(side)?,
-            940..960 => self.release(side)?,
-            960..975 => self.reopen(side)?,
-            975..995 => self.workload.change_refusals(&mut self.rng),
-            _ => self.lose_power()?,
-        }
-        Ok(0)
-    }
-
-    fn open_lanes(&mut self) -> Result<()> {
-        for _ in 0..1 + self.rng.below(3) {
-            self.sides.push(Side::open(self.node.as_ref())?);
         }
         Ok(())
     }
 
-    fn begin_batch(&mut self, side: usize) -> Result<u64> {
+    /// Judges the requests that are over.
+    fn judge(&mut self) -> Result<()> {
+        self.complaints.check()?;
+        for crate::simulation::Ended { number, outcome, data } in self.machine.take_ended()? {
+            let mut request = self.open.remove(&number).context("a request ends once")?;
+            request.data = data;
+            self.workload.complete(
+                &request,
+                match outcome {
+                    Outcome::Done => Ended::Well,
+                    Outcome::Failed(kind) => Ended::Failed(kind),
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    fn open_lanes(&mut self) -> Result<()> {
+        let stable = [StableWrites::BySync, StableWrites::ByThemselves][self.rng.index(2)];
+        let media = media(self.stack.files(), self.block, stable);
+        for _ in 0..1 + self.rng.below(3) {
+            self.machine.open(&self.node, &media)?;
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, side: usize) {
         let mut batch = Vec::new();
         for _ in 0..1 + self.rng.below(8) {
-            let Some(token) = self.sides[side].free_token() else { break };
             let request = match self.rng.below(16) {
                 0 => self.workload.next_status(&mut self.rng),
                 _ => self.workload.next(&mut self.rng),
             };
-            let Some(request) = request else { break };
-            batch.push(self.sides[side].add(token, request));
+            batch.extend(request);
         }
-        let count = number(batch.len());
-        self.map(side, batch)?;
-        Ok(count)
+        self.submit(side, batch);
     }
 
-    fn map(&mut self, side: usize, mut batch: Vec<Mapping>) -> Result<()> {
-        if batch.is_empty() {
-            return Ok(());
+    fn submit(&mut self, side: usize, requests: Vec<Request>) {
+        let mut batch = Vec::new();
+        for mut request in requests {
+            self.requests += 1;
+            batch.push((self.requests, request.operation, std::mem::take(&mut request.data)));
+            self.open.insert(self.requests, request);
         }
-        self.pieces.clear();
-        self.sides[side].lane.map(&mut batch, &mut self.pieces);
-        // Before the answers are used: pieces of a broken answer may lie anywhere.
-        self.complaints.check()?;
-        self.take_answers(side, &batch)?;
-        self.attend(side)
+        if !batch.is_empty() {
+            self.machine.iothreads[side].submit(batch);
+        }
     }
 
-    fn resume(&mut self, side: usize) -> Result<()> {
-        let mut late = Vec::new();
-        self.pieces.clear();
-        self.sides[side].lane.resume(self.clock.now(), &mut late, &mut self.pieces);
-        self.complaints.check()?;
-        self.sides[side].held -= late.len();
-        self.take_answers(side, &late)?;
-        self.attend(side)
-    }
-
-    /// Takes internal I/Os, and calls the lane if it has to be.
-    fn attend(&mut self, side: usize) -> Result<()> {
-        let Side { io, called, errands, .. } = &mut self.sides[side];
-        let mut new = Vec::new();
-        io.take_submitted(&mut new);
-        for errand in new {
-            let pieces = errand.pieces().to_vec();
-            errands.push((errand, pieces, StatusRuns::default()));
-        }
-        if called.0.swap(false, Ordering::Relaxed) { self.resume(side) } else { Ok(()) }
-    }
-
-    fn take_answers(&mut self, side: usize, answered: &[Mapping]) -> Result<()> {
-        for mapping in answered {
-            let token = index(mapping.token.0.into());
-            let Side { jobs, held, .. } = &mut self.sides[side];
-            let job = jobs[token].as_mut().context("an answer to nobody")?;
-            match mapping.answer {
-                Answer::Held => {
-                    *held += 1;
-                }
-                Answer::Refused(kind) => self.over(side, token, Ended::Failed(kind))?,
-                Answer::Now(range) => {
-                    let mut pieces = self.pieces.get(range).to_vec();
-                    take_memory(mapping.operation, &mut pieces, &mut job.request.data)?;
-                    let is_nothing = pieces.is_empty();
-                    job.state = State::Running(mapping.operation, pieces, mapping.after);
-                    if is_nothing {
-                        self.completed(side, token, mapping.after)?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// All of an answer was carried out. The lane may have to be called after that.
-    fn completed(&mut self, side: usize, token: usize, after: CompletionAction) -> Result<()> {
-        if after == CompletionAction::Finish {
-            return self.over(side, token, Ended::Well);
-        }
-        let Side { lane, jobs, held, .. } = &mut self.sides[side];
-        let name = Token(u32::try_from(token).context("a few tokens")?);
-        match lane.completed(name, Outcome::Done) {
-            CompletionDecision::HoldAgain => {
-                *held += 1;
-                jobs[token].as_mut().context("it was answered")?.state = State::Held;
-            }
-            CompletionDecision::Finish(Outcome::Done) => self.over(side, token, Ended::Well)?,
-            CompletionDecision::Finish(Outcome::Failed(kind)) => {
-                self.over(side, token, Ended::Failed(kind))?
-            }
-        }
-        Ok(())
-    }
-
-    /// Carries out one piece of any internal I/O of the side.
-    fn carry_out_errand(&mut self, side: usize) -> Result<bool> {
-        let Self { sides, rng, store, .. } = self;
-        let errands = &mut sides[side].errands;
-        if errands.is_empty() {
-            return Ok(false);
-        }
-        let place = rng.index(errands.len());
-        let (errand, pieces, runs) = &mut errands[place];
-        if let Some(piece) = pieces.pop() {
-            let mut data = vec![0; index(piece.count.0)];
-            let there = Piece { skip: 0, ..piece.clone() };
-            errand.memory().copy_to(index(piece.skip), &mut data);
-            let operation = errand.operation();
-            if let Operation::Status(_) = operation {
-                tell(store, &piece, runs, rng)?;
-            } else {
-                carry_out(store, operation, &there, &mut data, rng).context("an errand")?;
-                errand.memory().copy_from(index(piece.skip), &data);
-            }
-        }
-        if pieces.is_empty() {
-            let (mut errand, _, mut runs) = errands.swap_remove(place);
-            let mut told = Ok(());
-            if let Operation::Status(_) = errand.operation() {
-                told = runs.write(&mut errand.memory());
-            }
-            errand.finish(told.map_or_else(Outcome::Failed, |()| Outcome::Done));
-            self.attend(side)?;
-        }
-        Ok(true)
-    }
-
-    /// Carries out one piece of any request or internal I/O of the side.
-    fn carry_out_one(&mut self, side: usize) -> Result<bool> {
-        if self.rng.one_in(2) && self.carry_out_errand(side)? {
-            return Ok(true);
-        }
-        let jobs = &mut self.sides[side].jobs;
-        let is_running = |job: &Option<Job>| {
-            job.as_ref().is_some_and(|job| matches!(job.state, State::Running(..)))
-        };
-        let running: Vec<usize> = (0..jobs.len()).filter(|it| is_running(&jobs[*it])).collect();
-        if running.is_empty() {
-            return self.carry_out_errand(side);
-        }
-        let token = running[self.rng.index(running.len())];
-        let Some(Job { request, state: State::Running(operation, pieces, after), runs }) =
-            &mut jobs[token]
-        else {
-            return Ok(false);
-        };
-        let piece = pieces.swap_remove(self.rng.index(pieces.len()));
-        let (is_last, after) = (pieces.is_empty(), *after);
-        let Self { store, rng, .. } = self;
-        let done = if let Operation::Status(_) = operation {
-            tell(store, &piece, runs, rng)
-        } else {
-            carry_out(store, *operation, &piece, &mut request.data, rng)
-        };
-        done.with_context(|| format!("{piece:?} of {operation:?}"))?;
-        if is_last {
-            self.completed(side, token, after)?;
-            self.attend(side)?;
-        }
-        Ok(true)
-    }
-
-    /// A request is over.
-    fn over(&mut self, side: usize, token: usize, ended: Ended) -> Result<()> {
-        let mut job = self.sides[side].jobs[token].take().context("a request ends twice")?;
-        let mut ended = ended;
-        if matches!(job.request.operation, Operation::Status(_)) && ended == Ended::Well {
-            let data = &mut job.request.data;
-            let bytes = data.len();
-            let put = |at, record: &[u8; StatusRecord::BYTES]| {
-                data[at..at + record.len()].copy_from_slice(record);
-            };
-            if let Err(kind) = job.runs.write_with(bytes, put) {
-                ended = Ended::Failed(kind);
-            }
-        }
-        self.workload.complete(&job.request, ended)
-    }
-
-    /// Goes to the moment when the first lane has something to do, or a little later, and lets all go on that may.
-    fn jump(&mut self) -> Result<()> {
-        let due = self.sides.iter().map(|side| side.lane.due()).fold(None, WakeTime::first);
-        let Some(WakeTime { at, slack }) = due else { return Ok(()) };
-        let late = if self.rng.one_in(2) { slack } else { slack * 100 };
-        let late = if self.rng.one_in(2) { late } else { std::time::Duration::ZERO };
-        self.clock.jump_to(at + late);
-        let now = self.clock.now();
-        for side in 0..self.sides.len() {
-            if self.sides[side].lane.due().is_some_and(|due| due.at <= now) {
-                self.resume(side)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Drains a lane, as a stop does: what it holds must come without a jump of the clock. What is let go may be held
-    /// once more by each layer below, or wait until others are carried out.
+    /// Drains a lane, as a stop does: what it holds must come without a jump of the clock.
     fn release(&mut self, side: usize) -> Result<()> {
-        let layers = self.stack.names().len();
-        for _ in 0..=layers {
-            self.sides[side].lane.release();
-            let now = self.clock.now();
-            if self.sides[side].lane.due().is_some_and(|due| due.at <= now) {
-                self.resume(side)?;
-            }
-            while self.carry_out_one(side)? {}
+        let now = self.machine.clock.now();
+        self.machine.iothreads[side].release(now);
+        self.machine.settle_now(&self.weights);
+        self.judge()?;
+        let is_excused = self.stack.copies_on_read() || self.machine.has_lost_connections();
+        if is_excused {
+            // They may wait for what others change, or for a connection.
+            return self.finish(side);
         }
-        if self.stack.copies_on_read() {
-            // They may wait for what others change.
-            self.finish(side)?;
-        }
-        let held = self.sides[side].held;
+        let held = self.machine.iothreads[side].open_requests();
         ensure!(held == 0, "{held} requests are held after a release");
         Ok(())
     }
@@ -401,39 +254,35 @@ impl Player {
     fn finish(&mut self, side: usize) -> Result<()> {
         let mut jumps = 0;
         loop {
-            for any in 0..self.sides.len() {
-                while self.carry_out_one(any)? {}
-                // Another one may have woken it.
-                self.attend(any)?;
-            }
-            let left = self.sides[side].in_flight();
+            self.machine.settle_now(&self.weights);
+            let left = self.machine.iothreads[side].open_requests();
+            self.judge()?;
             if left == 0 {
-                break;
+                return Ok(());
             }
-            self.jump()?;
-            self.complaints.check()?;
-            jumps = if self.sides[side].in_flight() < left { 0 } else { jumps + 1 };
-            ensure!(jumps < JUMPS_MAX, "{left} requests are not answered");
+            let jumped = self.machine.jump(&mut self.rng);
+            let now_left = self.machine.iothreads[side].open_requests();
+            jumps = if now_left < left { 0 } else { jumps + 1 };
+            ensure!(jumped && jumps < JUMPS_MAX, "{left} requests are not answered");
         }
-        let kept = self.sides[side].io.answer_memory_bytes();
-        ensure!(kept == 0, "{kept} bytes are kept for answers that are over");
-        Ok(())
     }
 
     fn reopen(&mut self, side: usize) -> Result<()> {
         self.release(side)?;
         self.finish(side)?;
-        self.sides[side] = Side::open(self.node.as_ref())?;
-        Ok(())
+        self.machine.iothreads[side].close_lane();
+        self.machine.iothreads[side].open_lane(&self.node)
     }
 
     fn lose_power(&mut self) -> Result<()> {
         self.complaints.abandon(true);
-        self.sides.clear();
+        self.machine.kill("the power goes");
         self.complaints.abandon(false);
+        self.open.clear();
         self.workload.lose_power();
-        self.store.lose_power(&mut self.rng);
-        self.node = build(&self.stack, &self.clock, &self.complaints, &self.store)?;
+        self.disk.lose_power(&mut self.rng);
+        let clock = self.machine.clock();
+        self.node = build(&self.stack, &clock, &self.complaints, &self.disk)?;
         self.open_lanes()
     }
 
@@ -441,9 +290,9 @@ impl Player {
         let all = self.workload.layout().ends.len();
         let step = 1 + self.rng.index(all);
         for start in (0..all).step_by(step) {
-            let request = self.workload.read(&(start..(start + step).min(all)));
-            let mapping = self.sides[0].add(0, request);
-            self.map(0, vec![mapping])?;
+            let sectors: Range<usize> = start..(start + step).min(all);
+            let request = self.workload.read(&sectors);
+            self.submit(0, vec![request]);
             self.finish(0)?;
         }
         Ok(())
@@ -452,120 +301,24 @@ impl Player {
     fn check_files(&mut self) -> Result<()> {
         for file in 0..self.stack.files() {
             let id = FileId(u32::try_from(file).context("the number of a file")?);
+            let mut bytes = vec![0; index(self.disk.bytes(id))];
             // Not every end has a file.
-            let Some(size) = self.store.size(id) else { continue };
-            let mut bytes = vec![0; index(size)];
-            self.store.read(id, 0, &mut bytes)?;
-            self.workload.check_file(file, &bytes)?;
+            if !bytes.is_empty() {
+                self.disk.read(id, 0, &mut bytes);
+                self.workload.check_file(file, &bytes)?;
+            }
         }
         Ok(())
     }
 }
 
-impl Side {
-    fn open(node: &dyn Node) -> Result<Self> {
-        let called = Arc::new(Called::default());
-        let io = LaneContext::new(Arc::clone(&called).into());
-        let lane = node.open_lane(&io)?;
-        let jobs = std::iter::repeat_with(|| None).take(DEPTH).collect();
-        Ok(Self { lane, jobs, held: 0, io, called, errands: Vec::new() })
-    }
-
-    /// How many requests are not over.
-    fn in_flight(&self) -> usize {
-        self.jobs.iter().flatten().count()
-    }
-
-    fn free_token(&self) -> Option<usize> {
-        self.jobs.iter().position(Option::is_none)
-    }
-
-    fn add(&mut self, token: usize, request: Request) -> Mapping {
-        let operation = request.operation;
-        self.jobs[token] = Some(Job { request, state: State::Held, runs: StatusRuns::default() });
-        Mapping::new(Token(u32::try_from(token).expect("a few tokens")), operation)
-    }
-}
-
 fn build(
     stack: &Stack,
-    clock: &Arc<JumpClock>,
+    clock: &Arc<dyn Clock>,
     complaints: &Arc<Complaints>,
-    store: &Arc<Store>,
+    disk: &Arc<Disk>,
 ) -> Result<Arc<dyn Node>> {
-    let clock: Arc<dyn Clock> = Arc::clone(clock) as Arc<dyn Clock>;
-    let store = Arc::clone(store);
-    let sizes: Sizes = Arc::new(move |file| store.size(file));
-    stack.build(&clock, complaints, &sizes)
-}
-
-/// Gives a read what it finds in memory; leaves the other pieces.
-fn take_memory(operation: Operation, pieces: &mut Vec<Piece>, data: &mut [u8]) -> Result<()> {
-    let is_in_files = pieces.iter().all(|piece| piece.in_memory().is_none());
-    let may_find = is_in_files || matches!(operation, Operation::Read(_));
-    ensure!(may_find, "{operation:?} finds {pieces:?}");
-    pieces.retain(|piece| {
-        let Some(bytes) = piece.in_memory() else { return true };
-        data[index(piece.skip)..][..bytes.len()].copy_from_slice(bytes);
-        false
-    });
-    Ok(())
-}
-
-fn carry_out(
-    store: &Store,
-    operation: Operation,
-    piece: &Piece,
-    data: &mut [u8],
-    rng: &mut Rng,
-) -> Result<()> {
-    let (skip, count) = (index(piece.skip), piece.count.0);
-    let bytes = skip..skip + index(count);
-    match (operation, piece.target.clone()) {
-        (Operation::Read(_), Target::Zeroes) => {
-            data.get_mut(bytes).context("beyond the memory")?.fill(0);
-        }
-        (_, Target::Zeroes | Target::Nothing) => {}
-        (_, Target::Memory { .. } | Target::Channel { .. }) => {
-            bail!("an errand has files alone")
-        }
-        (Operation::Read(_), Target::File { file, offset }) => {
-            let data = data.get_mut(bytes).context("beyond the memory")?;
-            store.read(file, offset.0, data)?;
-        }
-        (Operation::Write(_, durability), Target::File { file, offset }) => {
-            let data = data.get(bytes).context("beyond the memory")?;
-            store.write(file, offset.0, data, durability)?;
-        }
-        (Operation::Discard(_, durability), Target::File { file, offset }) => {
-            if rng.one_in(2) {
-                store.zero(file, offset.0, count, durability)?;
-            }
-        }
-        (Operation::WriteZeroes(_, _, durability), Target::File { file, offset }) => {
-            store.zero(file, offset.0, count, durability)?;
-        }
-        (Operation::Flush, Target::File { file, .. }) => store.flush(file)?,
-        (Operation::Status(_), _) | (_, Target::Status(_)) => bail!("a status moves no bytes"),
-    }
-    Ok(())
-}
-
-/// Adds what the bytes of a piece are: of a file zeroes are a hole, or they are not.
-fn tell(store: &Store, piece: &Piece, runs: &mut StatusRuns, rng: &mut Rng) -> Result<()> {
-    let Target::File { file, offset } = piece.target else {
-        runs.add(piece.skip, piece.count, piece.target.status());
-        return Ok(());
-    };
-    let mut bytes = vec![0; index(piece.count.0)];
-    store.read(file, offset.0, &mut bytes)?;
-    let is_sparse = !rng.one_in(4);
-    let mut skip = piece.skip;
-    for sector in bytes.chunks(SECTOR_BYTES) {
-        let is_hole = is_sparse && sector.iter().all(|byte| *byte == 0);
-        let status = if is_hole { BlockStatus::ZEROES } else { BlockStatus::DATA };
-        runs.add(skip, ByteCount(number(sector.len())), status);
-        skip += number(sector.len());
-    }
-    Ok(())
+    let disk = Arc::clone(disk);
+    let sizes: Sizes = Arc::new(move |file| Some(disk.bytes(file)));
+    stack.build(clock, complaints, &sizes)
 }

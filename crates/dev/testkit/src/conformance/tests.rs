@@ -4,10 +4,11 @@ use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
 
 use super::number;
-use super::play::play;
+use super::play::{play, play_with};
 use super::stack::{Chosen, Home, Parts, Shape, Subject, Which};
 use super::stamp::SECTOR_BYTES;
 use crate::rng::Rng;
+use crate::simulation::kernel::KernelMischief;
 use anyhow::Result;
 use block::{
     Access, Answer, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock,
@@ -449,5 +450,19 @@ fn every_mistake_is_found() {
         let window: &dyn Subject = subjects[0].as_ref();
         let mut tries = (0..200).map(|seed| play(seed, &subjects, Which::Alone(window)));
         assert!(tries.any(|played| played.is_err()), "{mistake:?} is not found");
+    }
+}
+
+#[test]
+fn every_mischief_below_is_found() {
+    let subjects = subjects(Mistake::None);
+    for mischief in [
+        KernelMischief::LateZeroing,
+        KernelMischief::LyingSyncs,
+        KernelMischief::ForgetfulChannels,
+        KernelMischief::HolesToldByChannels,
+    ] {
+        let mut tries = (0..400).map(|seed| play_with(seed, &subjects, Which::Any, mischief));
+        assert!(tries.any(|played| played.is_err()), "{mischief:?} is not found");
     }
 }

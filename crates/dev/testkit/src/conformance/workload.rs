@@ -93,6 +93,8 @@ pub struct Workload {
     refusals: Vec<Refusals>,
     /// The sectors of requests in flight that change something, or only read.
     in_flight: Vec<(Moment, Range<usize>, bool)>,
+    /// Whether what stores the bytes may fail by itself.
+    may_fail: bool,
     /// What came of them.
     pub tally: Tally,
 }
@@ -113,8 +115,14 @@ impl Workload {
             records: 1,
             refusals,
             in_flight: Vec::new(),
+            may_fail: false,
             tally: Tally::default(),
         }
+    }
+
+    /// From now on what stores the bytes may fail by itself.
+    pub fn let_storage_fail(&mut self) {
+        self.may_fail = true;
     }
 
     /// Where the sectors live.
@@ -344,6 +352,7 @@ impl Workload {
                 ensure!(!failures.must, "it should have been refused");
                 return self.check_read(request);
             }
+            Ended::Failed(FailKind::Io | FailKind::NoSpace) if self.may_fail => true,
             Ended::Failed(kind) => failures.may.contains(&kind),
             Ended::FailedSomehow => !failures.may.is_empty(),
         };

@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -21,9 +22,9 @@ use block::{
 };
 
 use super::Mischief;
-use super::iothread::SharedWorld;
-use super::log::Actor;
 use crate::conformance::number;
+use crate::simulation::SharedWorld;
+use crate::simulation::log::Actor;
 
 /// The node under test, for one iothread.
 #[derive(Debug)]
@@ -31,6 +32,9 @@ pub(crate) struct CheckedNode {
     pub(crate) node: Arc<dyn Node>,
     pub(crate) world: SharedWorld,
     pub(crate) thread: usize,
+    pub(crate) mischief: Mischief,
+    /// How many syncs lanes wait for that they need themselves.
+    pub(crate) lane_syncs: Arc<AtomicUsize>,
 }
 
 impl Node for CheckedNode {
@@ -60,12 +64,18 @@ impl Node for CheckedNode {
 
     fn open_lane(&self, outer: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let inner = LaneContext::new(outer.waker().clone());
+        let lane = self.node.open_lane(&inner)?;
+        for (channel, entered) in inner.take_entered() {
+            assert_eq!(outer.enter(entered), channel, "each iothread has one lane");
+        }
         Ok(Box::new(CheckedLane {
-            lane: Some(self.node.open_lane(&inner)?),
+            lane: Some(lane),
             inner,
             outer: outer.clone(),
             world: SharedWorld::clone(&self.world),
             thread: self.thread,
+            mischief: self.mischief,
+            lane_syncs: Arc::clone(&self.lane_syncs),
             asked: BTreeMap::new(),
             errands: Vec::new(),
             late: Vec::new(),
@@ -107,6 +117,8 @@ struct CheckedLane {
     outer: LaneContext,
     world: SharedWorld,
     thread: usize,
+    mischief: Mischief,
+    lane_syncs: Arc<AtomicUsize>,
     asked: BTreeMap<u32, Asked>,
     /// The lane's internal I/Os that are under way.
     errands: Vec<(InternalIo, InternalIoFuture)>,
@@ -189,9 +201,7 @@ impl CheckedLane {
 
     /// Notes a breach of the contract.
     fn wrong(&self, result: Result<()>) {
-        if let Err(error) = result {
-            self.world.lock().wrong.get_or_insert(error);
-        }
+        self.world.lock().note(result);
     }
 
     /// Looks at answers, and does the mischief that may follow.
@@ -209,8 +219,8 @@ impl CheckedLane {
                 (Answer::Now(range), CompletionAction::NotifyLane) => {
                     asked.phase = Phase::Answered;
                     let in_file = |piece: &Piece| matches!(piece.target, Target::File { .. });
-                    let is_early = self.world.lock().mischief == Mischief::EarlyEnds;
-                    if is_early && pieces.get(range).iter().any(in_file) {
+                    if self.mischief == Mischief::EarlyEnds && pieces.get(range).iter().any(in_file)
+                    {
                         self.tell_early(mapping);
                     }
                 }
@@ -306,7 +316,7 @@ impl CheckedLane {
     ) -> Result<()> {
         for piece in pieces {
             if let Target::File { file, .. } = piece.target {
-                let is_known = self.world.lock().kernel.disk.has(file);
+                let is_known = self.world.lock().has_file(file);
                 ensure!(is_known, "{operation:?} goes to an unknown file: {pieces:?}");
             }
         }
@@ -350,10 +360,14 @@ impl CheckedLane {
             operation.extent().map_or(0, |extent| extent.count().0)
         };
         self.wrong(self.check_pieces(operation, bytes, &pieces, Covers::All));
-        let mischief = self.world.lock().mischief;
-        match (mischief, operation) {
+        match (self.mischief, operation) {
             (Mischief::LyingLaneSyncs, Operation::Flush) => return errand.finish(Outcome::Done),
             (Mischief::UnwrittenMetadata, Operation::Write(..)) => {
+                for piece in &pieces {
+                    if let Target::File { file, offset: ByteOffset(at) } = piece.target {
+                        self.world.lock().kernel.delay(file, at..at + piece.count.0);
+                    }
+                }
                 // Nobody waits for its end.
                 drop(self.outer.submit(operation, &pieces, memory));
                 return errand.finish(Outcome::Done);
@@ -361,7 +375,7 @@ impl CheckedLane {
             (_, _) => {}
         }
         let done = self.outer.submit(operation, &pieces, memory);
-        self.world.lock().lane_syncs += usize::from(operation == Operation::Flush);
+        self.lane_syncs.fetch_add(usize::from(operation == Operation::Flush), Ordering::Relaxed);
         self.errands.push((errand, done));
         self.end_errands();
     }
@@ -379,7 +393,7 @@ impl CheckedLane {
             };
             let (mut errand, _) = self.errands.remove(place);
             let is_sync = errand.operation() == Operation::Flush;
-            self.world.lock().lane_syncs -= usize::from(is_sync);
+            self.lane_syncs.fetch_sub(usize::from(is_sync), Ordering::Relaxed);
             match result {
                 Ok(memory) => {
                     errand.memory().copy_from(0, &memory);
@@ -395,6 +409,8 @@ impl Drop for CheckedLane {
     fn drop(&mut self) {
         self.lane = None;
         for (errand, _) in self.errands.drain(..) {
+            let is_sync = errand.operation() == Operation::Flush;
+            self.lane_syncs.fetch_sub(usize::from(is_sync), Ordering::Relaxed);
             // Nobody waits; it frees its memory.
             errand.finish(Outcome::Failed(FailKind::Io));
         }

@@ -5,21 +5,24 @@
 
 use std::panic::Location;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use block::{Access, Claim, Clock, FileId, Node, Rights};
+use block::{Access, Claim, FileId, Node, Rights, StableWrites};
 
-use super::child::{ControlThread, FileChild, Life};
-use super::disk::Disk;
-use super::iothread::{Iothread, SharedWorld, World, bury, deliver, media};
-use super::kernel::Kernel;
+use super::checked::CheckedNode;
 use super::load::{Load, Tally, WrongSector, check_size};
-use super::log::Log;
 use super::make::{Made, Recipe};
 use super::{Mischief, Setup, Subject, check, peer};
-use crate::conformance::clock::JumpClock;
 use crate::conformance::number;
 use crate::rng::Rng;
+use crate::simulation::channel::{ChannelHabits, ChannelNode};
+use crate::simulation::child::{ControlThread, FileChild, Life};
+use crate::simulation::disk::Disk;
+use crate::simulation::iothread::media;
+use crate::simulation::kernel::{Kernel, KernelHabits, KernelMischief};
+use crate::simulation::machine::{Machine, Weights};
+use crate::simulation::{Ended, World};
 
 const THREADS_MAX: u64 = 4;
 /// The most steps from an open to a crash.
@@ -38,6 +41,10 @@ pub struct Options {
     pub mischief: Mischief,
     /// One of so many operations of the kernel fails; none if zero.
     pub fail_one_in: u64,
+    /// One of so many syncs fails; none if zero.
+    pub fail_syncs_one_in: u64,
+    /// One of so many files is behind channels, each time it is opened; none if zero.
+    pub channels_one_in: u64,
     /// One of so many ends is also judged by qemu-img; none if zero.
     pub peer_one_in: u64,
 }
@@ -93,9 +100,11 @@ pub fn play(seed: u64, subject: &dyn Subject, options: &Options) -> Result<Playe
     let _told = Told(text());
     let mut player = Player::new(seed, subject, options).with_context(text)?;
     let lives = (0..options.lives).try_for_each(|_| player.live());
-    lives.with_context(|| format!("step {}", player.world.lock().log.step)).with_context(text)?;
+    lives
+        .with_context(|| format!("step {}", player.machine.world.lock().log.step))
+        .with_context(text)?;
     player.played.tally = player.load.tally;
-    player.played.steps = player.world.lock().log.step;
+    player.played.steps = player.machine.world.lock().log.step;
     Ok(player.played)
 }
 
@@ -125,17 +134,16 @@ struct Player<'a> {
     disk: Arc<Disk>,
     files: Files,
     made: Made,
-    clock: Arc<JumpClock>,
     load: Load,
-    world: SharedWorld,
+    machine: Machine,
+    lane_syncs: Arc<AtomicUsize>,
     played: Played,
     leaked: u64,
 }
 
-/// One life: what is open.
+/// One life: what is open besides iothreads.
 struct Open {
     // Closed in this order.
-    iothreads: Vec<Iothread>,
     claims: Vec<Claim>,
     nodes: Vec<Arc<dyn Node>>,
     life: Arc<Life>,
@@ -150,30 +158,45 @@ impl<'a> Player<'a> {
         let backing = made.backing.as_ref().map(|bytes| disk.add(bytes));
         let data = made.data.as_ref().map(|bytes| disk.add(bytes));
         let files = Files { image, backing, data };
-        let clock = Arc::new(JumpClock::new());
-        let world = World {
-            kernel: Kernel::new(Arc::clone(&disk), options.mischief, options.fail_one_in),
-            log: Log::default(),
-            mischief: options.mischief,
-            ended: Vec::new(),
-            rng: rng.clone(),
-            events: Vec::new(),
-            lane_syncs: 0,
-            wrong: None,
-            is_dead: false,
+        let Options { mischief, fail_one_in, fail_syncs_one_in, .. } = *options;
+        let habits = KernelHabits {
+            mischief: match mischief {
+                Mischief::LateZeroing => KernelMischief::LateZeroing,
+                Mischief::LyingSyncs => KernelMischief::LyingSyncs,
+                Mischief::ForgetfulChannels => KernelMischief::ForgetfulChannels,
+                Mischief::None
+                | Mischief::ClonedMetadata
+                | Mischief::UnwrittenMetadata
+                | Mischief::LyingLaneSyncs
+                | Mischief::EarlyEnds => KernelMischief::None,
+            },
+            failures: fail_one_in,
+            sync_failures: fail_syncs_one_in,
+            ..KernelHabits::PLAIN
         };
-        let world = SharedWorld::new(world);
-        let load = Load::new(&made.content, made.cluster, options.fail_one_in > 0, &mut rng)?;
+        let machine = Machine::new(World::new(Kernel::new(Arc::clone(&disk), habits), rng.clone()));
+        let may_fail = fail_one_in > 0 || fail_syncs_one_in > 0;
+        let load = Load::new(&made.content, made.cluster, may_fail, &mut rng)?;
         check_size(number(made.content.len()))?;
         let played = Played::default();
-        let mut player =
-            Self { subject, options, disk, files, made, clock, load, world, played, leaked: 0 };
+        let mut player = Self {
+            subject,
+            options,
+            disk,
+            files,
+            made,
+            load,
+            machine,
+            lane_syncs: Arc::default(),
+            played,
+            leaked: 0,
+        };
         player.judge(Fate::Close).context("the image that was made")?;
         Ok(player)
     }
 
     fn live(&mut self) -> Result<()> {
-        let mut world = self.world.lock();
+        let mut world = self.machine.world.lock();
         let World { rng, kernel, log, .. } = &mut *world;
         let fate =
             [Fate::Close, Fate::Death, Fate::Death, Fate::PowerLoss, Fate::PowerLoss][rng.index(5)];
@@ -188,28 +211,22 @@ impl<'a> Player<'a> {
         });
         drop(world);
         let opened = self.open(&life);
-        let mut open = match opened {
+        let open = match opened {
             Ok(open) => {
                 open.life.spare();
                 open
             }
             Err(_) if life.is_over() => {
-                self.world.lock().log.all("the process died while it opened the image");
+                self.machine.world.lock().log.all("the process died while it opened the image");
                 return self.judge_end(fate);
             }
             Err(error) => return Err(error.context("open the image")),
         };
-        let weights = Weights::any(&mut self.world.lock().rng, open.iothreads.len());
-        for _ in 0..steps {
-            self.step(&mut open, &weights, true)?;
-        }
-        if fate == Fate::PowerLoss && self.world.lock().rng.one_in(2) {
-            // The order of metadata is at stake most while its sync is awaited.
-            let mut patience = STEPS_MAX;
-            while self.world.lock().lane_syncs == 0 && patience > 0 {
-                patience -= 1;
-                self.step(&mut open, &weights, true)?;
-            }
+        if let Err(wrong) = self.work(steps, fate) {
+            // What others wait for goes first.
+            open.life.end();
+            self.machine.kill("the game is over");
+            return Err(wrong);
         }
         match fate {
             Fate::Close => self.close(open)?,
@@ -218,8 +235,37 @@ impl<'a> Player<'a> {
         self.judge_end(fate)
     }
 
+    fn work(&mut self, steps: u64, fate: Fate) -> Result<()> {
+        let weights =
+            Weights::any(&mut self.machine.world.lock().rng, self.machine.iothreads.len());
+        for _ in 0..steps {
+            self.step(&weights)?;
+        }
+        if fate == Fate::PowerLoss && self.machine.world.lock().rng.one_in(2) {
+            // The order of metadata is at stake most while its sync is awaited.
+            let mut patience = STEPS_MAX;
+            while self.lane_syncs.load(Ordering::Relaxed) == 0 && patience > 0 {
+                patience -= 1;
+                self.step(&weights)?;
+            }
+        }
+        if fate == Fate::Close {
+            let weights =
+                Weights::any(&mut self.machine.world.lock().rng, self.machine.iothreads.len());
+            for _ in 0..PATIENCE {
+                if !self.machine.is_busy() {
+                    return Ok(());
+                }
+                self.machine.step(&weights, false)?;
+                self.judge_ended()?;
+            }
+            bail!("it does not end:\n{}", self.machine.describe());
+        }
+        Ok(())
+    }
+
     fn open(&mut self, life: &Arc<Life>) -> Result<Open> {
-        let threads = 1 + self.world.lock().rng.below(THREADS_MAX);
+        let threads = 1 + self.machine.world.lock().rng.below(THREADS_MAX);
         let is_cloned = self.options.mischief == Mischief::ClonedMetadata;
         let count = if is_cloned { threads } else { 1 };
         let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
@@ -229,33 +275,49 @@ impl<'a> Player<'a> {
             let (found, expected) = (node.size().0.0, number(self.made.content.len()));
             ensure!(found == expected, "the disk has {found} bytes, not {expected}");
             let claim = node.claim(Rights::of_user(Access::ReadWrite)).context("claim the node")?;
-            if self.world.lock().rng.one_in(2) {
+            if self.machine.world.lock().rng.one_in(2) {
                 claim.refresh().context("refresh the claim")?;
             }
             claims.push(claim);
             nodes.push(node);
         }
-        let media = media(self.disk.count());
-        let clock = || Arc::clone(&self.clock) as Arc<dyn Clock>;
-        let mut iothreads = Vec::new();
-        for place in 0..usize::try_from(threads)? {
-            let node = &nodes[place % nodes.len()];
-            iothreads.push(Iothread::open(place, node, &self.world, &media, clock())?);
+        let media = media(self.disk.count(), 1, StableWrites::BySync);
+        for thread in 0..usize::try_from(threads)? {
+            let node = Arc::new(CheckedNode {
+                node: Arc::clone(&nodes[thread % nodes.len()]),
+                world: self.machine.world.clone(),
+                thread,
+                mischief: self.options.mischief,
+                lane_syncs: Arc::clone(&self.lane_syncs),
+            });
+            self.machine.open(&(node as Arc<dyn Node>), &media)?;
         }
-        Ok(Open { iothreads, claims, nodes, life: Arc::clone(life) })
+        Ok(Open { claims, nodes, life: Arc::clone(life) })
     }
 
     fn setup(&mut self, life: &Arc<Life>) -> Setup {
-        let discards = self.world.lock().rng.one_in(2);
+        let discards = self.machine.world.lock().rng.one_in(2);
         let child = |name: &str, file, access| -> Arc<dyn Node> {
-            Arc::new(FileChild {
+            let file = FileChild {
                 name: name.to_owned(),
                 disk: Arc::clone(&self.disk),
                 file,
                 access,
                 discards,
                 life: Arc::clone(life),
-            })
+            };
+            let world = &self.machine.world;
+            let habits = {
+                let rng = &mut world.lock().rng;
+                let one_in = self.options.channels_one_in;
+                (one_in > 0 && rng.one_in(one_in)).then(|| ChannelHabits::choose(rng, 4096))
+            };
+            match habits {
+                None => Arc::new(file),
+                Some(habits) => {
+                    Arc::new(ChannelNode::new(file, habits, world, self.machine.clock()))
+                }
+            }
         };
         Setup {
             file: child("file", self.files.image, Access::ReadWrite),
@@ -265,198 +327,77 @@ impl<'a> Player<'a> {
                 disk: Arc::clone(&self.disk),
                 life: Arc::clone(life),
             }),
-            clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
-            seed: self.world.lock().rng.next_u64(),
+            clock: self.machine.clock(),
+            seed: self.machine.world.lock().rng.next_u64(),
         }
     }
 
     /// Somebody goes on.
-    fn step(&mut self, open: &mut Open, weights: &Weights, may_ask: bool) -> Result<()> {
-        self.world.lock().log.step += 1;
-        let choice = self.choose(open, weights, may_ask)?;
-        let mut delivered = None;
-        match choice {
-            Choice::Ask(thread) => {
-                let rng = &mut self.world.lock().rng.clone();
-                let count = 1 + rng.below(weights.batch);
-                let requests = (0..count).map(|_| self.load.begin(rng)).collect();
-                self.world.lock().rng = rng.clone();
-                open.iothreads[thread].submit(requests);
-            }
-            Choice::Apply(op) => {
-                let World { kernel, log, rng, .. } = &mut *self.world.lock();
-                kernel.apply(op, log, rng);
-            }
-            Choice::Deliver(op) => {
-                let World { kernel, log, .. } = &mut *self.world.lock();
-                let op = kernel.deliver(op, log);
-                delivered = Some(op);
-            }
-            Choice::Resume(thread) => open.iothreads[thread].round(self.clock.now()),
-            Choice::Release(thread) => open.iothreads[thread].release(self.clock.now()),
-            Choice::Nothing => {}
-        }
-        if let Some(op) = delivered {
-            let thread = deliver(&self.world, op);
-            open.iothreads[thread].round(self.clock.now());
+    fn step(&mut self, weights: &Weights) -> Result<()> {
+        if let Some(thread) = self.machine.step(weights, true)? {
+            let rng = &mut self.machine.world.lock().rng.clone();
+            let count = 1 + rng.below(weights.batch);
+            let requests = (0..count).map(|_| self.load.begin(rng)).collect();
+            self.machine.world.lock().rng = rng.clone();
+            self.machine.iothreads[thread].submit(requests);
         }
         self.judge_ended()
     }
 
-    fn choose(&mut self, open: &mut Open, weights: &Weights, may_ask: bool) -> Result<Choice> {
-        let is_called = |thread: &mut Iothread| thread.is_called();
-        let called: Vec<bool> = open.iothreads.iter_mut().map(is_called).collect();
-        let mut world = self.world.lock();
-        let World { kernel, rng, .. } = &mut *world;
-        if rng.one_in(64) {
-            kernel.wake_one(rng);
-        }
-        if rng.one_in(300) {
-            let thread = rng.index(open.iothreads.len());
-            return Ok(if rng.one_in(4) {
-                Choice::Release(thread)
-            } else {
-                Choice::Resume(thread)
-            });
-        }
-        let asks =
-            |thread: &usize| may_ask && open.iothreads[*thread].open_requests() < weights.depth;
-        let asking: Vec<usize> = (0..open.iothreads.len()).filter(asks).collect();
-        let called: Vec<usize> = (0..called.len()).filter(|thread| called[*thread]).collect();
-        let (mut begun, mut applied) = (Vec::new(), Vec::new());
-        kernel.ready(false, &mut begun);
-        kernel.ready(true, &mut applied);
-        let shares = [
-            if asking.is_empty() { 0 } else { weights.ask },
-            if called.is_empty() { 0 } else { weights.resume },
-            if begun.is_empty() { 0 } else { weights.apply },
-            if applied.is_empty() { 0 } else { weights.deliver },
-        ];
-        let total: u64 = shares.iter().sum();
-        if total == 0 {
-            drop(world);
-            return self.choose_when_stuck(open);
-        }
-        let mut dice = rng.below(total);
-        let mut chosen = 0;
-        while dice >= shares[chosen] {
-            dice -= shares[chosen];
-            chosen += 1;
-        }
-        Ok(match chosen {
-            0 => Choice::Ask(asking[rng.index(asking.len())]),
-            1 => Choice::Resume(called[rng.index(called.len())]),
-            2 => Choice::Apply(begun[rng.index(begun.len())]),
-            _ => Choice::Deliver(applied[rng.index(applied.len())]),
-        })
-    }
-
-    /// Everybody sleeps: who wakes first?
-    fn choose_when_stuck(&mut self, open: &mut Open) -> Result<Choice> {
-        {
-            let World { kernel, rng, .. } = &mut *self.world.lock();
-            if kernel.wake_one(rng) {
-                return Ok(Choice::Nothing);
-            }
-        }
-        let due = |(place, thread): (usize, &Iothread)| Some((thread.due()?, place));
-        if let Some((at, thread)) = open.iothreads.iter().enumerate().filter_map(due).min() {
-            self.clock.jump_to(at);
-            return Ok(Choice::Resume(thread));
-        }
-        if !open.iothreads.iter_mut().any(Iothread::is_busy) {
-            return Ok(Choice::Nothing);
-        }
-        let threads: Vec<String> = open.iothreads.iter_mut().map(Iothread::describe).collect();
-        bail!("nothing can go on:\n{}\n{}", threads.join("\n"), self.world.lock().log.last())
-    }
-
     fn judge_ended(&mut self) -> Result<()> {
-        let (ended, wrong) = {
-            let World { ended, wrong, log, .. } = &mut *self.world.lock();
-            let wrong = wrong.take().map(|wrong| wrong.context(log.last()));
-            (std::mem::take(ended), wrong)
-        };
-        if let Some(wrong) = wrong {
-            return Err(wrong);
-        }
-        for (request, outcome, data) in ended {
-            self.load.end(request, outcome, &data).map_err(|wrong| self.explain(wrong))?;
+        for Ended { number, outcome, data } in self.machine.take_ended()? {
+            self.load.end(number, outcome, &data).map_err(|wrong| self.explain(wrong))?;
         }
         Ok(())
     }
 
     fn explain(&self, wrong: WrongSector) -> anyhow::Error {
         let WrongSector { sector, error } = wrong;
-        let history = self.world.lock().log.of_sector(sector, self.made.cluster);
+        let history = self.machine.world.lock().log.of_sector(sector, self.made.cluster);
         let image = self.disk.snapshot(self.files.image);
         let place = check::describe_place(&image, number(sector) * 512);
         error.context(format!("{place}\n{history}\n"))
     }
 
-    /// Nothing new comes; everything ends; then all is given back.
+    /// Everything has ended; all is given back.
     fn close(&mut self, mut open: Open) -> Result<()> {
-        let weights = Weights::any(&mut self.world.lock().rng, open.iothreads.len());
-        self.settle(&mut open, &weights)?;
-        open.iothreads.drain(..).for_each(Iothread::close);
+        self.machine.close();
         self.judge_ended()?;
-        if self.world.lock().rng.one_in(2) {
+        let may_fail = self.options.fail_syncs_one_in > 0;
+        if !may_fail && self.machine.world.lock().rng.one_in(2) {
             open.claims.iter().try_for_each(Claim::flush).context("flush the claim")?;
         }
         open.claims.clear();
         open.nodes.clear();
         open.life.end();
-        self.world.lock().log.all("the image is closed");
+        self.machine.world.lock().log.all("the image is closed");
         Ok(())
     }
 
-    fn settle(&mut self, open: &mut Open, weights: &Weights) -> Result<()> {
-        for _ in 0..PATIENCE {
-            if !open.iothreads.iter_mut().any(Iothread::is_busy)
-                && self.world.lock().kernel.len() == 0
-            {
-                return Ok(());
-            }
-            self.step(open, weights, false)?;
-        }
-        let threads: Vec<String> = open.iothreads.iter_mut().map(Iothread::describe).collect();
-        bail!("it does not end:\n{}\n{}", threads.join("\n"), self.world.lock().log.last())
-    }
-
     fn kill(&mut self, open: Open, fate: Fate) {
-        let Open { iothreads, claims, nodes, life } = open;
+        let Open { claims, nodes, life } = open;
         life.end();
-        let ops = {
-            let World { kernel, log, rng, is_dead, .. } = &mut *self.world.lock();
-            log.all(match fate {
-                Fate::PowerLoss => "the power goes",
-                Fate::Death | Fate::Close => "the process is killed",
-            });
-            *is_dead = true;
-            kernel.die(log, rng)
-        };
-        for op in ops {
-            deliver(&self.world, op);
-        }
-        bury(iothreads, self.clock.now());
-        let World { ended, events, lane_syncs, wrong, is_dead, .. } = &mut *self.world.lock();
-        ended.clear();
-        events.clear();
-        (*lane_syncs, *wrong, *is_dead) = (0, None, false);
+        self.machine.kill(match fate {
+            Fate::PowerLoss => "the power goes",
+            Fate::Death | Fate::Close => "the process is killed",
+        });
         drop((claims, nodes));
     }
 
     fn judge_end(&mut self, fate: Fate) -> Result<()> {
         self.load.die();
         match fate {
-            Fate::Close => self.played.closed += 1,
+            Fate::Close => {
+                self.played.closed += 1;
+                self.disk.forget_failed_syncs();
+            }
             Fate::Death => {
                 self.played.killed += 1;
                 self.disk.outlive_process();
             }
             Fate::PowerLoss => {
                 self.played.powerless += 1;
-                self.disk.lose_power(&mut self.world.lock().rng);
+                self.disk.lose_power(&mut self.machine.world.lock().rng);
                 self.load.lose_power();
             }
         }
@@ -472,14 +413,14 @@ impl<'a> Player<'a> {
         if let Some(first) = verdict.errors.first() {
             let all: Vec<&str> =
                 verdict.errors.iter().take(10).map(|it| it.text.as_str()).collect();
-            let history = self.world.lock().log.of_bytes(self.files.image, &first.bytes);
+            let history = self.machine.world.lock().log.of_bytes(self.files.image, &first.bytes);
             bail!("{} errors in the image:\n{}\n{history}", verdict.errors.len(), all.join("\n"));
         }
         let content = super::image::read_all(&image, data.as_ref(), self.made.backing.as_deref())
             .map_err(|error| anyhow!("read the image: {error}"))?;
         self.load.check_all(&content).map_err(|wrong| self.explain(wrong))?;
         let every = self.options.peer_one_in;
-        if every > 0 && self.world.lock().rng.one_in(every) {
+        if every > 0 && self.machine.world.lock().rng.one_in(every) {
             peer::judge(&image, data.as_ref(), self.made.backing.as_deref(), &content)?;
             self.played.peer_judged += 1;
         }
@@ -494,44 +435,10 @@ impl<'a> Player<'a> {
         }
         self.leaked = verdict.leaks;
         // After a death what was not flushed can still be lost, unless the host wrote it back meanwhile.
-        if fate == Fate::PowerLoss || self.world.lock().rng.one_in(2) {
+        if fate == Fate::PowerLoss || self.machine.world.lock().rng.one_in(2) {
             self.disk.settle();
             self.load.start_from(&content)?;
         }
         Ok(())
-    }
-}
-
-enum Choice {
-    Ask(usize),
-    Apply(usize),
-    Deliver(usize),
-    Resume(usize),
-    Release(usize),
-    Nothing,
-}
-
-/// How likely each kind of step is, and how much is in flight.
-struct Weights {
-    ask: u64,
-    resume: u64,
-    apply: u64,
-    deliver: u64,
-    depth: usize,
-    batch: u64,
-}
-
-impl Weights {
-    fn any(rng: &mut Rng, threads: usize) -> Self {
-        let weight = |rng: &mut Rng| [1, 4, 16][rng.index(3)];
-        let depth = [1, 2, 4, 8, 32][rng.index(5)];
-        Self {
-            ask: weight(rng),
-            resume: weight(rng),
-            apply: weight(rng),
-            deliver: weight(rng),
-            depth: if threads == 1 { depth.max(2) } else { depth },
-            batch: 1 + rng.below(6),
-        }
     }
 }

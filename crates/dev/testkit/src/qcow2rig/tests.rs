@@ -252,7 +252,15 @@ impl LeafLane for FullLane {
 
 fn full(mischief: Mischief, lives: u64) -> Options {
     let recipe = Recipe { version: 2, filled: 100, ..Recipe::plain(12, 256 << 10) };
-    Options { recipe, lives, mischief, fail_one_in: 0, peer_one_in: 0 }
+    Options {
+        recipe,
+        lives,
+        mischief,
+        fail_one_in: 0,
+        fail_syncs_one_in: 0,
+        channels_one_in: 0,
+        peer_one_in: 0,
+    }
 }
 
 #[test]

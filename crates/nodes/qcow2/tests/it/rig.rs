@@ -54,7 +54,15 @@ fn rounds(usual: u64) -> u64 {
 
 fn options(seed: u64, mischief: Mischief) -> Options {
     let recipe = any_recipe(&mut Rng::new(seed));
-    Options { recipe, lives: 8, mischief, fail_one_in: 0, peer_one_in: 0 }
+    Options {
+        recipe,
+        lives: 8,
+        mischief,
+        fail_one_in: 0,
+        fail_syncs_one_in: 0,
+        channels_one_in: if mischief == Mischief::ForgetfulChannels { 1 } else { 0 },
+        peer_one_in: 0,
+    }
 }
 
 #[test]
@@ -81,10 +89,30 @@ fn operations_may_fail() {
     }
 }
 
+#[test]
+fn a_sync_that_has_failed_is_remembered() {
+    let mut failed = 0;
+    for seed in 0..10 {
+        let options = Options { fail_syncs_one_in: 30, ..options(seed, Mischief::None) };
+        failed += play(seed, &Image, &options).unwrap().tally.failed;
+    }
+    assert!(failed > 0, "no request has failed");
+}
+
+#[test]
+fn images_live_behind_channels() {
+    for seed in 0..10 {
+        let options = Options { channels_one_in: 2, ..options(seed, Mischief::None) };
+        play(seed, &Image, &options).unwrap();
+    }
+}
+
 /// Mischief must be found, whatever the image.
 fn check_found(mischief: Mischief) {
     let found = |seed: &u64| play(*seed, &Image, &options(*seed, mischief)).is_err();
-    assert!((0..60).any(|seed| found(&seed)), "{mischief:?} is not found");
+    let images = (0..rounds(60)).find(found).map(|last| last + 1);
+    report::note(&format!("{mischief:?} is found in {images:?} images"));
+    assert!(images.is_some(), "{mischief:?} is not found");
 }
 
 #[test]
@@ -115,4 +143,9 @@ fn syncs_of_tasks_that_do_nothing_are_found() {
 #[test]
 fn clusters_that_are_freed_too_soon_are_found() {
     check_found(Mischief::EarlyEnds);
+}
+
+#[test]
+fn channels_that_forget_what_was_under_way_are_found() {
+    check_found(Mischief::ForgetfulChannels);
 }

@@ -1,4 +1,4 @@
-//! A file of the rig as a node, and the control thread's way to it.
+//! A file of the simulated disk as a node, and the control thread's way to it.
 //!
 //! Where it stands: below the node under test, in the place of the driver `file`.
 //!
@@ -12,19 +12,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use block::{
-    Access, Answer, BlockLimits, ByteCount, ByteOffset, Claim, ClaimError, ControlEngine, DiskSize,
-    EngineFactory, FailKind, FileId, InternalIo, Lane, LaneContext, LaneError, LeafLane, Mapping,
-    Node, Operation, Piece, PieceList, Rights, SystemClock, Target,
+    Access, Answer, BlockLimits, ByteCount, ByteOffset, ChannelId, Claim, ClaimError,
+    ControlEngine, DiskSize, EngineFactory, FailKind, FileId, InternalIo, Lane, LaneContext,
+    LaneError, LeafLane, Mapping, Node, Operation, Piece, PieceList, Rights, SystemClock, Target,
 };
 use kernel_io::Notifier;
 use request_path::Engine;
 use rustix::io::Errno;
 
 use super::disk::Disk;
-use super::iothread::RigKernel;
+use super::iothread::SimulatedKernel;
 use super::kernel::Order;
 
-/// A process of the rig: from its start to its death.
+/// A process: from its start to its death.
 #[derive(Debug)]
 pub struct Life {
     is_over: AtomicBool,
@@ -115,15 +115,24 @@ impl Node for FileChild {
     }
 
     fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
-        Ok(Box::new(FileLane { file: self.file, access: self.access, discards: self.discards }))
+        let place = Place::File(self.file);
+        Ok(Box::new(FileLane { place, access: self.access, discards: self.discards }))
     }
 }
 
+/// How the bytes of a child are reached.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    File(FileId),
+    Channel(ChannelId),
+}
+
+/// A lane of a file, or of a channel to one.
 #[derive(Debug)]
-struct FileLane {
-    file: FileId,
-    access: Access,
-    discards: bool,
+pub(super) struct FileLane {
+    pub(super) place: Place,
+    pub(super) access: Access,
+    pub(super) discards: bool,
 }
 
 impl LeafLane for FileLane {
@@ -134,7 +143,11 @@ impl LeafLane for FileLane {
         }
         let extent = mapping.operation.extent();
         let bytes = extent.map_or(0..0, block::Extent::bytes);
-        let target = Target::File { file: self.file, offset: ByteOffset(bytes.start) };
+        let offset = ByteOffset(bytes.start);
+        let target = match self.place {
+            Place::File(file) => Target::File { file, offset },
+            Place::Channel(channel) => Target::Channel { channel, offset },
+        };
         let count = ByteCount(bytes.end - bytes.start);
         let is_ignored = matches!(mapping.operation, Operation::Discard(..)) && !self.discards;
         mapping.answer = Answer::Now(match is_ignored {
@@ -155,7 +168,7 @@ pub struct ControlThread {
 
 impl EngineFactory for ControlThread {
     fn make(&self) -> io::Result<Box<dyn ControlEngine>> {
-        let kernel = RigKernel::of_control(self.clone());
+        let kernel = SimulatedKernel::of_control(self.clone());
         Ok(Box::new(Engine::with(kernel, Arc::new(Notifier::new()?), Arc::new(SystemClock))))
     }
 }
@@ -188,9 +201,10 @@ impl ControlThread {
                 self.disk.read(file, bytes.start, &mut found);
                 into.copy_from(0, &found);
             }
-            Order::Write(memory) => self.disk.write(file, bytes.start, &memory, op),
-            Order::Zero => self.disk.zero(file, bytes, op),
+            Order::Write(memory, _) => self.disk.write(file, bytes.start, &memory, op),
+            Order::Discard | Order::Zero => self.disk.zero(file, bytes, op),
             Order::Sync => self.disk.end_sync(file, self.disk.begin_sync()),
+            Order::FindExtent | Order::Status(_) => return Err(Errno::OPNOTSUPP),
         }
         self.disk.delivered(op);
         Ok(())

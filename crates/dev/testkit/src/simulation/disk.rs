@@ -6,17 +6,19 @@
 //! Invariants: a sector changes as a whole. When the power goes, each holds what it held at some moment since what was
 //! last made durable; a file's size likewise.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use block::FileId;
+use block::{ByteCount, FileId};
+use kernel_io::FileExtent;
 
 use crate::conformance::stamp::SECTOR_BYTES;
 use crate::conformance::{index, number};
 use crate::rng::Rng;
 
-const SECTOR: u64 = 512;
+/// The bytes of a sector.
+pub(crate) const SECTOR: u64 = 512;
 
 /// Names an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,6 +46,8 @@ struct State {
     delivered: BTreeMap<OpId, u64>,
     /// Operations up to this one belong to processes that have died: whoever came later knows of them.
     inherited: u64,
+    /// Operations that a sync was about which has failed: no later sync covers them, and no loss of power spares them.
+    lost: BTreeSet<OpId>,
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +77,13 @@ impl Sector {
 impl Disk {
     /// Adds a file with this content, durably.
     pub fn add(&self, content: &[u8]) -> FileId {
+        let file = FileId(u32::try_from(self.count()).expect("few files"));
+        self.make(file, content);
+        file
+    }
+
+    /// The same under this number; those before it that are not there are empty.
+    pub(crate) fn make(&self, FileId(id): FileId, content: &[u8]) {
         let mut state = self.state();
         let mut file = File::default();
         file.bytes = number(content.len());
@@ -85,8 +96,11 @@ impl Disk {
                 file.sectors.insert(place, sector);
             }
         }
-        state.files.push(file);
-        FileId(u32::try_from(state.files.len() - 1).expect("few files"))
+        let place = index(id.into());
+        if state.files.len() <= place {
+            state.files.resize_with(place + 1, File::default);
+        }
+        state.files[place] = file;
     }
 
     /// A new operation.
@@ -95,8 +109,8 @@ impl Disk {
     }
 
     /// The size of a file now.
-    pub fn bytes(&self, file: FileId) -> u64 {
-        self.state().file(file).bytes
+    pub fn bytes(&self, FileId(id): FileId) -> u64 {
+        self.state().files.get(index(id.into())).map_or(0, |file| file.bytes)
     }
 
     /// How many files there are.
@@ -176,10 +190,43 @@ impl Disk {
     /// A sync that began then is over: what was known to have ended before is durable.
     pub fn end_sync(&self, file: FileId, began: SyncStart) {
         let mut state = self.state();
-        let State { files, delivered, inherited, .. } = &mut *state;
+        let State { files, delivered, inherited, lost, .. } = &mut *state;
         let told = |op: &OpId| delivered.get(op).is_some_and(|moment| *moment < began.0);
-        let covered = |op: &OpId| op.0 <= *inherited || told(op);
+        let covered = |op: &OpId| (op.0 <= *inherited || told(op)) && !lost.contains(op);
         files[index(file.0.into())].make_durable(covered);
+    }
+
+    /// A sync that began then has failed: what it was about is in the cache and nowhere else, as if it were clean.
+    pub fn fail_sync(&self, file: FileId, began: SyncStart) {
+        let mut state = self.state();
+        let State { files, delivered, inherited, lost, .. } = &mut *state;
+        let told = |op: &OpId| delivered.get(op).is_some_and(|moment| *moment < began.0);
+        let versions = files[index(file.0.into())].sectors.values().flat_map(|it| &it.later);
+        lost.extend(versions.map(|(_, op)| *op).filter(|op| op.0 <= *inherited || told(op)));
+    }
+
+    /// What an operation has written there is durable.
+    pub fn make_stable(&self, file: FileId, bytes: &Range<u64>, by: OpId) {
+        self.state().file(file).make_stable(bytes, by);
+    }
+
+    /// What the file has at the beginning of these bytes, or of some of them: bytes that were written, or a hole.
+    pub fn extent(&self, file: FileId, bytes: &Range<u64>, rng: &mut Rng) -> FileExtent {
+        let mut state = self.state();
+        let file = state.file(file);
+        let is_hole = |run: &Range<u64>| {
+            file.sectors.get(&(run.start / SECTOR)).is_none_or(|sector| sector.now().is_none())
+        };
+        let mut runs = sectors(bytes.clone());
+        let Some(first) = runs.next() else {
+            return FileExtent { count: ByteCount(0), is_hole: true };
+        };
+        let hole = is_hole(&first);
+        // Who is asked need not know of every hole.
+        let is_told = hole && !rng.one_in(8);
+        let end = runs.take_while(|run| is_hole(run) == hole && !rng.one_in(64)).last();
+        let count = end.map_or(first.end, |last| last.end) - bytes.start;
+        FileExtent { count: ByteCount(count), is_hole: is_told }
     }
 
     /// Makes everything durable that is there.
@@ -187,6 +234,12 @@ impl Disk {
         let mut state = self.state();
         state.files.iter_mut().for_each(|file| file.make_durable(|_| true));
         state.delivered.clear();
+        state.lost.clear();
+    }
+
+    /// The process has closed its files: whoever comes later cannot know of syncs that have failed.
+    pub fn forget_failed_syncs(&self) {
+        self.state().lost.clear();
     }
 
     /// The process is dead, and nothing of it is in flight any more: what the kernel has stays there.
@@ -194,12 +247,14 @@ impl Disk {
         let mut state = self.state();
         state.inherited = state.moment;
         state.delivered.clear();
+        state.lost.clear();
     }
 
     /// The power goes: of what is not durable some survives, each sector at some moment of its own.
     pub fn lose_power(&self, rng: &mut Rng) {
         let mut state = self.state();
         let mut loss = Loss::new(rng);
+        loss.fates.extend(std::mem::take(&mut state.lost).into_iter().map(|op| (op, Fate::Lost)));
         for file in &mut state.files {
             file.lose_power(&mut loss, rng);
         }
@@ -258,6 +313,20 @@ impl File {
         }
         // Whatever is durable lies inside the file.
         self.durable_bytes = self.durable_bytes.max(end.min(self.bytes));
+        self.later_bytes.retain(|(bytes, _)| *bytes > self.durable_bytes);
+    }
+
+    fn make_stable(&mut self, bytes: &Range<u64>, by: OpId) {
+        for place in bytes.start / SECTOR..bytes.end.div_ceil(SECTOR) {
+            let Some(sector) = self.sectors.get_mut(&place) else { continue };
+            if let Some(last) = sector.later.iter().rposition(|(_, op)| *op == by) {
+                sector.durable = sector.later.drain(..=last).next_back().expect("one").0;
+            }
+            if sector.later.is_empty() {
+                self.cached.remove(&place);
+            }
+        }
+        self.durable_bytes = self.durable_bytes.max(bytes.end.min(self.bytes));
         self.later_bytes.retain(|(bytes, _)| *bytes > self.durable_bytes);
     }
 
@@ -367,7 +436,7 @@ impl Snapshot {
 }
 
 /// The range, cut where sectors end.
-fn sectors(bytes: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+pub(crate) fn sectors(bytes: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let Range { mut start, end } = bytes;
     std::iter::from_fn(move || {
         let next = (start - start % SECTOR + SECTOR).min(end);
@@ -389,7 +458,7 @@ mod tests {
 
     #[test]
     fn what_was_told_before_a_sync_began_survives_and_the_rest_may_be_lost() {
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         for seed in 0..200 {
             let disk = Disk::default();
             let file = disk.add(&[0; 1024]);

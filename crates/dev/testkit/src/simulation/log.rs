@@ -28,6 +28,8 @@ struct Event {
     step: u64,
     actor: Option<Actor>,
     what: &'static str,
+    /// What kind of operation, if that says more.
+    kind: &'static str,
     /// Bytes of the disk.
     guest: Range<u64>,
     /// Bytes of a file.
@@ -45,7 +47,7 @@ pub(crate) struct Log {
 impl Log {
     /// Something about a request.
     pub(crate) fn guest(&mut self, actor: Actor, what: &'static str, guest: Range<u64>) {
-        self.add(Some(actor), what, guest, None);
+        self.add(Some(actor), (what, ""), guest, None);
     }
 
     /// Something about an operation of the kernel.
@@ -53,10 +55,11 @@ impl Log {
         &mut self,
         actor: Actor,
         what: &'static str,
+        kind: &'static str,
         file: FileId,
         bytes: Range<u64>,
     ) {
-        self.add(Some(actor), what, 0..0, Some((file, bytes)));
+        self.add(Some(actor), (what, kind), 0..0, Some((file, bytes)));
     }
 
     /// An operation of the kernel begins, on those bytes of the disk.
@@ -68,25 +71,25 @@ impl Log {
         file: FileId,
         bytes: Range<u64>,
     ) {
-        self.add(Some(actor), what, guest, Some((file, bytes)));
+        self.add(Some(actor), (what, ""), guest, Some((file, bytes)));
     }
 
     /// Something about all.
     pub(crate) fn all(&mut self, what: &'static str) {
-        self.add(None, what, 0..0, None);
+        self.add(None, (what, ""), 0..0, None);
     }
 
     fn add(
         &mut self,
         actor: Option<Actor>,
-        what: &'static str,
+        (what, kind): (&'static str, &'static str),
         guest: Range<u64>,
         host: Option<(FileId, Range<u64>)>,
     ) {
         if self.events.len() == EVENTS_MAX {
             self.events.pop_front();
         }
-        self.events.push_back(Event { step: self.step, actor, what, guest, host });
+        self.events.push_back(Event { step: self.step, actor, what, kind, guest, host });
     }
 
     /// What happened to a sector of the disk, and to the places of files where it may have lived.
@@ -129,12 +132,12 @@ impl Log {
         let concerned: Vec<&Event> = self.events.iter().filter(|event| concerns(event)).collect();
         let shown = &concerned[concerned.len().saturating_sub(SHOWN_MAX)..];
         let mut text = format!("{} of {} events:", shown.len(), concerned.len());
-        for Event { step, actor, what, guest, host } in shown {
+        for Event { step, actor, what, kind, guest, host } in shown {
             write!(text, "\n  step {step:6}").expect("a string takes all");
             if let Some(Actor { thread, job }) = actor {
                 write!(text, " thread {thread} job {job:5}").expect("a string takes all");
             }
-            write!(text, " {what}").expect("a string takes all");
+            write!(text, " {what} {kind}").expect("a string takes all");
             if !guest.is_empty() {
                 let sectors = guest.start / 512..guest.end.div_ceil(512);
                 write!(text, " sectors {sectors:?}").expect("a string takes all");

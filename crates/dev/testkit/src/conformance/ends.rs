@@ -1,0 +1,103 @@
+//! Files of the simulated disk, and channels to them: the ends of stacks in the pure form of the suite.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use block::{Access, FileId, Node};
+
+use super::number;
+use super::stack::{Chosen, Home, Parts, Shape, Subject};
+use super::stamp::{SECTOR_BYTES, Stamp};
+use crate::rng::Rng;
+use crate::simulation::SharedWorld;
+use crate::simulation::channel::{ChannelHabits, ChannelNode};
+use crate::simulation::child::{FileChild, Life};
+use crate::simulation::disk::Disk;
+
+/// How the bytes of an end are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reached {
+    AsFile,
+    ByChannel,
+}
+
+/// A file on the simulated disk as the end of a stack.
+#[derive(Clone, Debug)]
+pub(super) struct SimulatedEnd {
+    pub(super) disk: Arc<Disk>,
+    pub(super) world: SharedWorld,
+    /// At most so many sectors.
+    pub(super) sectors_max: u64,
+    /// Its size is a multiple of so many bytes.
+    pub(super) block: u32,
+    pub(super) reached: Reached,
+}
+
+impl Subject for SimulatedEnd {
+    fn name(&self) -> &'static str {
+        match self.reached {
+            Reached::AsFile => "memory",
+            Reached::ByChannel => "remote",
+        }
+    }
+
+    fn choose(&self, rng: &mut Rng, _: &Shape) -> Option<Arc<dyn Chosen>> {
+        let ceiling = self.sectors_max >> rng.below(4);
+        let size = (1 + rng.below(ceiling)) * number(SECTOR_BYTES);
+        let channel =
+            (self.reached == Reached::ByChannel).then(|| ChannelHabits::choose(rng, 4096));
+        let block = channel.map_or(self.block, |habits| habits.alignment);
+        let size = size.next_multiple_of(block.into());
+        Some(Arc::new(ChosenEnd { end: self.clone(), channel, size }))
+    }
+}
+
+#[derive(Debug)]
+struct ChosenEnd {
+    end: SimulatedEnd,
+    channel: Option<ChannelHabits>,
+    size: u64,
+}
+
+impl Chosen for ChosenEnd {
+    fn describe(&self) -> String {
+        match self.channel {
+            None => format!("{} B in blocks of {}", self.size, self.end.block),
+            Some(habits) => format!("{} B, {habits:?}", self.size),
+        }
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn home(&self, at: u64) -> Home {
+        Home::File(at)
+    }
+
+    fn build(&self, parts: Parts<'_>) -> Result<Arc<dyn Node>> {
+        let file = FileId(u32::try_from(parts.file).context("the number of a file")?);
+        let SimulatedEnd { disk, world, .. } = &self.end;
+        if disk.bytes(file) == 0 {
+            let mut content = vec![0; usize::try_from(self.size)?];
+            for (sector, bytes) in content.chunks_exact_mut(SECTOR_BYTES).enumerate() {
+                Stamp::of_file(parts.file, number(sector)).fill(bytes);
+            }
+            disk.make(file, &content);
+        }
+        let child = FileChild {
+            name: parts.name.to_owned(),
+            disk: Arc::clone(disk),
+            file,
+            access: Access::ReadWrite,
+            discards: true,
+            life: Life::new(u64::MAX),
+        };
+        Ok(match self.channel {
+            None => Arc::new(child),
+            Some(habits) => {
+                Arc::new(ChannelNode::new(child, habits, world, Arc::clone(parts.clock)))
+            }
+        })
+    }
+}
