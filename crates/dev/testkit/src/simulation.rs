@@ -3,8 +3,8 @@
 //!
 //! Where it stands: under the pure form of the conformance suite ([`crate::conformance::play`]) and under the rig of
 //! qcow2 ([`crate::qcow2rig`]). Those decide what is asked and judge what comes of it; here is what happens between: a
-//! [`machine::Machine`] chooses who goes on, [`iothread`] runs an engine, [`kernel`] and [`channel`] begin operations,
-//! [`disk`] remembers what is durable.
+//! `machine::Machine` chooses who goes on, `iothread` runs an engine, `kernel` and `channel` begin operations,
+//! `disk` remembers what is durable.
 //!
 //! Invariants: nobody holds the world while an engine is called. All that is random comes from the world's own numbers.
 //! Threads: one, for all of it.

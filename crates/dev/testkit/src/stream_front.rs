@@ -5,7 +5,7 @@
 //!
 //! Invariants: a slot belongs to its request until its answer was sent, so a peer that reads nothing has as many requests as
 //! there are slots; what breaks the protocol is a fault. Threads: the front end belongs to that which serves it. Limits:
-//! [`INPUT_BYTES`] received ahead, and the memory of the slots. Not here: the peer ([`client`]).
+//! `INPUT_BYTES` received ahead, and the memory of the slots. Not here: the peer ([`client`]).
 
 #![expect(unsafe_code, reason = "names the memory of slots for requests")]
 
@@ -19,7 +19,8 @@ use std::ptr::NonNull;
 
 use anyhow::Result;
 use block::{
-    Buffers, ByteCount, ByteOffset, DiskSize, HostMemory, Operation, Outcome, RequestSlot, Segment,
+    Buffers, ByteCount, ByteOffset, DiskSize, HostMemory, Operation, Outcome, Segment,
+    SourceRequestSlot,
 };
 use request_path::{
     FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision, StreamDirection,
@@ -50,9 +51,9 @@ pub struct StreamFront {
     /// A send that was cancelled.
     unsent: Option<StreamTransfer>,
     /// The slots whose answers are in a send.
-    sending: Vec<RequestSlot>,
+    sending: Vec<SourceRequestSlot>,
     /// Answered and not in a send yet.
-    answers: VecDeque<(RequestSlot, Outcome)>,
+    answers: VecDeque<(SourceRequestSlot, Outcome)>,
     /// Kept for its room.
     memory: Buffers,
 }
@@ -118,7 +119,7 @@ impl StreamFront {
     }
 
     /// Where the data of a slot lie in its memory: not all aligned in the same way.
-    fn lead(slot: RequestSlot) -> usize {
+    fn lead(slot: SourceRequestSlot) -> usize {
         [0, 512, 77, 4095][usize::from(slot.0) % 4]
     }
 
@@ -351,7 +352,7 @@ impl FrontEnd for StreamFront {
         Ok(Some(NewRequest { slot, reply: (), work }))
     }
 
-    fn answer(&mut self, slot: RequestSlot, (): (), outcome: Outcome) {
+    fn answer(&mut self, slot: SourceRequestSlot, (): (), outcome: Outcome) {
         if !self.input.is_gone {
             self.answers.push_back((slot, outcome));
         }
