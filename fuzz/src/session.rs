@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use vhost_user::{PauseDecision, SavedSession, SessionControl, SessionServer};
+use vhost_user::{PauseOutcome, SavedSession, SessionControl, SessionServer};
 
 use crate::guest::memfd;
 use crate::input::Input;
@@ -74,8 +74,8 @@ impl SessionControl for NoSessionControl {
 
     fn run_background(&self) {}
 
-    fn paused(&self, _: SavedSession) -> PauseDecision {
-        PauseDecision::Resume
+    fn paused(&self, _: SavedSession) -> PauseOutcome {
+        PauseOutcome::Resume
     }
 }
 

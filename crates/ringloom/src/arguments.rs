@@ -30,9 +30,9 @@ pub(crate) enum Subcommand {
     /// Serve disks.
     Serve,
     /// Measure disks.
-    Tune,
+    TuneCommand,
     /// Render what was measured.
-    Report,
+    ReportCommand,
     /// Print the help and leave.
     Help,
     /// Print the version and leave.
@@ -94,8 +94,8 @@ pub(crate) fn read(
 fn find(word: &OsStr) -> Result<Subcommand, InvocationError> {
     match word.to_str() {
         Some("serve") => Ok(Subcommand::Serve),
-        Some("tune") => Ok(Subcommand::Tune),
-        Some("report") => Ok(Subcommand::Report),
+        Some("tune") => Ok(Subcommand::TuneCommand),
+        Some("report") => Ok(Subcommand::ReportCommand),
         Some("help" | "-h" | "--help") => Ok(Subcommand::Help),
         Some("-V" | "--version") => Ok(Subcommand::Version),
         _ => {
@@ -154,12 +154,12 @@ mod tests {
         check(&["ringloom", "serve", "a", "--socket"], Subcommand::Serve, &["a", "--socket"]);
         check(&["/bin/qemu-storage-daemon", "--help"], Subcommand::Serve, &["--help"]);
         check(&["qemu-storage-daemon", "tune"], Subcommand::Serve, &["tune"]);
-        check(&["ringloom", "tune"], Subcommand::Tune, &[]);
-        check(&["ringloom", "report", "a", "b"], Subcommand::Report, &["a", "b"]);
+        check(&["ringloom", "tune"], Subcommand::TuneCommand, &[]);
+        check(&["ringloom", "report", "a", "b"], Subcommand::ReportCommand, &["a", "b"]);
         check(&["x", "--help"], Subcommand::Help, &[]);
         check(&["x", "-h"], Subcommand::Help, &[]);
         check(&["x", "help"], Subcommand::Help, &[]);
-        check(&["x", "help", "tune"], Subcommand::Tune, &["--help"]);
+        check(&["x", "help", "tune"], Subcommand::TuneCommand, &["--help"]);
         check(&["x", "--version"], Subcommand::Version, &[]);
     }
 

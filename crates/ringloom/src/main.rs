@@ -28,8 +28,8 @@ fn main() -> ExitCode {
     let Invocation { program, subcommand, rest } = called;
     match subcommand {
         Subcommand::Serve => run_serve(program, rest),
-        Subcommand::Tune => run_tune(rest),
-        Subcommand::Report => run_report(rest),
+        Subcommand::TuneCommand => run_tune(rest),
+        Subcommand::ReportCommand => run_report(rest),
         Subcommand::Help => output::print(&arguments::help()),
         Subcommand::Version => output::print(&options::version()),
     }
@@ -64,10 +64,10 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Measures a disk with different numbers of iothreads and recommends one
+/// The command line of `ringloom tune`, which measures a disk with different numbers of iothreads and recommends one.
 #[derive(Debug, Parser)]
 #[command(name = "ringloom tune", version)]
-struct Tune {
+struct TuneCommand {
     #[command(flatten)]
     arguments: tuner::TuneArgs,
 }
@@ -75,13 +75,13 @@ struct Tune {
 /// Renders what ringloom tune measured
 #[derive(Debug, Parser)]
 #[command(name = "ringloom report", version)]
-struct Report {
+struct ReportCommand {
     #[command(flatten)]
     arguments: tuner::ReportArgs,
 }
 
 fn run_tune(arguments: Vec<OsString>) -> ExitCode {
-    match parsed::<Tune>("ringloom tune", arguments) {
+    match parsed::<TuneCommand>("ringloom tune", arguments) {
         Ok(tune) => {
             log::start(&Arc::new(Log::on_stderr()), None);
             end(tuner::run(tune.arguments))
@@ -91,7 +91,7 @@ fn run_tune(arguments: Vec<OsString>) -> ExitCode {
 }
 
 fn run_report(arguments: Vec<OsString>) -> ExitCode {
-    match parsed::<Report>("ringloom report", arguments) {
+    match parsed::<ReportCommand>("ringloom report", arguments) {
         Ok(report) => end(tuner::report(report.arguments)),
         Err(code) => code,
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
 use vhost_user::{
-    BackendChannel, CloseRisk, Device, DeviceError, QueueIndex, RingStart, StartResult,
+    BackendChannel, DescriptorCloseRisk, Device, DeviceError, QueueIndex, RingStart, StartResult,
 };
 use virtio::{BlkConfig, CacheMode, Features, MemoryRules, Ring, RingBase, RingDirtyLog};
 
@@ -96,8 +96,11 @@ impl Device for Mock {
         &self.rules
     }
 
-    fn inspect_descriptors(&mut self, _: BorrowedFd<'_>) -> Result<CloseRisk, DeviceError> {
-        Ok(CloseRisk::None)
+    fn inspect_descriptors(
+        &mut self,
+        _: BorrowedFd<'_>,
+    ) -> Result<DescriptorCloseRisk, DeviceError> {
+        Ok(DescriptorCloseRisk::None)
     }
 
     /// No run has anything to tell.

@@ -26,8 +26,8 @@ use graph::{
     PollOptions, StorageWatchdog,
 };
 use iothread::{
-    Confinement, Iothread, IothreadResources, PollArbiter, PollLimit, PollSettings, SourceRegistry,
-    SpawnError,
+    Confinement, Iothread, PollArbiter, PollLimitStrictness, PollSettings, ProcessResources,
+    SourceRegistry, SpawnError,
 };
 use kernel_io::{FileTable, ReactorChoice, SpareRings};
 use sandbox::Sandbox;
@@ -74,7 +74,7 @@ pub struct PreparedExport {
 pub enum BuildError {
     /// The kernel does not say which CPUs there are.
     #[error("cannot find out which CPUs may be used")]
-    Cpus(#[source] std::io::Error),
+    ProcessCpus(#[source] std::io::Error),
     /// An iothread could not be started.
     #[error(transparent)]
     Iothread(#[from] SpawnError),
@@ -128,7 +128,7 @@ impl DaemonState {
             graph: Graph::new(Arc::clone(files), Arc::clone(clock), named_files, watch),
             files: Arc::clone(files),
             clock: Arc::clone(clock),
-            polling: PollArbiter::of_process().map(Arc::new).map_err(BuildError::Cpus)?,
+            polling: PollArbiter::of_process().map(Arc::new).map_err(BuildError::ProcessCpus)?,
             sources: Arc::default(),
             spare_rings: Arc::default(),
             sandbox: sandbox.cloned(),
@@ -270,7 +270,7 @@ impl DaemonState {
     }
 
     fn spawn(&mut self, id: &str, settings: PollSettings) -> Result<Arc<Iothread>, SpawnError> {
-        let host = IothreadResources {
+        let host = ProcessResources {
             files: Arc::clone(&self.files),
             clock: Arc::clone(&self.clock),
             sources: Arc::clone(&self.sources),
@@ -301,8 +301,11 @@ fn settings(options: PollOptions) -> PollSettings {
     let default = PollSettings::default();
     match max_ns {
         None => PollSettings { grow, shrink, ..default },
-        Some(ns) => {
-            PollSettings { max: Duration::from_nanos(ns), grow, shrink, limit: PollLimit::Strict }
-        }
+        Some(ns) => PollSettings {
+            max: Duration::from_nanos(ns),
+            grow,
+            shrink,
+            limit: PollLimitStrictness::Strict,
+        },
     }
 }

@@ -23,7 +23,7 @@ use std::time::Duration;
 use options::{Daemonize, Plan};
 use rustix::fs::OFlags;
 
-use queue::{LineDestination, LogLine, LogQueue};
+use queue::{LogLine, LogQueue, StderrEcho};
 use system::SystemLog;
 
 /// How urgent a line is, with its number in syslog(3).
@@ -123,13 +123,13 @@ impl Log {
 
     /// Writes a line, which ends in a newline; once there is a thread that writes, this waits for nothing.
     pub fn write(&self, severity: Severity, line: &[u8]) {
-        self.take(LogLine { severity, kind: LineDestination::Usual, text: line.to_vec() });
+        self.take(LogLine { severity, kind: StderrEcho::Usual, text: line.to_vec() });
     }
 
     /// Writes a line that is said on stderr by other means, and ends the process: waits for it, and for all before it, but
     /// not for long.
     pub fn write_beside_stderr(&self, severity: Severity, line: &[u8]) {
-        self.take(LogLine { severity, kind: LineDestination::BesideStderr, text: line.to_vec() });
+        self.take(LogLine { severity, kind: StderrEcho::BesideStderr, text: line.to_vec() });
         self.settle();
     }
 
@@ -204,13 +204,11 @@ impl Log {
 impl LogOutput {
     fn take(&mut self, line: &LogLine) {
         match line.kind {
-            LineDestination::Usual => self.write(line.severity, &line.text),
-            LineDestination::BesideStderr
-                if self.place.is_some() && self.stderr != StderrMode::File =>
-            {
+            StderrEcho::Usual => self.write(line.severity, &line.text),
+            StderrEcho::BesideStderr if self.place.is_some() && self.stderr != StderrMode::File => {
                 self.write_to_place(line.severity, &line.text);
             }
-            LineDestination::BesideStderr => {}
+            StderrEcho::BesideStderr => {}
         }
     }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use block::{Clock, LogRateLimit, OwnerProcess, SystemClock};
+use block::{Clock, LogRateLimit, SystemClock, TakeoverOwner};
 use control::{BuildError, DaemonState, PreparedExport};
 use exports::{
     DescriptorCheck, DescriptorCheckStartError, ExportClaimError, LOCK_WAIT_MAX,
@@ -27,7 +27,7 @@ use kernel_io::{FileKind, FileTable};
 use options::{Daemonize, Plan, PlanStep, TakeoverMode};
 use sandbox::{Sandbox, SandboxError};
 use takeover::{
-    Predecessor, TakeoverError, TakeoverListener, TakeoverOutcome, TakeoverResult, answer,
+    PredecessorProcess, TakeoverError, TakeoverListener, TakeoverOutcome, TakeoverResult, answer,
     take_over,
 };
 
@@ -109,15 +109,7 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
         ForkSide::Parent => return Ok(()),
         ForkSide::Daemon(readiness) => readiness,
     };
-    if plan.daemonize == Daemonize::Background && !log.has_place() {
-        tracing::warn!(
-            "this host has no journal and no syslog: what the daemon says once it is in the background is \
-             lost; see --log-file"
-        );
-    }
-    if let Err(error) = host::raise_open_files_limit() {
-        tracing::warn!("cannot raise the limit of open files: {error}");
-    }
+    prepare_process(&plan, log);
     let check = DescriptorCheck::start(&plan.guest_memory.memory_files()?, plan.sandbox)?;
     let mut attention = SignalListener::of(&plan).map_err(failed("catch signals"))?;
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
@@ -134,7 +126,8 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
             Ok(taken) => taken,
             Err(error) => return abandon(built, &files, &watch, error),
         };
-    let guests = if predecessor.is_some() { GuestState::Served } else { GuestState::None };
+    let guests =
+        if predecessor.is_some() { StartupErrorPolicy::Served } else { StartupErrorPolicy::None };
     let news = device_news(&files);
     let finish = || -> Result<Option<Pidfile>, ServeError> {
         let pidfile = match predecessor {
@@ -175,6 +168,19 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
         }
     }
     take_down(built, &files, &watch, pidfile)
+}
+
+/// Raises the limit of open files, and warns of what this host does not give a daemon.
+fn prepare_process(plan: &Plan, log: &Log) {
+    if plan.daemonize == Daemonize::Background && !log.has_place() {
+        tracing::warn!(
+            "this host has no journal and no syslog: what the daemon says once it is in the background is \
+             lost; see --log-file"
+        );
+    }
+    if let Err(error) = host::raise_open_files_limit() {
+        tracing::warn!("cannot raise the limit of open files: {error}");
+    }
 }
 
 /// Starts the threads that write the log, and that tell of storage which does not answer.
@@ -241,15 +247,15 @@ fn prepare(plan: &Plan, built: &mut DaemonState) -> Result<Vec<PreparedExport>, 
     Ok(prepared)
 }
 
-/// Whether guests are served already when the last steps of the start are taken: then an error there is logged instead
-/// of ending the process.
+/// Whether an error in the last steps of the start ends the process, or is only logged because guests are served
+/// already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum GuestState {
+enum StartupErrorPolicy {
     None,
     Served,
 }
 
-impl GuestState {
+impl StartupErrorPolicy {
     /// What goes wrong is a reason to end if nobody is served. Guests count more: it is said.
     fn log_if_served(self, result: Result<(), ServeError>) -> Result<(), ServeError> {
         match (self, result) {
@@ -371,7 +377,7 @@ fn look(log: &Log, built: &DaemonState, review: &mut Option<JoinHandle<()>>) {
 }
 
 /// The pidfile of a process that has taken over. Guests are being served, so it is no reason to end.
-fn write_pidfile_after(plan: &Plan, predecessor: &Predecessor) -> Option<Pidfile> {
+fn write_pidfile_after(plan: &Plan, predecessor: &PredecessorProcess) -> Option<Pidfile> {
     predecessor.wait_for_end();
     match plan.pidfile.as_deref().map(Pidfile::write).transpose() {
         Ok(pidfile) => pidfile,
@@ -449,7 +455,7 @@ fn print_attach_lines(plan: &Plan, directory: &Path) -> io::Result<()> {
 fn flush(files: &FileTable, watch: &StorageWatchdog) -> Result<(), ServeError> {
     let mut result = Ok(());
     // What another process owns, it flushes.
-    for file in files.all().iter().filter(|file| file.medium().owner() == OwnerProcess::This) {
+    for file in files.all().iter().filter(|file| file.medium().owner() == TakeoverOwner::This) {
         let what = format!("disk {}: last flush", file.path().display());
         if let Err(source) = watch.during(what, || file.sync())
             && result.is_ok()

@@ -147,7 +147,7 @@ impl ExportClaim {
     /// Called before the first ring is served. Blocks.
     pub(crate) fn begin(
         &self,
-        mut wait: &ConnectionWait<'_>,
+        mut wait: &SessionEndWait<'_>,
     ) -> Result<ActivationResult, ActivateError> {
         if self.activity == Activity::Active {
             return Ok(ActivationResult::Held);
@@ -187,13 +187,13 @@ impl ExportClaim {
     }
 }
 
-/// A wait that ends when the client disconnects, or another process wants to take over.
-pub(crate) struct ConnectionWait<'a> {
+/// A wait while storage is activated, cut short when the client disconnects or another process wants to take over.
+pub(crate) struct SessionEndWait<'a> {
     pub(crate) session: &'a Connection,
     pub(crate) freeze_notifier: &'a Notifier,
 }
 
-impl ConnectionWait<'_> {
+impl SessionEndWait<'_> {
     /// Whether another process wants to go on with the export, and there is a client to go on with.
     fn is_wanted(&self) -> bool {
         let [session, freeze_notifier] = self.poll(Duration::ZERO);
@@ -217,7 +217,7 @@ impl ConnectionWait<'_> {
     }
 }
 
-impl InterruptibleWait for &ConnectionWait<'_> {
+impl InterruptibleWait for &SessionEndWait<'_> {
     fn pause(&mut self, time: Duration) -> WaitResult {
         if self.poll(time) == [false; 2] { WaitResult::GoOn } else { WaitResult::Stop }
     }
@@ -335,7 +335,7 @@ mod tests {
     fn a_node_is_refreshed_when_it_comes_and_flushed_before_it_goes() {
         let node = Arc::<Noting>::default();
         let (held, (session, freeze_notifier, _client)) = (on_demand(&node), session());
-        let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
+        let ours = &SessionEndWait { session: &session, freeze_notifier: &freeze_notifier };
         for _ in 0..2 {
             assert_eq!(held.begin(ours).unwrap(), ActivationResult::Held);
             assert_eq!(held.begin(ours).unwrap(), ActivationResult::Held);
@@ -349,7 +349,7 @@ mod tests {
     fn a_node_whose_flush_failed_is_not_given_back() {
         let node = Arc::new(Noting { broken: true, ..Noting::default() });
         let (held, (session, freeze_notifier, _client)) = (on_demand(&node), session());
-        let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
+        let ours = &SessionEndWait { session: &session, freeze_notifier: &freeze_notifier };
         assert_eq!(held.begin(ours).unwrap(), ActivationResult::Held);
         let error = held.end().unwrap_err();
         assert_eq!(error.to_string(), "node n stays active, because its last flush failed");
@@ -360,7 +360,7 @@ mod tests {
     fn a_client_that_leaves_ends_the_wait() {
         let node = Arc::new(Noting { taken: true.into(), ..Noting::default() });
         let (held, (session, freeze_notifier, client)) = (on_demand(&node), session());
-        let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
+        let ours = &SessionEndWait { session: &session, freeze_notifier: &freeze_notifier };
         let leaving = std::thread::spawn(move || drop(client));
         let error = held.begin(ours).unwrap_err();
         assert!(matches!(error, ActivateError::Claim(ExportClaimError::Stopped(..))), "{error}");
@@ -372,7 +372,7 @@ mod tests {
     fn a_process_that_wants_the_export_ends_the_wait_and_what_was_asked_for_is_put_off() {
         let node = Arc::new(Noting { taken: true.into(), ..Noting::default() });
         let (held, (session, freeze_notifier, client)) = (on_demand(&node), session());
-        let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
+        let ours = &SessionEndWait { session: &session, freeze_notifier: &freeze_notifier };
         std::thread::scope(|scope| {
             scope.spawn(|| freeze_notifier.wake());
             assert_eq!(held.begin(ours).unwrap(), ActivationResult::Postponed);
@@ -395,7 +395,7 @@ mod tests {
         let node = Arc::<Noting>::default();
         let (held, (session, freeze_notifier, _client)) =
             (claim_of(&node, Activity::Active), session());
-        let ours = &ConnectionWait { session: &session, freeze_notifier: &freeze_notifier };
+        let ours = &SessionEndWait { session: &session, freeze_notifier: &freeze_notifier };
         assert_eq!(held.begin(ours).unwrap(), ActivationResult::Held);
         held.end().unwrap();
         assert!(node.notes.lock().unwrap().is_empty());

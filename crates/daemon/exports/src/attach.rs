@@ -14,9 +14,9 @@ use crate::export_options::ExportOptions;
 /// The example of a guest's memory.
 const MEMORY_EXAMPLE: &str = "4G";
 
-/// For whom to print the lines that attach a guest.
+/// The format of the printed lines that attach a guest: a QEMU command line or libvirt XML.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttachFormat {
+pub enum AttachLinesFormat {
     /// A QEMU command line.
     Qemu,
     /// Elements of a libvirt domain.
@@ -26,13 +26,13 @@ pub enum AttachFormat {
 /// Gives the lines for every export, ending in a newline. Relative socket paths are taken from
 /// `directory`, the one the process was started in.
 pub fn attach_lines<'a>(
-    format: AttachFormat,
+    format: AttachLinesFormat,
     exports: impl Iterator<Item = &'a ExportOptions>,
     directory: &Path,
 ) -> String {
     match format {
-        AttachFormat::Qemu => qemu(exports, directory),
-        AttachFormat::Libvirt => libvirt(exports, directory),
+        AttachLinesFormat::Qemu => qemu(exports, directory),
+        AttachLinesFormat::Libvirt => libvirt(exports, directory),
     }
 }
 
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(format: AttachFormat, exports: &[&str], expected: &str) {
+    fn check(format: AttachLinesFormat, exports: &[&str], expected: &str) {
         let export = |export| format!("vhost-user-blk,node-name=n,addr.type=unix,{export}");
         let exports: Vec<_> =
             exports.iter().map(|it| ExportOptions::parse(&export(it)).unwrap()).collect();
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn qemu_gets_shared_memory_once_and_a_device_per_export() {
         check(
-            AttachFormat::Qemu,
+            AttachLinesFormat::Qemu,
             &["id=a,addr.path=/a.sock", "id=b,addr.path=b c,,d'e.sock,num-queues=4"],
             r"# start this daemon first: without it QEMU waits for the socket without a word, and so does a
 # running guest that gets the disk by hot-plug.
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn libvirt_gets_shared_memory_once_and_a_disk_per_export() {
         check(
-            AttachFormat::Libvirt,
+            AttachLinesFormat::Libvirt,
             &["id=a,addr.path=/a.sock,num-queues=16", "id=b,addr.path=b&<'>.sock"],
             "<!-- start the daemon first: without it virsh start waits, and at a hot-plug the guest stands still -->
 <!-- in <domain>: the guest's memory must be shared -->

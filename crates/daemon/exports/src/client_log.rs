@@ -25,7 +25,7 @@ use rustix::event::{Timespec, epoll};
 use vhost_user::QueueIndex;
 use virtio::{CacheMode, RingLayout, RingSetup};
 
-use crate::socket::{ExportSocket, NextClient};
+use crate::socket::{ExportSocket, WaitingClientState};
 
 /// For how long the queues must have been as they are before it is said.
 const SETTLED: Duration = Duration::from_millis(200);
@@ -56,7 +56,7 @@ pub(crate) struct ClientLog {
     coming: ClientOrigin,
     process: Option<u32>,
     /// None where the host has no descriptors for it: then less is said.
-    watch: OnceLock<ClientEpoll>,
+    watch: OnceLock<SessionEpoll>,
     has_asked: AtomicBool,
     /// Whether it was said of who is next that he waits.
     is_next_told: AtomicBool,
@@ -65,7 +65,7 @@ pub(crate) struct ClientLog {
 
 /// An epoll instance of what a session's thread waits for besides messages: timers, the next client.
 #[derive(Debug)]
-struct ClientEpoll {
+struct SessionEpoll {
     epoll: OwnedFd,
     settled: Alarm,
     policy: Alarm,
@@ -79,11 +79,11 @@ struct ClientNotes {
     /// What was in flight when this process took the queues up; none if all of them began anew.
     inherited: Option<usize>,
     /// How the client was served before the last queues were stopped.
-    had: Option<ServiceSummary>,
+    had: Option<ClientServiceState>,
     /// Whether the last thing that happened to a queue is that it was started.
     is_growing: bool,
     /// What was said last.
-    said: Option<ServiceSummary>,
+    said: Option<ClientServiceState>,
 }
 
 /// A queue that is served, and its features.
@@ -95,9 +95,9 @@ struct ServedQueue {
     indirect: bool,
 }
 
-/// How a client is served, as it is logged.
+/// Whether a client's queues are served, and the words in which the log says how.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum ServiceSummary {
+enum ClientServiceState {
     /// Not.
     Idle,
     /// In these words.
@@ -120,7 +120,7 @@ impl ClientLog {
 
     /// The session has a thread that looks when there is something to look at.
     pub(crate) fn begin(&self, socket: &ExportSocket) {
-        match ClientEpoll::over(socket) {
+        match SessionEpoll::over(socket) {
             Ok(watch) => {
                 self.watch.set(watch).expect("a session has one thread");
                 self.settle();
@@ -180,9 +180,9 @@ impl ClientLog {
             watched.unwrap_or_else(|error| self.complain(&error));
         });
         let waits = match next {
-            NextClient::Nobody => false,
-            NextClient::Silent => news.patience_ended,
-            NextClient::Speaks => true,
+            WaitingClientState::Nobody => false,
+            WaitingClientState::Silent => news.patience_ended,
+            WaitingClientState::Speaks => true,
         };
         if waits && !self.is_next_told.swap(true, Ordering::Relaxed) && admit(&rates.waiting, now) {
             tracing::warn!(
@@ -190,7 +190,7 @@ impl ClientLog {
                  serves one at a time",
                 self.export,
                 socket.path().display(),
-                ProcessSuffix(self.process)
+                ProcessIdDisplay(self.process)
             );
         }
     }
@@ -231,8 +231,8 @@ impl ClientLog {
         notes.said = Some(served);
     }
 
-    fn say_line(&self, notes: &ClientNotes, now: &ServiceSummary) {
-        let (export, process) = (&self.export, ProcessSuffix(self.process));
+    fn say_line(&self, notes: &ClientNotes, now: &ClientServiceState) {
+        let (export, process) = (&self.export, ProcessIdDisplay(self.process));
         let came = match (self.coming, notes.inherited) {
             (ClientOrigin::TakenOver, _) => "a client was taken over".to_owned(),
             (ClientOrigin::Connected, None) => "a client has come".to_owned(),
@@ -244,16 +244,16 @@ impl ClientLog {
             }
         };
         match (&notes.said, now) {
-            (None, ServiceSummary::Served(how)) => {
+            (None, ClientServiceState::Served(how)) => {
                 tracing::info!("export {export}: {came}{process}: {how}")
             }
-            (None, ServiceSummary::Idle) => {
+            (None, ClientServiceState::Idle) => {
                 tracing::info!("export {export}: {came}{process} and has started no queue yet");
             }
-            (Some(_), ServiceSummary::Served(how)) => {
+            (Some(_), ClientServiceState::Served(how)) => {
                 tracing::info!("export {export}: the client is served: {how}");
             }
-            (Some(_), ServiceSummary::Idle) => tracing::info!(
+            (Some(_), ClientServiceState::Idle) => tracing::info!(
                 "export {export}: the client has stopped its queues: its guest was reset, paused, shut down or \
                  has moved to another host"
             ),
@@ -270,8 +270,8 @@ impl ClientLog {
 }
 
 impl ClientNotes {
-    fn served(&self) -> ServiceSummary {
-        let Some(first) = self.queues.values().next() else { return ServiceSummary::Idle };
+    fn served(&self) -> ClientServiceState {
+        let Some(first) = self.queues.values().next() else { return ClientServiceState::Idle };
         let count = self.queues.len();
         let mut how =
             format!("{count} queue{} of {}", if count == 1 { "" } else { "s" }, first.size);
@@ -291,18 +291,18 @@ impl ClientNotes {
             Some(CacheMode::WriteThrough) => ", write-through",
             Some(CacheMode::WriteBack) | None => ", write-back",
         });
-        ServiceSummary::Served(how)
+        ClientServiceState::Served(how)
     }
 }
 
-/// Which events have come.
+/// Which of a client log's timers went off: its queues have settled, or the next client was silent for long.
 #[derive(Debug, Clone, Copy, Default)]
-struct ClientEvents {
+struct ClientTimerEvents {
     settled: bool,
     patience_ended: bool,
 }
 
-impl ClientEpoll {
+impl SessionEpoll {
     const NEXT: u64 = 0;
     const SETTLED: u64 = 1;
     const PATIENCE: u64 = 2;
@@ -325,8 +325,8 @@ impl ClientEpoll {
     }
 
     /// Takes what has come. Does not wait.
-    fn news(&self) -> ClientEvents {
-        let mut news = ClientEvents::default();
+    fn news(&self) -> ClientTimerEvents {
+        let mut news = ClientTimerEvents::default();
         let mut space = [MaybeUninit::uninit(); 4];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, Some(&now)) else { return news };
@@ -353,9 +353,9 @@ fn admit(rate: &Mutex<LogRateLimit>, now: Instant) -> bool {
 }
 
 /// Shows ` (process 4711)`, if it is known.
-struct ProcessSuffix(Option<u32>);
+struct ProcessIdDisplay(Option<u32>);
 
-impl Display for ProcessSuffix {
+impl Display for ProcessIdDisplay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(process) => write!(f, " (process {process})"),
@@ -376,7 +376,7 @@ mod tests {
     fn check(queues: &[ServedQueue], cache: CacheMode, expected: &str) {
         let queues = (0..).map(QueueIndex).zip(queues.iter().copied()).collect();
         let notes = ClientNotes { queues, cache: Some(cache), ..ClientNotes::default() };
-        let ServiceSummary::Served(how) = notes.served() else { panic!("it is served") };
+        let ClientServiceState::Served(how) = notes.served() else { panic!("it is served") };
         assert_eq!(how, expected);
     }
 
@@ -393,6 +393,6 @@ mod tests {
         );
         let mixed = [queue(256, split, false), queue(64, split, false)];
         check(&mixed, CacheMode::WriteBack, "2 queues of 256 and other sizes, split, write-back");
-        assert_eq!(ClientNotes::default().served(), ServiceSummary::Idle);
+        assert_eq!(ClientNotes::default().served(), ClientServiceState::Idle);
     }
 }

@@ -29,8 +29,8 @@ use rustix::net::{
     SocketType, recv, sendmsg, socketpair,
 };
 use sandbox::SandboxMode;
-use vhost_user::CloseRisk;
-use virtio::MemoryFiles;
+use vhost_user::DescriptorCloseRisk;
+use virtio::GuestMemoryFilePolicy;
 
 /// How long an answer may take that asks nobody. More than a host takes that is short of CPU.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -55,7 +55,7 @@ const NO_ROOM: u64 = 3;
 #[derive(Debug)]
 pub struct DescriptorCheck {
     socket: OwnedFd,
-    memory_files: Arc<MemoryFiles>,
+    memory_files: Arc<GuestMemoryFilePolicy>,
     /// Whether it has said that it is behind its fences.
     is_confined: bool,
     exports: AtomicU64,
@@ -115,7 +115,7 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 impl DescriptorCheck {
     /// Makes the other process. Call it before the first thread.
     pub fn start(
-        memory_files: &Arc<MemoryFiles>,
+        memory_files: &Arc<GuestMemoryFilePolicy>,
         sandbox: SandboxMode,
     ) -> Result<Arc<Self>, DescriptorCheckStartError> {
         let (ours, theirs) = pair().map_err(DescriptorCheckStartError::Make)?;
@@ -132,7 +132,7 @@ impl DescriptorCheck {
         Ok(Arc::new(Self::of(ours, memory_files, said == CONFINED)))
     }
 
-    fn of(socket: OwnedFd, memory_files: &Arc<MemoryFiles>, is_confined: bool) -> Self {
+    fn of(socket: OwnedFd, memory_files: &Arc<GuestMemoryFilePolicy>, is_confined: bool) -> Self {
         Self {
             socket,
             memory_files: Arc::clone(memory_files),
@@ -163,7 +163,7 @@ impl DescriptorCheck {
     }
 
     /// From which files memory is taken.
-    pub fn memory_files(&self) -> &Arc<MemoryFiles> {
+    pub fn memory_files(&self) -> &Arc<GuestMemoryFilePolicy> {
         &self.memory_files
     }
 
@@ -186,7 +186,7 @@ impl ExportDescriptorCheck {
         &self,
         connection: BorrowedFd<'_>,
         answers: &OwnedFd,
-    ) -> Result<CloseRisk, DescriptorCheckError> {
+    ) -> Result<DescriptorCloseRisk, DescriptorCheckError> {
         let began = SystemClock.now();
         let left = || ANSWER_LIMIT.saturating_sub(SystemClock.now().duration_since(began));
         self.ask([connection, answers.as_fd()], &left)?;
@@ -194,9 +194,9 @@ impl ExportDescriptorCheck {
         let mut answer = [0; 8];
         rustix::io::read(answers, &mut answer)?;
         match u64::from_ne_bytes(answer) {
-            ASKS_NOBODY => Ok(CloseRisk::None),
+            ASKS_NOBODY => Ok(DescriptorCloseRisk::None),
             NO_ROOM => Err(DescriptorCheckError::NoRoom),
-            _ => Ok(CloseRisk::MayBlock),
+            _ => Ok(DescriptorCloseRisk::MayBlock),
         }
     }
 

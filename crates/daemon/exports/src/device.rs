@@ -17,19 +17,19 @@ use iothread::{Iothread, PlacedFrontEnd, SourceName, SourceObserver};
 use kernel_io::{Notifier, OpenFile};
 use request_path::FrontEndSource;
 use vhost_user::{
-    BackendChannel, CloseRisk, Device, DeviceError, QueueIndex, RingStart, StartResult,
+    BackendChannel, DescriptorCloseRisk, Device, DeviceError, QueueIndex, RingStart, StartResult,
 };
 use virtio::{BlkConfig, BlkRules, CacheMode, Features, MemoryRules, Ring, RingBase, RingDirtyLog};
 use virtio_blk::{BlkRing, BlkRingSetup};
 
-use crate::activation::{ActivationResult, ConnectionWait, ExportClaim};
+use crate::activation::{ActivationResult, ExportClaim, SessionEndWait};
 use crate::client_log::ClientLog;
 use crate::connection::Connection;
 use crate::descriptor_check::{self, DescriptorCheck, DescriptorCheckError, ExportDescriptorCheck};
 use crate::export_error::ExportError;
 use crate::export_size::ExportSize;
 use crate::queue_statistics::QueueStatistics;
-use crate::takeover_pause::TakeoverPause;
+use crate::takeover_pause::TakeoverPauseStart;
 use crate::unshared_memory::{UnsharedMemoryRate, UnsharedMemoryWarning};
 
 /// A disk as an export offers it, shared by all its sessions: node, configuration, iothreads, size, cache mode.
@@ -59,7 +59,7 @@ pub struct ExportedDisk {
     /// Rung when another process wants to go on with the export, and readable until that is answered.
     pub(crate) freeze_notifier: Notifier,
     /// Since when its front end waits, if it has to come back after a takeover.
-    pub resumption: Mutex<Option<TakeoverPause>>,
+    pub resumption: Mutex<Option<TakeoverPauseStart>>,
     /// How often it is said that a guest's memory is not shared.
     pub(crate) unshared: Arc<UnsharedMemoryRate>,
 }
@@ -210,7 +210,7 @@ impl BlkDevice {
     fn ask_about_descriptors(
         &mut self,
         of: BorrowedFd<'_>,
-    ) -> Result<CloseRisk, DescriptorCheckError> {
+    ) -> Result<DescriptorCloseRisk, DescriptorCheckError> {
         let answers = match self.answers.take() {
             Some(answers) => answers,
             None => descriptor_check::answers()?,
@@ -255,7 +255,7 @@ impl Device for BlkDevice {
     fn inspect_descriptors(
         &mut self,
         connection: BorrowedFd<'_>,
-    ) -> Result<CloseRisk, DeviceError> {
+    ) -> Result<DescriptorCloseRisk, DeviceError> {
         let answered = self.ask_about_descriptors(connection);
         answered.map_err(|error| DeviceError::Descriptors(Box::new(error)))
     }
@@ -305,7 +305,7 @@ impl Device for BlkDevice {
         let failed = |source| DeviceError::Start { queue, source };
         if !self.serves_any() {
             let ExportedDisk { claim, freeze_notifier, .. } = &*self.offer;
-            let while_ours = &ConnectionWait { session: &self.session, freeze_notifier };
+            let while_ours = &SessionEndWait { session: &self.session, freeze_notifier };
             match claim.begin(while_ours).map_err(|it| failed(Box::new(it)))? {
                 ActivationResult::Held => {}
                 ActivationResult::Postponed => return Ok(StartResult::Postponed),

@@ -21,7 +21,7 @@ use host::chain_of;
 use kernel_io::Notifier;
 use rustix::event::{PollFd, PollFlags};
 use vhost_user::{
-    PauseDecision, SavedSession, SessionControl, SessionEnd, SessionError, SessionServer,
+    PauseOutcome, SavedSession, SessionControl, SessionEnd, SessionError, SessionServer,
 };
 
 use crate::client_log::{ClientLog, ClientLogRates, ClientOrigin};
@@ -30,7 +30,7 @@ use crate::device::{BlkDevice, ExportedDisk};
 use crate::export_error::ExportError;
 use crate::queue_statistics::QueueStatistics;
 use crate::socket::{ExportSocket, SocketIdentity};
-use crate::takeover_pause::TakeoverPause;
+use crate::takeover_pause::TakeoverPauseStart;
 
 /// A running export. Dropped, it is stopped.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub struct Export {
 pub struct AdoptedSession {
     session: ClientSession,
     server: SessionServer<BlkDevice>,
-    resumption: TakeoverPause,
+    resumption: TakeoverPauseStart,
 }
 
 /// A client's connection, and what is said of it.
@@ -91,14 +91,14 @@ pub struct FrozenExport {
 pub struct FreezeRequest {
     /// Gives one answer, or ends without one if the session broke.
     pub frozen: Receiver<io::Result<FrozenExport>>,
-    verdict: Sender<PauseDecision>,
+    verdict: Sender<PauseOutcome>,
 }
 
 /// The export thread's end of a [`FreezeRequest`].
 #[derive(Debug)]
 struct FreezeResponder {
     frozen: Sender<io::Result<FrozenExport>>,
-    verdict: Receiver<PauseDecision>,
+    verdict: Receiver<PauseOutcome>,
 }
 
 /// What the handle and the thread of an export share.
@@ -162,7 +162,7 @@ impl Export {
         offer: &Arc<ExportedDisk>,
         connection: OwnedFd,
         state: SavedSession,
-        resumption: TakeoverPause,
+        resumption: TakeoverPauseStart,
     ) -> Result<AdoptedSession, SessionError> {
         let connection = Arc::new(Connection::new(UnixStream::from(connection)));
         let (session, device) = ClientSession::new(offer, connection, ClientOrigin::TakenOver);
@@ -201,7 +201,7 @@ impl Export {
         // From now on nobody hangs up on the connection, which is the other process's too.
         *self.shared.lock() = ExportState::Stopped;
         // A thread that is gone touches nothing either.
-        let _unheard = freeze.verdict.send(PauseDecision::HandedOver);
+        let _unheard = freeze.verdict.send(PauseOutcome::HandedOver);
     }
 
     /// Makes the export stop, without waiting for it: no new client, the current one is hung up
@@ -309,9 +309,9 @@ impl Shared {
             }
             if !fds[2].revents().is_empty() {
                 match self.answer(socket, None) {
-                    PauseDecision::Resume => continue,
-                    PauseDecision::HandedOver => return AcceptResult::GivenAway,
-                    PauseDecision::End => return AcceptResult::Stop,
+                    PauseOutcome::Resume => continue,
+                    PauseOutcome::HandedOver => return AcceptResult::GivenAway,
+                    PauseOutcome::End => return AcceptResult::Stop,
                 }
             }
             if fds[0].revents().is_empty() {
@@ -370,10 +370,10 @@ impl Shared {
         &self,
         socket: &ExportSocket,
         session: Option<(&Connection, SavedSession)>,
-    ) -> PauseDecision {
+    ) -> PauseOutcome {
         self.offer.freeze_notifier.clear();
         let question = self.question.lock().expect("no holder of this lock panics").take();
-        let Some(question) = question else { return PauseDecision::Resume };
+        let Some(question) = question else { return PauseOutcome::Resume };
         let frozen = || {
             let listener = socket.listener().as_fd().try_clone_to_owned()?;
             let copy = |(connection, state): (&Connection, _)| {
@@ -387,9 +387,9 @@ impl Shared {
         };
         // Whoever has asked may have given up; then there is no verdict either.
         drop(question.frozen.send(frozen()));
-        match (question.verdict.recv().unwrap_or(PauseDecision::Resume), &*self.lock()) {
+        match (question.verdict.recv().unwrap_or(PauseOutcome::Resume), &*self.lock()) {
             // What it needs could not be had again.
-            (PauseDecision::Resume, ExportState::Stopped) => PauseDecision::End,
+            (PauseOutcome::Resume, ExportState::Stopped) => PauseOutcome::End,
             (verdict, _) => verdict,
         }
     }
@@ -475,7 +475,7 @@ impl SessionControl for TakeoverControl<'_> {
         self.session.client_log.look(self.socket, &self.export.rates, self.export.clock.now());
     }
 
-    fn paused(&self, state: SavedSession) -> PauseDecision {
+    fn paused(&self, state: SavedSession) -> PauseOutcome {
         self.export.answer(self.socket, Some((&self.session.connection, state)))
     }
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{fstat, fstatfs};
-use virtio::{MemoryFiles, SESSION_BYTES_MAX, mappable_bytes};
+use virtio::{GuestMemoryFilePolicy, SESSION_BYTES_MAX, mappable_bytes};
 
 /// File systems of which a page is had from a disk of this host, by what `statfs` calls them (linux/magic.h).
 /// A page of all others may have to be had from a server, on which nobody can rely.
@@ -69,11 +69,11 @@ impl GuestMemoryOptions {
     }
 
     /// From which files memory is taken.
-    pub fn memory_files(&self) -> Result<Arc<MemoryFiles>, MemoryDirectoryError> {
+    pub fn memory_files(&self) -> Result<Arc<GuestMemoryFilePolicy>, MemoryDirectoryError> {
         // A host without /proc has no memory of that kind for us.
         let devices = std::fs::read_to_string("/proc/devices").unwrap_or_default();
         let file_systems = self.directories.iter().map(|path| file_system(path));
-        Ok(Arc::new(MemoryFiles {
+        Ok(Arc::new(GuestMemoryFilePolicy {
             dax: dax(&devices),
             file_systems: file_systems.collect::<Result<_, _>>()?,
         }))

@@ -26,7 +26,7 @@ mod takeover_pause;
 mod unshared_memory;
 
 pub use activation::{ClaimLock, ExportClaim, InactivateError};
-pub use attach::{AttachFormat, attach_lines};
+pub use attach::{AttachLinesFormat, attach_lines};
 pub use claim::{ExportClaimError, InterruptibleWait, LOCK_WAIT_MAX, WaitPolicy, WaitResult};
 pub use descriptor_check::{DescriptorCheck, DescriptorCheckStartError};
 pub use descriptor_limits::share_descriptors;
@@ -42,4 +42,4 @@ pub use guest_memory::{GuestMemoryOptions, MemoryDirectoryError};
 pub use socket::{
     ExportSocket, SocketError, SocketIdentity, address, stream_socket, wait_until_unserved,
 };
-pub use takeover_pause::{TakeoverPause, monotonic};
+pub use takeover_pause::{TakeoverPauseStart, monotonic};

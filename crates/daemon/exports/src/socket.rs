@@ -50,7 +50,7 @@ pub struct ExportSocket {
 
 /// The client that waits while another one is served: none, silent, or it has sent something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NextClient {
+pub(crate) enum WaitingClientState {
     Nobody,
     /// It has said nothing yet.
     Silent,
@@ -82,7 +82,7 @@ pub enum SocketError {
     /// Something is served there.
     #[error(
         "socket {path} is served by a live process{}; --takeover takes its place without a lost request",
-        ProcessSuffix(*process)
+        ProcessIdDisplay(*process)
     )]
     Live {
         /// Where.
@@ -194,7 +194,7 @@ impl ExportSocket {
 
     /// Who is next while another client is served: accepts whoever has come, and lets go of whoever has left. `came` is
     /// told of each that was not seen before.
-    pub(crate) fn look_for_next(&self, mut came: impl FnMut(&UnixStream)) -> NextClient {
+    pub(crate) fn look_for_next(&self, mut came: impl FnMut(&UnixStream)) -> WaitingClientState {
         let mut next = self.next();
         for _ in 0..BACKLOG {
             match next.as_ref().map(state_of) {
@@ -210,7 +210,7 @@ impl ExportSocket {
             came(&stream);
             *next = Some(stream);
         }
-        NextClient::Nobody
+        WaitingClientState::Nobody
     }
 
     /// The next client, if it was accepted: nobody is served any more.
@@ -329,12 +329,12 @@ fn ends_in_time(process: u32) -> bool {
 }
 
 /// How a client is that was accepted; none if it has left.
-fn state_of(client: &UnixStream) -> Option<NextClient> {
+fn state_of(client: &UnixStream) -> Option<WaitingClientState> {
     let now = revents(client, PollFlags::IN | PollFlags::RDHUP);
     if now.intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR) {
         return None;
     }
-    Some(if now.is_empty() { NextClient::Silent } else { NextClient::Speaks })
+    Some(if now.is_empty() { WaitingClientState::Silent } else { WaitingClientState::Speaks })
 }
 
 /// What is so now of a descriptor of our own.
@@ -349,9 +349,9 @@ fn revents(fd: &impl AsFd, events: PollFlags) -> PollFlags {
 }
 
 /// Shows ` (4711)`, if the process is known.
-struct ProcessSuffix(Option<u32>);
+struct ProcessIdDisplay(Option<u32>);
 
-impl Display for ProcessSuffix {
+impl Display for ProcessIdDisplay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(process) => write!(f, " ({process})"),

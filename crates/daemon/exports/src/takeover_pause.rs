@@ -6,14 +6,14 @@ use std::time::Duration;
 
 /// Since when an export's front end waits in a takeover.
 #[derive(Debug, Clone, Copy)]
-pub struct TakeoverPause {
+pub struct TakeoverPauseStart {
     /// When its queues were to be stopped, on the clock of [`monotonic`].
     pub since: Duration,
     /// By which process.
     pub process: u32,
 }
 
-impl TakeoverPause {
+impl TakeoverPauseStart {
     /// Says how long it has waited.
     pub fn tell(&self, export: &str) {
         let Self { since, process } = self;

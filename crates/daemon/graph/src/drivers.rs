@@ -24,7 +24,7 @@ mod throttle;
 
 pub use base::{AutoReadOnly, BASE_HELP, BaseOptions};
 pub use driver::Driver;
-pub(crate) use driver::{MadeNode, NamedFile, NodeContext, NodeError, ThrottleGroups};
+pub(crate) use driver::{ImageFileReference, MadeNode, NodeContext, NodeError, ThrottleGroups};
 pub use file_check::{FileCheckError, file_kind, open_fault, real_directory};
 pub use node::{Blockdev, BlockdevRef, KeyedChild};
 pub use table::{DRIVERS, image_format, image_formats};

@@ -31,7 +31,7 @@ use crate::drivers::{
 };
 use crate::model::{
     Activity, ChildRole, Edge, GraphModel, ModelError, NewExport, NewNode, NodeOwner, NodeUser,
-    ObjectName, THROTTLE_GROUP,
+    THROTTLE_GROUP, TypedObjectId,
 };
 use crate::storage_watchdog::StorageWatchdog;
 
@@ -142,7 +142,7 @@ impl Graph {
     }
 
     /// Notes an object that somebody else makes.
-    pub fn add_object(&mut self, object: ObjectName<'_>) -> Result<(), ModelError> {
+    pub fn add_object(&mut self, object: TypedObjectId<'_>) -> Result<(), ModelError> {
         self.model.add_object(object)
     }
 
@@ -152,7 +152,7 @@ impl Graph {
         id: &str,
         limits: ThrottleLimits,
     ) -> Result<(), ModelError> {
-        self.model.add_object(ObjectName { kind: THROTTLE_GROUP, id })?;
+        self.model.add_object(TypedObjectId { kind: THROTTLE_GROUP, id })?;
         let group = ThrottleGroup::new(id, limits, Arc::clone(&self.clock));
         self.throttle_groups.insert(id.to_owned(), group);
         Ok(())

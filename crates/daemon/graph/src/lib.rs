@@ -24,7 +24,7 @@ pub use graph::{
 };
 pub use model::{
     Activity, ChildRole, Edge, GraphModel, ModelError, NODE, NewExport, NewNode, NodeOwner,
-    NodeUser, ObjectName, PermissionConflict, path_down,
+    NodeUser, PermissionConflict, TypedObjectId, path_down,
 };
 pub use objects::{OBJECT_TYPES, ObjectKind, ObjectOptions, ObjectType, PollOptions};
 pub use storage_watchdog::{StorageWatchdog, waiting_for};

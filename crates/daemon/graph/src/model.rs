@@ -55,7 +55,7 @@ pub(crate) const THROTTLE_GROUP: &str = "throttle-group";
 
 /// The type and id of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ObjectName<'a> {
+pub struct TypedObjectId<'a> {
     /// Its type, as in `qom-type=`.
     pub kind: &'static str,
     /// Its id.
@@ -74,7 +74,7 @@ pub struct NewNode<'a> {
     /// What stands below it.
     pub edges: Vec<Edge>,
     /// The objects that it names.
-    pub objects: Vec<ObjectName<'a>>,
+    pub objects: Vec<TypedObjectId<'a>>,
     /// What it goes with.
     pub owner: NodeOwner,
     /// The node of its chain of backing files below which it has nothing to do with that.
@@ -137,8 +137,8 @@ struct ModelExport {
 
 impl GraphModel {
     /// Adds an object.
-    pub fn add_object(&mut self, object: ObjectName<'_>) -> Result<(), ModelError> {
-        let ObjectName { kind, id } = object;
+    pub fn add_object(&mut self, object: TypedObjectId<'_>) -> Result<(), ModelError> {
+        let TypedObjectId { kind, id } = object;
         if self.objects.contains_key(id) {
             return Err(ModelError::Duplicate { what: "object id", name: id.to_owned() });
         }
@@ -274,7 +274,7 @@ impl GraphModel {
             return Err(ModelError::ReadOnlyNode(node.to_owned()));
         }
         for (place, id) in iothreads.iter().enumerate() {
-            self.find_object(ObjectName { kind: IOTHREAD, id })?;
+            self.find_object(TypedObjectId { kind: IOTHREAD, id })?;
             if iothreads[..place].contains(id) {
                 return Err(ModelError::IothreadTwice(id.clone()));
             }
@@ -378,8 +378,8 @@ impl GraphModel {
         self.nodes.get(name).ok_or_else(missing)
     }
 
-    fn find_object(&self, object: ObjectName<'_>) -> Result<(), ModelError> {
-        let ObjectName { kind, id } = object;
+    fn find_object(&self, object: TypedObjectId<'_>) -> Result<(), ModelError> {
+        let TypedObjectId { kind, id } = object;
         if self.objects.get(id) == Some(&kind) {
             return Ok(());
         }

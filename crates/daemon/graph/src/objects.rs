@@ -10,7 +10,7 @@ mod throttle_group;
 use layers::ThrottleLimits;
 use syntax::{ArgumentError, Keys, OptionFields, is_identifier};
 
-use crate::model::{IOTHREAD, ObjectName, THROTTLE_GROUP};
+use crate::model::{IOTHREAD, THROTTLE_GROUP, TypedObjectId};
 
 /// The argument of `--object`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,12 +32,12 @@ pub enum ObjectKind {
 
 impl ObjectOptions {
     /// The object for the model.
-    pub fn name(&self) -> ObjectName<'_> {
+    pub fn name(&self) -> TypedObjectId<'_> {
         let kind = match self.kind {
             ObjectKind::Iothread(_) => IOTHREAD,
             ObjectKind::ThrottleGroup(_) => THROTTLE_GROUP,
         };
-        ObjectName { kind, id: &self.id }
+        TypedObjectId { kind, id: &self.id }
     }
 }
 

@@ -26,14 +26,14 @@ pub struct StorageWatchdog {
 /// What the mutex protects: the present wait, and the limit.
 #[derive(Debug, Default)]
 struct State {
-    wait: Option<StorageWait>,
+    wait: Option<StorageWaitRecord>,
     /// After so long the process ends.
     limit: Option<Duration>,
 }
 
 /// A wait for storage: what for, and since when.
 #[derive(Debug)]
-struct StorageWait {
+struct StorageWaitRecord {
     what: String,
     since: Instant,
     is_told: bool,
@@ -54,7 +54,7 @@ impl StorageWatchdog {
 
     /// Does something that waits for storage.
     pub fn during<T>(&self, what: String, work: impl FnOnce() -> T) -> T {
-        let wait = StorageWait { what, since: SystemClock.now(), is_told: false };
+        let wait = StorageWaitRecord { what, since: SystemClock.now(), is_told: false };
         let before = self.state().wait.replace(wait);
         self.changed.notify_one();
         let done = work();

@@ -32,12 +32,13 @@ pub enum CommandLineError {
     },
     /// The line as a whole is wrong.
     #[error(transparent)]
-    Line(#[from] LineError),
+    Line(#[from] CommandLineSyntaxError),
 }
 
-/// What is wrong with a command line as a whole.
+/// What is wrong with the options of a command line before any argument is read: unknown, ambiguous, mixed or missing
+/// ones.
 #[derive(Debug, thiserror::Error)]
-pub enum LineError {
+pub enum CommandLineSyntaxError {
     /// No such option.
     #[error("unknown option '{option}'{}", Hint(*nearest))]
     Unknown {

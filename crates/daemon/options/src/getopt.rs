@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use syntax::{ArgumentError, nearest};
 
-use super::fault::{CommandLineError, LineError};
+use super::fault::{CommandLineError, CommandLineSyntaxError};
 
 /// What an option is, which says where it may stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) enum OptionKind {
     /// Makes something: the long form.
     Step(LongFormOption),
     /// Belongs to both forms.
-    Shared(CommonOption),
+    Shared(EitherFormOption),
     /// Belongs to the short form.
     Short(ShortFormOption),
     /// qemu-storage-daemon's, not here yet.
@@ -37,9 +37,9 @@ pub(super) enum LongFormOption {
     Export,
 }
 
-/// The options of both forms.
+/// The options of `ringloom serve` that stand in the long and in the short form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CommonOption {
+pub(super) enum EitherFormOption {
     Pidfile,
     LogFile,
     Daemonize,
@@ -49,7 +49,7 @@ pub(super) enum CommonOption {
     Sandbox,
     Takeover,
     NamedFiles,
-    MemoryFiles,
+    GuestMemoryFilePolicy,
     MaxGuestMemory,
 }
 
@@ -71,7 +71,9 @@ impl OptionKind {
     fn may_be_abbreviated(self) -> bool {
         match self {
             Self::Help | Self::Version | Self::Step(_) | Self::Later => true,
-            Self::Shared(name) => matches!(name, CommonOption::Pidfile | CommonOption::Daemonize),
+            Self::Shared(name) => {
+                matches!(name, EitherFormOption::Pidfile | EitherFormOption::Daemonize)
+            }
             Self::Short(_) => false,
         }
     }
@@ -115,19 +117,27 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
     known("--object", OptionKind::Step(LongFormOption::Object), ArgumentUse::Argument),
     known("--blockdev", OptionKind::Step(LongFormOption::Blockdev), ArgumentUse::Argument),
     known("--export", OptionKind::Step(LongFormOption::Export), ArgumentUse::Argument),
-    known("--pidfile", OptionKind::Shared(CommonOption::Pidfile), ArgumentUse::Argument),
-    known("--log-file", OptionKind::Shared(CommonOption::LogFile), ArgumentUse::Argument),
-    known("--daemonize", OptionKind::Shared(CommonOption::Daemonize), ArgumentUse::Nothing),
-    known("--print", OptionKind::Shared(CommonOption::Print), ArgumentUse::Argument),
-    known("--socket-mode", OptionKind::Shared(CommonOption::SocketMode), ArgumentUse::Argument),
-    known("--socket-group", OptionKind::Shared(CommonOption::SocketGroup), ArgumentUse::Argument),
-    known("--sandbox", OptionKind::Shared(CommonOption::Sandbox), ArgumentUse::Argument),
-    known("--takeover", OptionKind::Shared(CommonOption::Takeover), ArgumentUse::Nothing),
-    known("--named-files", OptionKind::Shared(CommonOption::NamedFiles), ArgumentUse::Argument),
-    known("--memory-files", OptionKind::Shared(CommonOption::MemoryFiles), ArgumentUse::Argument),
+    known("--pidfile", OptionKind::Shared(EitherFormOption::Pidfile), ArgumentUse::Argument),
+    known("--log-file", OptionKind::Shared(EitherFormOption::LogFile), ArgumentUse::Argument),
+    known("--daemonize", OptionKind::Shared(EitherFormOption::Daemonize), ArgumentUse::Nothing),
+    known("--print", OptionKind::Shared(EitherFormOption::Print), ArgumentUse::Argument),
+    known("--socket-mode", OptionKind::Shared(EitherFormOption::SocketMode), ArgumentUse::Argument),
+    known(
+        "--socket-group",
+        OptionKind::Shared(EitherFormOption::SocketGroup),
+        ArgumentUse::Argument,
+    ),
+    known("--sandbox", OptionKind::Shared(EitherFormOption::Sandbox), ArgumentUse::Argument),
+    known("--takeover", OptionKind::Shared(EitherFormOption::Takeover), ArgumentUse::Nothing),
+    known("--named-files", OptionKind::Shared(EitherFormOption::NamedFiles), ArgumentUse::Argument),
+    known(
+        "--memory-files",
+        OptionKind::Shared(EitherFormOption::GuestMemoryFilePolicy),
+        ArgumentUse::Argument,
+    ),
     known(
         "--max-guest-memory",
-        OptionKind::Shared(CommonOption::MaxGuestMemory),
+        OptionKind::Shared(EitherFormOption::MaxGuestMemory),
         ArgumentUse::Argument,
     ),
     known("--socket", OptionKind::Short(ShortFormOption::Socket), ArgumentUse::Argument),
@@ -169,9 +179,11 @@ impl ParsedOption {
     }
 
     /// The argument as text.
-    pub(super) fn text(&self) -> Result<&str, LineError> {
-        let not_utf8 =
-            || LineError::NotUtf8 { option: self.option, text: PathBuf::from(&self.argument) };
+    pub(super) fn text(&self) -> Result<&str, CommandLineSyntaxError> {
+        let not_utf8 = || CommandLineSyntaxError::NotUtf8 {
+            option: self.option,
+            text: PathBuf::from(&self.argument),
+        };
         self.argument.to_str().ok_or_else(not_utf8)
     }
 }
@@ -179,7 +191,7 @@ impl ParsedOption {
 /// Cuts a line, without the name of the program, up to the first help or version word.
 pub(super) fn split(
     arguments: impl IntoIterator<Item = OsString>,
-) -> Result<Vec<ParsedOption>, LineError> {
+) -> Result<Vec<ParsedOption>, CommandLineSyntaxError> {
     let mut arguments = arguments.into_iter();
     let mut words = Vec::new();
     while let Some(argument) = arguments.next() {
@@ -204,7 +216,7 @@ pub(super) fn split(
 fn long(
     given: &OsStr,
     rest: &mut impl Iterator<Item = OsString>,
-) -> Result<ParsedOption, LineError> {
+) -> Result<ParsedOption, CommandLineSyntaxError> {
     let bytes = given.as_bytes();
     let (option, attached) = match bytes.iter().position(|byte| *byte == b'=') {
         Some(equals) => (&bytes[..equals], Some(OsStr::from_bytes(&bytes[equals + 1..]))),
@@ -214,19 +226,19 @@ fn long(
     let option = known.long;
     match (known.takes, attached) {
         (ArgumentUse::Nothing, None) => Ok(ParsedOption::new(known, OsString::new())),
-        (ArgumentUse::Nothing, Some(_)) => Err(LineError::TakesNoArgument(option)),
+        (ArgumentUse::Nothing, Some(_)) => Err(CommandLineSyntaxError::TakesNoArgument(option)),
         (ArgumentUse::Argument, Some(attached)) => {
             Ok(ParsedOption::new(known, attached.to_owned()))
         }
         (ArgumentUse::Argument, None) => {
-            let argument = rest.next().ok_or(LineError::NeedsArgument(option))?;
+            let argument = rest.next().ok_or(CommandLineSyntaxError::NeedsArgument(option))?;
             Ok(ParsedOption::new(known, argument))
         }
     }
 }
 
 /// The option with this name, or the only one that it abbreviates.
-fn find(option: &str) -> Result<&'static OptionSpec, LineError> {
+fn find(option: &str) -> Result<&'static OptionSpec, CommandLineSyntaxError> {
     if let Some(known) = OPTIONS.iter().find(|known| known.long == option) {
         return Ok(known);
     }
@@ -238,20 +250,20 @@ fn find(option: &str) -> Result<&'static OptionSpec, LineError> {
     match meant.as_slice() {
         [only] => Ok(only),
         [] => Err(unknown(option.to_owned())),
-        several => Err(LineError::Ambiguous {
+        several => Err(CommandLineSyntaxError::Ambiguous {
             option: option.to_owned(),
             names: several.iter().map(|known| known.long).collect(),
         }),
     }
 }
 
-fn unknown(option: String) -> LineError {
+fn unknown(option: String) -> CommandLineSyntaxError {
     let there_yet =
         || OPTIONS.iter().filter(|known| known.name != OptionKind::Later).map(|it| it.long);
     let names: Vec<_> =
         there_yet().filter(|name| option.len() > 2 && name.starts_with(option.as_str())).collect();
     if !names.is_empty() {
-        return LineError::NotAbbreviated { option, names };
+        return CommandLineSyntaxError::NotAbbreviated { option, names };
     }
     // The dashes are right, and say nothing of what was meant.
     let letters = option.trim_start_matches('-');
@@ -259,7 +271,7 @@ fn unknown(option: String) -> LineError {
         let name = name.trim_start_matches('-');
         nearest(letters, there_yet().map(|it| it.trim_start_matches('-'))) == Some(name)
     });
-    LineError::Unknown { option, nearest }
+    CommandLineSyntaxError::Unknown { option, nearest }
 }
 
 /// A cluster of one-letter options.
@@ -267,7 +279,7 @@ fn short(
     cluster: &[u8],
     rest: &mut impl Iterator<Item = OsString>,
     words: &mut Vec<ParsedOption>,
-) -> Result<(), LineError> {
+) -> Result<(), CommandLineSyntaxError> {
     for (position, letter) in cluster.iter().enumerate().skip(1) {
         let known = OPTIONS
             .iter()
@@ -278,7 +290,7 @@ fn short(
             ArgumentUse::Nothing => words.push(ParsedOption::new(known, OsString::new())),
             ArgumentUse::Argument if attached.is_empty() => {
                 let option = known.long;
-                let argument = rest.next().ok_or(LineError::NeedsArgument(option))?;
+                let argument = rest.next().ok_or(CommandLineSyntaxError::NeedsArgument(option))?;
                 words.push(ParsedOption::new(known, argument));
             }
             ArgumentUse::Argument => {

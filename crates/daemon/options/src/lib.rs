@@ -20,7 +20,7 @@ mod short;
 #[cfg(test)]
 mod tests;
 
-pub use fault::{CommandLineError, LineError};
+pub use fault::{CommandLineError, CommandLineSyntaxError};
 pub use help::{help, version};
 pub use line::parse;
 pub use plan::{Daemonize, HelpTopic, Plan, PlanStep, ServeCommand, TakeoverMode};

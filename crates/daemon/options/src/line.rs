@@ -3,13 +3,13 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use exports::{AttachFormat, GuestMemoryOptions};
+use exports::{AttachLinesFormat, GuestMemoryOptions};
 use graph::{NamedFilesPolicy, real_directory};
 use sandbox::SandboxMode;
 use syntax::{ArgumentError, parse_flag, parse_size};
 
-use super::fault::{CommandLineError, LineError};
-use super::getopt::{CommonOption, OptionKind, ParsedOption, ShortFormOption};
+use super::fault::{CommandLineError, CommandLineSyntaxError};
+use super::getopt::{EitherFormOption, OptionKind, ParsedOption, ShortFormOption};
 use super::plan::{Daemonize, HelpTopic, Plan, PlanStep, ServeCommand, TakeoverMode};
 use super::{getopt, long, short};
 /// Reads the arguments of `ringloom serve` or qemu-storage-daemon, without the program's name.
@@ -31,7 +31,7 @@ pub fn parse(
         return Ok(ServeCommand::Help(topic));
     }
     if let Some(word) = words.iter().find(|word| word.name == OptionKind::Later) {
-        return Err(LineError::NotYet(word.option).into());
+        return Err(CommandLineSyntaxError::NotYet(word.option).into());
     }
     let CommonOptions { mut plan, socket_mode, socket_group } = CommonOptions::read(&words)?;
     let form = form(&words)?;
@@ -46,7 +46,7 @@ pub fn parse(
         }
     }
     // Whoever uses the short form has no other place to learn how to attach a guest.
-    plan.print = plan.print.or((form == CommandLineForm::Short).then_some(AttachFormat::Qemu));
+    plan.print = plan.print.or((form == CommandLineForm::Short).then_some(AttachLinesFormat::Qemu));
     Ok(ServeCommand::Serve(plan))
 }
 
@@ -60,7 +60,7 @@ enum CommandLineForm {
 }
 
 /// Which form a line has. The two cannot be mixed.
-fn form(words: &[ParsedOption]) -> Result<CommandLineForm, LineError> {
+fn form(words: &[ParsedOption]) -> Result<CommandLineForm, CommandLineSyntaxError> {
     let long = words.iter().find(|word| matches!(word.name, OptionKind::Step(_)));
     let short = words.iter().find(|word| matches!(word.name, OptionKind::Short(_)));
     match (long, short) {
@@ -70,11 +70,11 @@ fn form(words: &[ParsedOption]) -> Result<CommandLineForm, LineError> {
             } else {
                 short.option.to_owned()
             };
-            Err(LineError::Mixed { short, long: long.option })
+            Err(CommandLineSyntaxError::Mixed { short, long: long.option })
         }
         (Some(_), None) => Ok(CommandLineForm::Long),
         (None, Some(_)) => Ok(CommandLineForm::Short),
-        (None, None) => Err(LineError::Nothing),
+        (None, None) => Err(CommandLineSyntaxError::Nothing),
     }
 }
 
@@ -108,41 +108,47 @@ impl CommonOptions {
         Ok(shared)
     }
 
-    fn take(&mut self, name: CommonOption, word: &ParsedOption) -> Result<(), CommandLineError> {
+    fn take(
+        &mut self,
+        name: EitherFormOption,
+        word: &ParsedOption,
+    ) -> Result<(), CommandLineError> {
         let wrong = |fault| word.wrong(fault);
         let path = |what| match word.argument.is_empty() {
             true => Err(wrong(ArgumentError::EmptyPath(what))),
             false => Ok(PathBuf::from(&word.argument)),
         };
         match name {
-            CommonOption::Pidfile => self.plan.pidfile = Some(path("pidfile's path")?),
-            CommonOption::LogFile => self.plan.log_file = Some(path("log file's path")?),
-            CommonOption::Daemonize => self.plan.daemonize = Daemonize::Background,
-            CommonOption::Takeover => self.plan.takeover = TakeoverMode::WhereServed,
-            CommonOption::Print => self.plan.print = Some(print(word.text()?).map_err(wrong)?),
-            CommonOption::SocketMode => {
+            EitherFormOption::Pidfile => self.plan.pidfile = Some(path("pidfile's path")?),
+            EitherFormOption::LogFile => self.plan.log_file = Some(path("log file's path")?),
+            EitherFormOption::Daemonize => self.plan.daemonize = Daemonize::Background,
+            EitherFormOption::Takeover => self.plan.takeover = TakeoverMode::WhereServed,
+            EitherFormOption::Print => self.plan.print = Some(print(word.text()?).map_err(wrong)?),
+            EitherFormOption::SocketMode => {
                 self.socket_mode = Some(socket_mode(word.text()?).map_err(wrong)?);
             }
-            CommonOption::SocketGroup => {
+            EitherFormOption::SocketGroup => {
                 let text = word.text()?;
                 if text.is_empty() {
                     return Err(wrong(ArgumentError::ExpectsAlone("a group")));
                 }
                 self.socket_group = Some(text.to_owned());
             }
-            CommonOption::NamedFiles => self.allow_named_files(&word.argument).map_err(wrong)?,
-            CommonOption::MemoryFiles => {
+            EitherFormOption::NamedFiles => {
+                self.allow_named_files(&word.argument).map_err(wrong)?
+            }
+            EitherFormOption::GuestMemoryFilePolicy => {
                 let directory = directory(Path::new(&word.argument)).map_err(wrong)?;
                 self.plan.guest_memory.directories.push(directory);
             }
-            CommonOption::MaxGuestMemory => {
+            EitherFormOption::MaxGuestMemory => {
                 let text = word.text()?;
                 let fault = ArgumentError::ExpectsAlone("a size above 0, as 16T");
                 let bytes = parse_size(text).filter(|bytes| *bytes > 0);
                 let bytes = bytes.ok_or_else(|| wrong(fault))?;
                 self.plan.guest_memory.bytes_max = Some(bytes);
             }
-            CommonOption::Sandbox => {
+            EitherFormOption::Sandbox => {
                 let text = word.text()?;
                 let fault = ArgumentError::ExpectsAlone("'on' or 'off'");
                 self.plan.sandbox = match parse_flag(text) {
@@ -183,10 +189,10 @@ fn directory(path: &Path) -> Result<PathBuf, ArgumentError> {
     real_directory(path).map_err(ArgumentError::own)
 }
 
-fn print(text: &str) -> Result<AttachFormat, ArgumentError> {
+fn print(text: &str) -> Result<AttachLinesFormat, ArgumentError> {
     match text {
-        "qemu" => Ok(AttachFormat::Qemu),
-        "libvirt" => Ok(AttachFormat::Libvirt),
+        "qemu" => Ok(AttachLinesFormat::Qemu),
+        "libvirt" => Ok(AttachLinesFormat::Libvirt),
         _ => Err(ArgumentError::ExpectsAlone("'qemu' or 'libvirt'")),
     }
 }

@@ -7,7 +7,7 @@
 
 use std::path::PathBuf;
 
-use exports::{AttachFormat, ExportOptions, GuestMemoryOptions};
+use exports::{AttachLinesFormat, ExportOptions, GuestMemoryOptions};
 use graph::{Blockdev, NamedFilesPolicy, ObjectOptions};
 use sandbox::{SandboxMode, SandboxNeeds};
 
@@ -49,7 +49,7 @@ pub struct Plan {
     /// Whether it may take the place of the process that serves its sockets.
     pub takeover: TakeoverMode,
     /// In which form to print the lines that attach a guest, if at all.
-    pub print: Option<AttachFormat>,
+    pub print: Option<AttachLinesFormat>,
     /// What the daemon gives up once everything is set up.
     pub sandbox: SandboxMode,
     /// Which files images may name.

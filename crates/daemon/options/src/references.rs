@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use graph::{
     AutoReadOnly, Blockdev, BlockdevRef, Edge, GraphModel, KeyedChild, ModelError, NODE, NodeOwner,
-    ObjectName, path_down,
+    TypedObjectId, path_down,
 };
 use syntax::{ArgumentError, Hint, ValueType, is_identifier, nearest};
 
@@ -104,7 +104,7 @@ fn explain(fault: ModelError, model: &GraphModel, all: &[PlanStep]) -> ArgumentE
 fn defines(step: &PlanStep, what: &str, name: &str) -> bool {
     match step {
         PlanStep::Object(object) => {
-            let ObjectName { kind, id } = object.name();
+            let TypedObjectId { kind, id } = object.name();
             (kind, id) == (what, name)
         }
         PlanStep::Blockdev(blockdev) => {

@@ -19,7 +19,7 @@ use graph::{
 use kernel_io::FileKind;
 use syntax::{ArgumentError, ConvertHint, nearest, parse_flag, parse_number};
 
-use super::fault::{CommandLineError, LineError};
+use super::fault::{CommandLineError, CommandLineSyntaxError};
 use super::getopt::{OptionKind, ParsedOption, ShortFormOption};
 use super::long::check_files;
 use super::plan::PlanStep;
@@ -141,7 +141,7 @@ impl ShortForm {
             short.take(name, word).map_err(|fault| word.wrong(fault))?;
         }
         if short.socket.as_os_str().is_empty() {
-            return Err(LineError::NoSocket(short.image).into());
+            return Err(CommandLineSyntaxError::NoSocket(short.image).into());
         }
         Ok(short)
     }
@@ -198,17 +198,19 @@ impl ShortForm {
 }
 
 /// The one image.
-fn image(words: &[ParsedOption]) -> Result<PathBuf, LineError> {
+fn image(words: &[ParsedOption]) -> Result<PathBuf, CommandLineSyntaxError> {
     let mut images = words
         .iter()
         .filter(|word| word.name == OptionKind::Short(ShortFormOption::Image))
         .map(|word| PathBuf::from(&word.argument));
     match (images.next(), images.next()) {
-        (Some(first), Some(second)) => Err(LineError::SecondImage { first, second }),
+        (Some(first), Some(second)) => Err(CommandLineSyntaxError::SecondImage { first, second }),
         (Some(only), None) => Ok(only),
         (None, _) => {
             let option = words.iter().find(|word| matches!(word.name, OptionKind::Short(_)));
-            Err(option.map_or(LineError::Nothing, |word| LineError::NoImage(word.option)))
+            Err(option.map_or(CommandLineSyntaxError::Nothing, |word| {
+                CommandLineSyntaxError::NoImage(word.option)
+            }))
         }
     }
 }

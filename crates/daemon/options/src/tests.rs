@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::{env, fs, iter, process};
 
 use disk::DiscardPolicy;
-use exports::{AttachFormat, ExportOptions, SocketOptions};
+use exports::{AttachLinesFormat, ExportOptions, SocketOptions};
 use graph::{
     Activity, BaseOptions, Blockdev, BlockdevRef, KeyedChild, ObjectKind, ObjectOptions,
     PollOptions,
@@ -403,7 +403,7 @@ fn what_both_forms_have_applies_to_all_exports() {
     let plan = plan(&line);
     assert_eq!(plan.pidfile, Some(PathBuf::from("new")));
     assert_eq!(plan.daemonize, Daemonize::Background);
-    assert_eq!(plan.print, Some(AttachFormat::Libvirt));
+    assert_eq!(plan.print, Some(AttachLinesFormat::Libvirt));
     let sockets: Vec<_> = plan.exports().map(|export| export.socket.clone()).collect();
     let socket = |path: &str| SocketOptions {
         path: path.into(),

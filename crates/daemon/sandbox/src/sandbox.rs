@@ -27,7 +27,7 @@ use iothread::Confinement;
 pub use landlock::LandlockError;
 pub use seccomp::SeccompError;
 
-use file_grants::GrantPurpose;
+use file_grants::DirectoryGrantPurpose;
 use landlock::LandlockRules;
 use seccomp::{FilterNeeds, SeccompFilters};
 
@@ -102,7 +102,7 @@ impl Sandbox {
             return Ok(None);
         }
         let grants = file_grants::of(&needs.removed, needs.log_file);
-        let opening = grants.iter().any(|grant| grant.for_what == GrantPurpose::Logs);
+        let opening = grants.iter().any(|grant| grant.for_what == DirectoryGrantPurpose::Logs);
         let ids = !host::gives_peer_processes().map_err(SandboxError::Try)?;
         let needs = FilterNeeds { opening, discards: needs.writes_devices, ids };
         let files = LandlockRules::new(&grants).and_then(|fence| {
@@ -114,7 +114,10 @@ impl Sandbox {
         Ok(Some(Arc::new(Self {
             mode,
             files,
-            logs: grants.into_iter().find(|it| it.for_what == GrantPurpose::Logs).map(|it| it.path),
+            logs: grants
+                .into_iter()
+                .find(|it| it.for_what == DirectoryGrantPurpose::Logs)
+                .map(|it| it.path),
             privileges: mode.judge(privileges.map_err(SandboxError::Privileges))?,
             calls: mode.judge(SeccompFilters::new(needs).map_err(SandboxError::Calls))?,
             closed: AtomicBool::new(false),

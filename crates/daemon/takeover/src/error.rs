@@ -7,7 +7,7 @@ use control::BuildError;
 use host::PidfileError;
 
 use super::protocol::WireError;
-use super::server::FindError;
+use super::server::ServerLookupError;
 
 /// How long an old process that was told to end may take: it finishes its requests and flushes.
 pub(super) const END_LIMIT: Duration = Duration::from_secs(60);
@@ -20,7 +20,7 @@ pub enum TakeoverError {
     Build(#[from] BuildError),
     /// The old process could not be found out.
     #[error(transparent)]
-    Find(#[from] FindError),
+    Find(#[from] ServerLookupError),
     /// The pidfile could not be written.
     #[error(transparent)]
     Pidfile(#[from] PidfileError),
@@ -63,7 +63,7 @@ pub enum TakeoverError {
         process: u32,
         /// Why.
         #[source]
-        source: kernel_io::InheritError,
+        source: kernel_io::DescriptorInheritError,
     },
     /// The handing over broke.
     #[error("process {process} could not hand over and goes on serving, if it lives")]

@@ -74,7 +74,7 @@ pub(super) fn send(
     };
     wire.send(&head, &[listener.as_fd()], until)?;
     if let Some(next) = next {
-        wire.send(&Message::NextClient, &[next.as_fd()], until)?;
+        wire.send(&Message::WaitingClientState, &[next.as_fd()], until)?;
     }
     let Some((connection, state)) = session else { return Ok(()) };
     let SavedSession { features, protocol, regions, inflight, channel, rings, log, is_logging: _ } =
@@ -161,9 +161,9 @@ pub(super) fn receive(
     loop {
         let (message, fds) = wire.receive_with_descriptors(until)?;
         match transfer.add(message, fds, most)? {
-            ReceiveProgress::More => {}
-            ReceiveProgress::All => return Ok(Ok(transfer)),
-            ReceiveProgress::Refused(reason) => return Ok(Err(reason)),
+            HandOverProgress::More => {}
+            HandOverProgress::All => return Ok(Ok(transfer)),
+            HandOverProgress::Refused(reason) => return Ok(Err(reason)),
         }
     }
 }
@@ -179,9 +179,9 @@ pub fn read_hand_over(connection: OwnedFd) -> Result<Vec<SavedSession>, String> 
     Ok(transfer.exports.into_iter().filter_map(|export| export.session).map(|it| it.1).collect())
 }
 
-/// Whether more packets follow, all have come, or the old process refuses.
+/// Whether more packets of the old process follow, all have come, or it refuses.
 #[derive(Debug)]
-pub(super) enum ReceiveProgress {
+pub(super) enum HandOverProgress {
     More,
     All,
     Refused(String),
@@ -195,11 +195,11 @@ impl HandOverState {
         message: Message,
         fds: Vec<OwnedFd>,
         most: usize,
-    ) -> Result<ReceiveProgress, WireError> {
+    ) -> Result<HandOverProgress, WireError> {
         let mut fds = PacketDescriptors(fds.into());
         match message {
-            Message::Refused { reason } => return Ok(ReceiveProgress::Refused(reason)),
-            Message::End => return Ok(ReceiveProgress::All),
+            Message::Refused { reason } => return Ok(HandOverProgress::Refused(reason)),
+            Message::End => return Ok(HandOverProgress::All),
             Message::Export { socket, writeback, stopped_ns, held }
                 if self.exports.len() < most =>
             {
@@ -217,7 +217,7 @@ impl HandOverState {
                     held,
                 });
             }
-            Message::NextClient => {
+            Message::WaitingClientState => {
                 let handed_over =
                     self.exports.last_mut().filter(|handed_over| handed_over.next.is_none());
                 handed_over.ok_or_else(|| message.unexpected())?.next = Some(fds.next()?);
@@ -257,7 +257,7 @@ impl HandOverState {
                 add(state, other, &mut fds)?;
             }
         }
-        Ok(ReceiveProgress::More)
+        Ok(HandOverProgress::More)
     }
 }
 

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use control::{DaemonState, PreparedExport};
 use exports::{
-    AdoptedSession, Export, ExportSocket, SocketIdentity, TakeoverPause, WaitPolicy, WaitResult,
-    monotonic,
+    AdoptedSession, Export, ExportSocket, SocketIdentity, TakeoverPauseStart, WaitPolicy,
+    WaitResult, monotonic,
 };
 use graph::NodeDescription;
 use host::{Pidfile, chain_of};
@@ -31,8 +31,8 @@ use virtio::Features;
 use super::error::{END_LIMIT, TakeoverError};
 use super::hand_over::{self, ExportHandOver, HandOverState};
 use super::limits::{ANSWER_LIMIT, Deadline, VERSION};
-use super::protocol::{Message, OfferReply, OfferedExport, TakeoverConnection, WireError};
-use super::server::{ServedSocket, check_program, open_pidfd, server_of};
+use super::protocol::{Message, OfferedExport, TakeoverConnection, TakeoverOfferResult, WireError};
+use super::server::{OccupiedSocket, check_program, open_pidfd, server_of};
 
 /// How often an old process may be gone, or replaced by another one, before it could hand over.
 const TRIES: u32 = 10;
@@ -46,9 +46,9 @@ const FIRST_ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// How long the old process may take to say that this one goes on. It says so at once, or not at all.
 const COMMIT_LIMIT: Duration = Duration::from_secs(10);
 
-/// The process that was taken over.
+/// The process that was taken over: its id and its pidfd.
 #[derive(Debug)]
-pub struct Predecessor {
+pub struct PredecessorProcess {
     process: u32,
     pidfd: OwnedFd,
 }
@@ -64,7 +64,7 @@ enum TakeoverReply {
 }
 
 /// An export, and the socket of it that another process serves.
-type ServedExport = (PreparedExport, ServedSocket);
+type TakeoverCandidate = (PreparedExport, OccupiedSocket);
 
 /// An export that was claimed, with its listening socket.
 type ListeningExport = (PreparedExport, ExportSocket);
@@ -75,7 +75,7 @@ pub struct TakeoverOutcome {
     /// Exports whose clients are to be accepted.
     pub listening: Vec<ListeningExport>,
     /// Whose place was taken, if anybody's.
-    pub predecessor: Option<Predecessor>,
+    pub predecessor: Option<PredecessorProcess>,
 }
 
 /// Carries a plan that was prepared out in the place of the process that serves its sockets; plainly
@@ -95,7 +95,7 @@ pub fn take_over(
             return Ok(TakeoverOutcome { listening, predecessor: None });
         };
         last = process;
-        let predecessor = Predecessor { process, pidfd: open_pidfd(process)? };
+        let predecessor = PredecessorProcess { process, pidfd: open_pidfd(process)? };
         // The id may have become another's before it was held: it has not if it still listens.
         let first = &served[0].1;
         if server_of(&first.path)?.as_ref() == Some(first) {
@@ -111,7 +111,7 @@ pub fn take_over(
                 TakeoverReply::Unable => {
                     check_program(process)?;
                     let since = predecessor.end(policy)?;
-                    let resumption = TakeoverPause { since, process };
+                    let resumption = TakeoverPauseStart { since, process };
                     listening.extend(listen_all(resumption, built, served, policy)?);
                     listening.extend(listen_beside(built, beside, policy));
                     return Ok(TakeoverOutcome { listening, predecessor: Some(predecessor) });
@@ -135,7 +135,7 @@ fn listen_fresh(
     exports: Vec<PreparedExport>,
     listening: &mut Vec<ListeningExport>,
     policy: &mut WaitPolicy<'_>,
-) -> Result<(Vec<ServedExport>, Vec<PreparedExport>), TakeoverError> {
+) -> Result<(Vec<TakeoverCandidate>, Vec<PreparedExport>), TakeoverError> {
     let mut served = Vec::new();
     let mut fresh = Vec::new();
     for prepared in exports {
@@ -193,7 +193,7 @@ fn listen(
 }
 
 /// The one process that serves all these, if any does.
-fn only_server(served: &[ServedExport]) -> Result<Option<u32>, TakeoverError> {
+fn only_server(served: &[TakeoverCandidate]) -> Result<Option<u32>, TakeoverError> {
     let Some((_, first)) = served.first() else { return Ok(None) };
     match served.iter().find(|(_, found)| found.process != first.process) {
         None => Ok(Some(first.process)),
@@ -210,7 +210,7 @@ fn only_server(served: &[ServedExport]) -> Result<Option<u32>, TakeoverError> {
 fn ask(
     process: u32,
     built: &DaemonState,
-    served: &[ServedExport],
+    served: &[TakeoverCandidate],
     policy: &mut WaitPolicy<'_>,
 ) -> Result<TakeoverReply, TakeoverError> {
     let broken = |source| TakeoverError::Broken { process, source };
@@ -228,9 +228,11 @@ fn ask(
         await_answer(&wire, FIRST_ANSWER_LIMIT, policy)?;
     }
     let exports = match said.and_then(|()| wire.receive_offers()) {
-        Ok(OfferReply::All(exports)) => exports,
-        Ok(OfferReply::Refused(reason)) => return Err(TakeoverError::Refused { process, reason }),
-        Ok(OfferReply::OtherVersion(version)) => {
+        Ok(TakeoverOfferResult::All(exports)) => exports,
+        Ok(TakeoverOfferResult::Refused(reason)) => {
+            return Err(TakeoverError::Refused { process, reason });
+        }
+        Ok(TakeoverOfferResult::OtherVersion(version)) => {
             tracing::info!("process {process} hands over by version {version}, not {VERSION}");
             return Ok(TakeoverReply::Unable);
         }
@@ -348,7 +350,7 @@ fn file_of(process: u32, numbers: &str) -> String {
 fn go_on(
     process: u32,
     built: &mut DaemonState,
-    served: Vec<ServedExport>,
+    served: Vec<TakeoverCandidate>,
     wire: &TakeoverConnection,
     transfer: HandOverState,
     policy: &mut WaitPolicy<'_>,
@@ -357,8 +359,8 @@ fn go_on(
     let ready = build_all(process, built, served, transfer, policy)?;
     wire.send(&Message::Ready, &[], Deadline::within(ANSWER_LIMIT)).map_err(broken)?;
     await_commit(wire, policy).map_err(|error| match error {
-        CommitError::Stopped => TakeoverError::Stopped,
-        CommitError::Wire(error) => broken(error),
+        CommitWaitError::Stopped => TakeoverError::Stopped,
+        CommitWaitError::Wire(error) => broken(error),
     })?;
     built.own();
     let (mut listening, mut lost) = (Vec::new(), Vec::new());
@@ -389,14 +391,17 @@ fn go_on(
     Ok(listening)
 }
 
-/// The old process did not commit: it goes on, as far as is known here.
-enum CommitError {
+/// Why the new process stopped waiting for the old one's Commit: a signal, or the connection failed.
+enum CommitWaitError {
     Stopped,
     Wire(WireError),
 }
 
 /// Waits for the word of the old process. Whoever gives up here first sees to it that it cannot come any more.
-fn await_commit(wire: &TakeoverConnection, policy: &mut WaitPolicy<'_>) -> Result<(), CommitError> {
+fn await_commit(
+    wire: &TakeoverConnection,
+    policy: &mut WaitPolicy<'_>,
+) -> Result<(), CommitWaitError> {
     let waited = await_answer(wire, COMMIT_LIMIT, policy);
     let said = match wire.receive(Deadline::within(Duration::ZERO)) {
         Err(WireError::Silent) => wire
@@ -407,9 +412,9 @@ fn await_commit(wire: &TakeoverConnection, policy: &mut WaitPolicy<'_>) -> Resul
     };
     match (said, waited) {
         (Ok(Message::Commit), _) => Ok(()),
-        (_, Err(_signal)) => Err(CommitError::Stopped),
-        (Ok(other), Ok(())) => Err(CommitError::Wire(other.unexpected())),
-        (Err(error), Ok(())) => Err(CommitError::Wire(error)),
+        (_, Err(_signal)) => Err(CommitWaitError::Stopped),
+        (Ok(other), Ok(())) => Err(CommitWaitError::Wire(other.unexpected())),
+        (Err(error), Ok(())) => Err(CommitWaitError::Wire(error)),
     }
 }
 
@@ -434,7 +439,7 @@ enum ExportClient {
 fn build_all(
     process: u32,
     built: &mut DaemonState,
-    served: Vec<ServedExport>,
+    served: Vec<TakeoverCandidate>,
     transfer: HandOverState,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<Vec<ReadyExport>, TakeoverError> {
@@ -449,7 +454,7 @@ fn build_all(
         let ExportHandOver { cache, stopped, listener, next, session, socket: _, held: is_held } =
             exports.swap_remove(place.ok_or_else(missing)?);
         *prepared.offer.cache.lock().expect("no holder of this lock panics") = cache;
-        let resumption = TakeoverPause { since: stopped, process };
+        let resumption = TakeoverPauseStart { since: stopped, process };
         let client = match session {
             None => ExportClient::Absent,
             Some((connection, state)) => {
@@ -501,9 +506,9 @@ fn write_too_early(built: &DaemonState) {
 
 /// Listens on the sockets of a process that has ended; its front ends come back by themselves.
 fn listen_all(
-    resumption: TakeoverPause,
+    resumption: TakeoverPauseStart,
     built: &mut DaemonState,
-    served: Vec<ServedExport>,
+    served: Vec<TakeoverCandidate>,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<Vec<ListeningExport>, TakeoverError> {
     let mut listening = Vec::new();
@@ -517,7 +522,7 @@ fn listen_all(
     Ok(listening)
 }
 
-impl Predecessor {
+impl PredecessorProcess {
     /// Tells it to end, and waits for that. Gives the moment at which it was told.
     fn end(&self, policy: &mut WaitPolicy<'_>) -> Result<Duration, TakeoverError> {
         let process = self.process;

@@ -17,7 +17,7 @@ use control::DaemonState;
 use exports::{Export, FreezeRequest, FrozenExport, monotonic};
 use graph::GraphPath;
 use host::chain_of;
-use qcow2::{ImageState, ImageStateError};
+use qcow2::{ImageHandOverError, ImageState};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Signal, pidfd_send_signal};
@@ -118,7 +118,7 @@ enum Rejection {
         export: String,
         place: String,
         #[source]
-        source: ImageStateError,
+        source: ImageHandOverError,
     },
     #[error("export {export}: cannot copy its descriptors")]
     Copy {

@@ -74,7 +74,7 @@ pub(super) enum Message {
     /// claimed now, which one with `active=off` need not be.
     Export { socket: SocketIdentity, writeback: bool, stopped_ns: u64, held: bool },
     /// Old: the client of the last export that waits until the one of now has left, with its connection.
-    NextClient,
+    WaitingClientState,
     /// Old: the client of the last export, with its connection. Memory and rings follow.
     Session { features: u64, protocol: u64 },
     /// Old: a region of guest memory, with its file.
@@ -136,8 +136,8 @@ pub(super) struct TakeoverConnection {
     fd: OwnedFd,
 }
 
-/// What an old process replies to the first question.
-pub(super) enum OfferReply {
+/// What came of asking an old process for its exports: an offer, a refusal, or another protocol version.
+pub(super) enum TakeoverOfferResult {
     All(Vec<OfferedExport>),
     Refused(String),
     OtherVersion(u32),
@@ -304,7 +304,7 @@ impl TakeoverConnection {
 
     /// What the old process would hand over, of which the first packet has been waited for.
     #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
-    pub(super) fn receive_offers(&self) -> Result<OfferReply, WireError> {
+    pub(super) fn receive_offers(&self) -> Result<TakeoverOfferResult, WireError> {
         let (mut exports, mut options) = (Vec::<OfferedExport>::new(), 0);
         let until = Deadline::within(ANSWER_LIMIT);
         loop {
@@ -317,9 +317,11 @@ impl TakeoverConnection {
                         None => return Err(Message::OfferNodes { nodes }.unexpected()),
                     }
                 }
-                Message::OfferEnd => return Ok(OfferReply::All(exports)),
-                Message::Refused { reason } => return Ok(OfferReply::Refused(reason)),
-                Message::OtherVersion { version } => return Ok(OfferReply::OtherVersion(version)),
+                Message::OfferEnd => return Ok(TakeoverOfferResult::All(exports)),
+                Message::Refused { reason } => return Ok(TakeoverOfferResult::Refused(reason)),
+                Message::OtherVersion { version } => {
+                    return Ok(TakeoverOfferResult::OtherVersion(version));
+                }
                 other => return Err(other.unexpected()),
             }
         }

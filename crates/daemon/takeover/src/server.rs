@@ -19,16 +19,16 @@ const PROGRAMS: [&str; 3] = ["ringloom", "qemu-storage-daemon", "qemu-storage-da
 
 /// A socket of the plan that another process serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ServedSocket {
+pub(super) struct OccupiedSocket {
     pub(super) path: PathBuf,
     pub(super) file: SocketIdentity,
     /// Who listens.
     pub(super) process: u32,
 }
 
-/// The server of a socket could not be found out.
+/// The process that serves a socket could not be found out: no answer, another PID namespace, or gone.
 #[derive(Debug, thiserror::Error)]
-pub enum FindError {
+pub enum ServerLookupError {
     /// The socket cannot be asked.
     #[error(transparent)]
     Socket(#[from] SocketError),
@@ -60,7 +60,7 @@ pub enum FindError {
 
 /// Who listens at a path, if anybody does. The connection that this needs is closed at once: for the
 /// server it is a client that leaves without a word.
-pub(super) fn server_of(path: &Path) -> Result<Option<ServedSocket>, FindError> {
+pub(super) fn server_of(path: &Path) -> Result<Option<OccupiedSocket>, ServerLookupError> {
     let failed = |action| {
         move |source: io::Error| SocketError::Kernel { path: path.to_owned(), action, source }
     };
@@ -76,14 +76,14 @@ pub(super) fn server_of(path: &Path) -> Result<Option<ServedSocket>, FindError> 
     let peer = peer_of(&fd).map_err(failed("ask who serves it"))?;
     let file = SocketIdentity::of(path).map_err(failed("look at it"))?;
     match peer.process {
-        Some(process) => Ok(Some(ServedSocket { path: path.to_owned(), file, process })),
-        None => Err(FindError::Elsewhere(path.to_owned())),
+        Some(process) => Ok(Some(OccupiedSocket { path: path.to_owned(), file, process })),
+        None => Err(ServerLookupError::Elsewhere(path.to_owned())),
     }
 }
 
 /// A hold on a process, which tells its end.
-pub(super) fn open_pidfd(process: u32) -> Result<OwnedFd, FindError> {
-    let failed = |source| FindError::Process { process, action: "watch it", source };
+pub(super) fn open_pidfd(process: u32) -> Result<OwnedFd, ServerLookupError> {
+    let failed = |source| ServerLookupError::Process { process, action: "watch it", source };
     let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| failed(Errno::SRCH.into()))?;
     pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| failed(errno.into()))
@@ -91,8 +91,9 @@ pub(super) fn open_pidfd(process: u32) -> Result<OwnedFd, FindError> {
 
 /// Whether the process, which cannot be asked to hand over, is one that can be told to end: front ends come back to
 /// its successor.
-pub(super) fn check_program(process: u32) -> Result<(), FindError> {
-    let failed = |source| FindError::Process { process, action: "find out its name", source };
+pub(super) fn check_program(process: u32) -> Result<(), ServerLookupError> {
+    let failed =
+        |source| ServerLookupError::Process { process, action: "find out its name", source };
     let name = std::fs::read_to_string(format!("/proc/{process}/comm")).map_err(failed)?;
     let name = name.trim_end();
     let executable = std::fs::read_link(format!("/proc/{process}/exe")).ok();
@@ -103,6 +104,6 @@ pub(super) fn check_program(process: u32) -> Result<(), FindError> {
     if known(name) || executable.is_some_and(known) {
         Ok(())
     } else {
-        Err(FindError::OtherProgram { process, name: name.to_owned() })
+        Err(ServerLookupError::OtherProgram { process, name: name.to_owned() })
     }
 }

@@ -5,13 +5,13 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The CPUs of both sides. Disjoint unless there is only one, or the user says otherwise.
 #[derive(Debug, Clone)]
-pub(crate) struct Cpus {
+pub(crate) struct ProcessCpus {
     all: CpuSet,
     pub(crate) server: Vec<usize>,
     pub(crate) client: Vec<usize>,
 }
 
-impl Cpus {
+impl ProcessCpus {
     /// Splits the CPUs this process may use, or takes the lists of the user.
     pub(crate) fn split(server: Option<&str>, client: Option<&str>) -> Result<Self> {
         let all = sched_getaffinity(None).context("ask for the CPUs of this process")?;

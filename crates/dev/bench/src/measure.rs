@@ -7,7 +7,7 @@ use anyhow::Result;
 use load::{Latency, Timing, Verdict, Watch};
 
 use crate::counters::{SystemCalls, cpu_ns};
-use crate::cpus::Cpus;
+use crate::cpus::ProcessCpus;
 use crate::disks::DiskFile;
 use crate::results::Metric;
 use crate::rows::{Client, Load};
@@ -34,7 +34,7 @@ pub(crate) fn serve(
     program: &Program,
     load: &Load,
     file: Option<DiskFile<'_>>,
-    cpus: &Cpus,
+    cpus: &ProcessCpus,
     runtime: Duration,
     counting: Counting,
 ) -> Result<Values> {

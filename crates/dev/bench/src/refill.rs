@@ -20,12 +20,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use block::{
-    Access, ByteCount, Child, Claim, Clock, DiskSize, Durability, Node, Outcome, RequestSlot,
-    Rights, SystemClock,
+    Access, ByteCount, Child, Claim, Clock, DiskSize, Durability, Node, Outcome, Rights,
+    SourceRequestSlot, SystemClock,
 };
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, RawWindow, ReadContent};
 use iothread::{
-    Iothread, IothreadResources, PlacedFrontEnd, PollArbiter, PollSettings, SourceName,
+    Iothread, PlacedFrontEnd, PollArbiter, PollSettings, ProcessResources, SourceName,
     SourceObserver,
 };
 use kernel_io::{
@@ -33,14 +33,14 @@ use kernel_io::{
     ReactorChoice,
 };
 use load::probe::CacheMode;
-use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
+use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 use request_path::{
-    ControlEngines, FrontEnd, FrontEndContext, FrontEndSource, Interest, NewRequest, SleepDecision,
-    StreamTransfer,
+    ControlEngineFactory, FrontEnd, FrontEndContext, FrontEndSource, Interest, NewRequest,
+    SleepDecision, StreamTransfer,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use virtio::{BlkRules, Ring};
-use virtio_blk::{BlkReply, BlkRing, BlkRingFault, BlkRingSetup, Capacity};
+use virtio_blk::{BlkReplyTarget, BlkRing, BlkRingFault, BlkRingSetup, Capacity};
 
 use crate::clock;
 use crate::counters::cpu_ns;
@@ -74,7 +74,7 @@ struct Refilling {
 }
 
 impl FrontEnd for Refilling {
-    type Reply = BlkReply;
+    type Reply = BlkReplyTarget;
     type Fault = BlkRingFault;
 
     fn kick(&self) -> BorrowedFd<'_> {
@@ -94,12 +94,12 @@ impl FrontEnd for Refilling {
     }
 
     #[inline]
-    fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReply>>, BlkRingFault> {
+    fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReplyTarget>>, BlkRingFault> {
         self.ring.take()
     }
 
     #[inline]
-    fn answer(&mut self, slot: RequestSlot, reply: BlkReply, outcome: Outcome) {
+    fn answer(&mut self, slot: SourceRequestSlot, reply: BlkReplyTarget, outcome: Outcome) {
         self.ring.answer(slot, reply, outcome);
     }
 
@@ -254,13 +254,14 @@ fn image(
     let children = Children { file, backing: below.map(Child::new), data_file: None };
     let settings = Qcow2Settings {
         access,
-        discards: Qcow2Discards::Ignored,
+        discards: FreedClusterDiscards::Ignored,
         l2_cache: ByteCount(l2_cache.unwrap_or(L2_CACHE)),
         refcount_cache: ByteCount(REFCOUNT_CACHE),
         clean_after: None,
         overlap_check: OverlapCheck::Cached,
     };
-    let engines = Arc::new(ControlEngines::new(files, &(Arc::new(SystemClock) as Arc<dyn Clock>)));
+    let engines =
+        Arc::new(ControlEngineFactory::new(files, &(Arc::new(SystemClock) as Arc<dyn Clock>)));
     Ok(Arc::new(Qcow2Node::open("image", children, settings, engines)?))
 }
 
@@ -268,7 +269,7 @@ fn image(
 #[derive(Debug)]
 struct Stage {
     node: Arc<dyn Node>,
-    host: IothreadResources,
+    host: ProcessResources,
     /// Dropped after the last request.
     _claim: Claim,
 }
@@ -281,7 +282,7 @@ impl Stage {
 
     /// With that disk.
     fn over(node: Arc<dyn Node>, files: Arc<FileTable>) -> Result<Self> {
-        let host = IothreadResources {
+        let host = ProcessResources {
             files,
             clock: Arc::new(SystemClock),
             sources: Arc::default(),

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use load::host::Method;
 
 use crate::args::Args;
-use crate::cpus::Cpus;
+use crate::cpus::ProcessCpus;
 use crate::disks::{Disks, raw_of};
 use crate::images::Image;
 use crate::machine::{Machine, version};
@@ -100,7 +100,7 @@ struct Entrant {
 }
 
 struct Bench {
-    cpus: Cpus,
+    cpus: ProcessCpus,
     disks: Disks,
     programs: [(Contender, Program); 2],
     pairs: u32,
@@ -109,7 +109,7 @@ struct Bench {
 
 impl Bench {
     fn new(args: &Args) -> Result<Self> {
-        let cpus = Cpus::split(args.server_cpus.as_deref(), args.client_cpus.as_deref())?;
+        let cpus = ProcessCpus::split(args.server_cpus.as_deref(), args.client_cpus.as_deref())?;
         cpus.be_client()?;
         let programs = [
             (Contender::Ringloom, Program::Ringloom(args.ringloom.clone())),

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::clock;
-use crate::cpus::Cpus;
+use crate::cpus::ProcessCpus;
 use crate::disks::{DISK_BYTES, DiskFile, Format};
 
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -144,7 +144,7 @@ impl Program {
     }
 
     /// Starts it on the CPUs of servers.
-    pub(crate) fn start(&self, service: &Service<'_>, cpus: &Cpus) -> Result<Server> {
+    pub(crate) fn start(&self, service: &Service<'_>, cpus: &ProcessCpus) -> Result<Server> {
         // Short: a socket's path has at most 107 bytes.
         let directory = TempDir::with_prefix_in("rl-bench-", "/tmp").context("make a directory")?;
         let log = fs::File::create(directory.path().join("log")).context("make a log")?;

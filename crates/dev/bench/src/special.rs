@@ -7,7 +7,7 @@ use load::loopback;
 
 use crate::clock;
 use crate::counters::{anonymous_kib, cpu_ns};
-use crate::cpus::Cpus;
+use crate::cpus::ProcessCpus;
 use crate::disks::{DISK_BYTES, DiskFile};
 use crate::measure::{Values, as_f64, timing, values_of};
 use crate::results::Metric;
@@ -34,7 +34,7 @@ fn load(rings: u16, depth: u16) -> Load {
 }
 
 /// CPU time while many rings are connected and nothing is to be done.
-pub(crate) fn idle(program: &Program, cpus: &Cpus) -> Result<Values> {
+pub(crate) fn idle(program: &Program, cpus: &ProcessCpus) -> Result<Values> {
     let workload = load(IDLE_RINGS, 1).workload(DISK_BYTES);
     let (exports, queues) = (IDLE_EXPORTS, IDLE_RINGS);
     let service = Service { file: None, exports, queues, iothreads: 1 };
@@ -51,7 +51,7 @@ pub(crate) fn idle(program: &Program, cpus: &Cpus) -> Result<Values> {
 }
 
 /// Anonymous memory after a load on many rings of 256, while they are connected.
-pub(crate) fn memory(program: &Program, cpus: &Cpus, runtime: Duration) -> Result<Values> {
+pub(crate) fn memory(program: &Program, cpus: &ProcessCpus, runtime: Duration) -> Result<Values> {
     // Three descriptors each: a depth of 64 gives rings of 256.
     let workload = load(MEMORY_RINGS, 64).workload(DISK_BYTES);
     let (queues, iothreads) = (MEMORY_RINGS, MEMORY_IOTHREADS);
@@ -70,7 +70,7 @@ pub(crate) fn memory(program: &Program, cpus: &Cpus, runtime: Duration) -> Resul
 pub(crate) fn opening(
     program: &Program,
     file: Option<DiskFile<'_>>,
-    cpus: &Cpus,
+    cpus: &ProcessCpus,
 ) -> Result<Values> {
     let service = Service { file, exports: 1, queues: 1, iothreads: 1 };
     let start = clock::now();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use block::{Access, ByteCount, Child, Node};
-use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
+use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 use testkit::conformance::play::Played;
 use testkit::conformance::workload::Tally;
 use testkit::qcow2rig::make::Recipe;
@@ -41,7 +41,11 @@ impl Subject for Image {
 pub(crate) fn any_settings(rng: &mut Rng) -> Qcow2Settings {
     Qcow2Settings {
         access: Access::ReadWrite,
-        discards: if rng.one_in(2) { Qcow2Discards::Passed } else { Qcow2Discards::Ignored },
+        discards: if rng.one_in(2) {
+            FreedClusterDiscards::Passed
+        } else {
+            FreedClusterDiscards::Ignored
+        },
         l2_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
         refcount_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
         clean_after: rng.one_in(2).then_some(Duration::from_millis(20)),

@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use block::{Clock, Durability, FileId, Node, SystemClock};
 use iothread::{
-    Iothread, IothreadResources, PollArbiter, PollSettings, SourceObserver, SourceRegistry,
+    Iothread, PollArbiter, PollSettings, ProcessResources, SourceObserver, SourceRegistry,
 };
 use kernel_io::ReactorChoice;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -147,15 +147,8 @@ impl Player {
             let (files, clock) = (Arc::clone(&medium.table), Arc::clone(&clock));
             let (sources, polling) = (Arc::clone(&sources), Arc::clone(&polling));
             let (spare_rings, confine) = (Arc::default(), None);
-            let host = IothreadResources {
-                files,
-                clock,
-                sources,
-                polling,
-                reactors,
-                spare_rings,
-                confine,
-            };
+            let host =
+                ProcessResources { files, clock, sources, polling, reactors, spare_rings, confine };
             anyhow::Ok(Arc::new(Iothread::spawn(name, host, settings)?))
         };
         // One of them never looks, as `none` does not.

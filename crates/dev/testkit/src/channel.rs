@@ -19,9 +19,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use block::{
-    Access, Alignments, Answer, BlockLimits, ByteCount, ByteOffset, Cancellation, ChannelId, Claim,
-    ClaimError, DiskSize, Lane, LaneContext, LaneError, LeafLane, Mapping, Medium, Node, Piece,
-    PieceList, Rights, StableWrites, Target,
+    Access, Alignments, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset,
+    CancellationSupport, ChannelId, Claim, ClaimError, DiskSize, DurableWriteMethod, Lane,
+    LaneContext, LaneError, LeafLane, Mapping, Medium, Node, Piece, Rights, Target,
 };
 
 use crate::rng::Rng;
@@ -31,7 +31,7 @@ use client::RemoteChannel;
 #[derive(Clone, Copy, Debug)]
 pub struct Habits {
     /// Whether its channels can take operations back, like a client on a socket, or not, like a library.
-    pub cancel: Cancellation,
+    pub cancel: CancellationSupport,
     /// How its channels hear from their servers.
     pub hears: Hears,
     /// What places and lengths of transfers must be multiples of, in bytes.
@@ -39,7 +39,7 @@ pub struct Habits {
     /// The most bytes of one transfer.
     pub transfer_max: u64,
     /// How a write becomes durable.
-    pub stable_writes: StableWrites,
+    pub stable_writes: DurableWriteMethod,
     /// How many operations a channel has room for.
     pub room: usize,
     /// How long a server takes for an answer at most.
@@ -81,11 +81,11 @@ pub enum Mischief {
 impl Habits {
     /// A client on a socket that does nothing unusual.
     pub const PLAIN: Self = Self {
-        cancel: Cancellation::Possible,
+        cancel: CancellationSupport::Possible,
         hears: Hears::Descriptor,
         alignment: 1,
         transfer_max: u64::MAX,
-        stable_writes: StableWrites::ByThemselves,
+        stable_writes: DurableWriteMethod::ByThemselves,
         room: 16,
         delay_max: Duration::ZERO,
         loses: 0,
@@ -98,20 +98,28 @@ impl Habits {
     /// Any that do no mischief.
     pub fn choose(rng: &mut Rng) -> Self {
         let alignment = [1, 512, 4096][rng.index(3)];
-        let cancel = if rng.one_in(2) { Cancellation::Possible } else { Cancellation::Impossible };
+        let cancel = if rng.one_in(2) {
+            CancellationSupport::Possible
+        } else {
+            CancellationSupport::Impossible
+        };
         let by_sync = rng.one_in(2);
         Self {
             cancel,
             hears: if rng.one_in(2) { Hears::Descriptor } else { Hears::Waker },
             alignment,
             transfer_max: if rng.one_in(2) { u64::MAX } else { (1 + rng.below(8)) * 4096 },
-            stable_writes: if by_sync { StableWrites::BySync } else { StableWrites::ByThemselves },
+            stable_writes: if by_sync {
+                DurableWriteMethod::BySync
+            } else {
+                DurableWriteMethod::ByThemselves
+            },
             room: 1 + rng.index(16),
             delay_max: Duration::from_micros(rng.below(300)),
             // A library connects again by itself.
             loses: match cancel {
-                Cancellation::Possible if rng.one_in(2) => 10 + rng.below(50),
-                Cancellation::Possible | Cancellation::Impossible => 0,
+                CancellationSupport::Possible if rng.one_in(2) => 10 + rng.below(50),
+                CancellationSupport::Possible | CancellationSupport::Impossible => 0,
             },
             grows: false,
             zeroes: rng.one_in(2),
@@ -289,7 +297,7 @@ struct RemoteLane {
 }
 
 impl LeafLane for RemoteLane {
-    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         let extent = mapping.operation.extent();
         let count = extent.map_or(ByteCount(0), |extent| extent.count());
         let offset = extent.map_or(ByteOffset(0), |extent| extent.start());

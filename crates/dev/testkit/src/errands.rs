@@ -6,9 +6,9 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use block::{
-    Access, BlockLimits, ByteCount, Claim, ClaimError, DiskSize, EngineFactory, FailKind,
-    HostMemory, InternalIo, Lane, LaneContext, LaneError, LeafLane, Mapping, Node, Operation,
-    Outcome, Piece, PieceList, Rights,
+    Access, BatchPieces, BlockLimits, ByteCount, Claim, ClaimError, DiskSize, EngineFactory,
+    FailKind, HostMemory, InternalOperation, Lane, LaneContext, LaneError, LeafLane, Mapping, Node,
+    Operation, Outcome, Piece, Rights,
 };
 
 /// Carries an operation out on these pieces, with this memory, as an internal I/O of a lane; returns the memory as it
@@ -36,7 +36,7 @@ pub fn carry_out(
 }
 
 /// Carries out an internal I/O that some other lane has submitted.
-pub fn run(engines: &dyn EngineFactory, mut errand: InternalIo) {
+pub fn run(engines: &dyn EngineFactory, mut errand: InternalOperation) {
     let mut memory = HostMemory::zeroed(errand.memory().count());
     errand.memory().copy_to(0, &mut memory);
     let (operation, pieces) = (errand.operation(), errand.pieces().to_vec());
@@ -92,7 +92,7 @@ impl Node for Nowhere {
 }
 
 impl LeafLane for Nowhere {
-    fn answer(&mut self, mapping: &mut Mapping, _: &mut PieceList) {
+    fn answer(&mut self, mapping: &mut Mapping, _: &mut BatchPieces) {
         panic!("there is no disk for {mapping:?}");
     }
 }

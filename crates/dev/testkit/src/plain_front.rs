@@ -16,10 +16,10 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, Result, ensure};
-use block::{Buffers, Operation, Outcome, RequestSlot, Segment};
+use block::{Buffers, Operation, Outcome, Segment, SourceRequestSlot};
 use request_path::{
-    FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision, StreamTransfer,
-    UnitIndex,
+    FrontEnd, FrontEndContext, Interest, LogicalUnitIndex, NewRequest, RequestAction,
+    SleepDecision, StreamTransfer,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -29,9 +29,9 @@ use crate::memory::SharedMemory;
 #[derive(Debug, Clone)]
 pub struct PlainRequest {
     /// Names it; no other one has that name until its outcome was collected.
-    pub slot: RequestSlot,
+    pub slot: SourceRequestSlot,
     /// Which disk.
-    pub unit: UnitIndex,
+    pub unit: LogicalUnitIndex,
     /// What to do there.
     pub operation: Operation,
     /// Places in the client's memory and lengths, in order.
@@ -66,7 +66,7 @@ pub struct PlainFront {
     /// Kept for its room.
     memory: Buffers,
     /// Answered and not shown to the client yet.
-    staged: Vec<(RequestSlot, Outcome)>,
+    staged: Vec<(SourceRequestSlot, Outcome)>,
 }
 
 #[derive(Debug)]
@@ -81,7 +81,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Queues {
     new: VecDeque<PlainRequest>,
-    over: Vec<(RequestSlot, Outcome)>,
+    over: Vec<(SourceRequestSlot, Outcome)>,
     /// Whether nobody looks for new requests.
     wants_kicks: bool,
 }
@@ -122,9 +122,9 @@ impl PlainClient {
     }
 
     /// A slot that has no request.
-    pub fn free_slot(&self) -> Option<RequestSlot> {
+    pub fn free_slot(&self) -> Option<SourceRequestSlot> {
         let place = self.open.iter().position(|open| !open)?;
-        Some(RequestSlot(u16::try_from(place).expect("slots are 16 bit")))
+        Some(SourceRequestSlot(u16::try_from(place).expect("slots are 16 bit")))
     }
 
     /// Requests whose outcomes were not collected.
@@ -145,7 +145,7 @@ impl PlainClient {
     }
 
     /// The requests that are over since the last call.
-    pub fn collect(&mut self) -> Result<Vec<(RequestSlot, Outcome)>> {
+    pub fn collect(&mut self) -> Result<Vec<(SourceRequestSlot, Outcome)>> {
         let mut count = [0; 8];
         // What it says does not matter, nor that it may say nothing.
         let _count = rustix::io::read(&self.shared.call, &mut count);
@@ -211,7 +211,7 @@ impl FrontEnd for PlainFront {
         Ok(Some(NewRequest { slot, reply: (), work }))
     }
 
-    fn answer(&mut self, slot: RequestSlot, (): (), outcome: Outcome) {
+    fn answer(&mut self, slot: SourceRequestSlot, (): (), outcome: Outcome) {
         self.staged.push((slot, outcome));
     }
 
@@ -262,7 +262,7 @@ impl FrontEnd for PlainFront {
 
     fn leave(&mut self, port: &mut FrontEndContext<'_>) {
         if self.habit == Habit::CancelsAtLeave {
-            (0..self.shared.slots).for_each(|slot| port.cancel(RequestSlot(slot)));
+            (0..self.shared.slots).for_each(|slot| port.cancel(SourceRequestSlot(slot)));
         }
     }
 }

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Access, Answer, BlockLimits, Child, Claim, ClaimError, CompletionDecision, DiskSize, Lane,
-    LaneContext, LaneError, Mapping, MemoryUse, Node, Operation, Outcome, Piece, PieceList, Rights,
-    Target, Token, WakeTime,
+    Access, Answer, BatchPieces, BlockLimits, BufferCopyPolicy, Child, Claim, ClaimError, DiskSize,
+    Lane, LaneCompletionDecision, LaneContext, LaneError, Mapping, Node, Operation, Outcome, Piece,
+    Rights, Target, Token, WakeTime,
 };
 
 use crate::channel::{Remote, RemoteNode};
@@ -24,12 +24,17 @@ pub struct TwiceNode {
     name: String,
     below: Arc<Child>,
     other: RemoteNode,
-    memory: MemoryUse,
+    memory: BufferCopyPolicy,
 }
 
 impl TwiceNode {
-    /// Above a child; the other disk is as long at least. With [`MemoryUse::Live`] the copies may differ.
-    pub fn new(name: &str, below: &Arc<Child>, other: &Arc<Remote>, memory: MemoryUse) -> Self {
+    /// Above a child; the other disk is as long at least. With [`BufferCopyPolicy::Live`] the copies may differ.
+    pub fn new(
+        name: &str,
+        below: &Arc<Child>,
+        other: &Arc<Remote>,
+        memory: BufferCopyPolicy,
+    ) -> Self {
         let (below, other) = (Arc::clone(below), RemoteNode::new("other", other));
         Self { name: name.to_owned(), below, other, memory }
     }
@@ -72,14 +77,14 @@ impl Node for TwiceNode {
 struct TwiceLane {
     below: Box<dyn Lane>,
     other: Box<dyn Lane>,
-    memory: MemoryUse,
+    memory: BufferCopyPolicy,
     /// What was asked, of changes and flushes that are not over.
     asked: HashMap<Token, Operation>,
 }
 
 impl TwiceLane {
     /// Doubles what the lane below has answered.
-    fn double(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn double(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         let range = match mapping.answer {
             Answer::Held => return,
             Answer::Refused(_) => {
@@ -108,14 +113,14 @@ impl TwiceLane {
         }
         mapping.answer = Answer::Now(pieces.since(mark));
         mapping.memory = mapping.memory.and(self.memory);
-        if mapping.after == block::CompletionAction::Finish {
+        if mapping.after == block::AfterPiecesAction::Finish {
             self.asked.remove(&mapping.token);
         }
     }
 }
 
 impl Lane for TwiceLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         for mapping in batch.iter() {
             match mapping.operation {
                 Operation::Read(_) | Operation::Status(_) | Operation::Discard(..) => {}
@@ -144,7 +149,7 @@ impl Lane for TwiceLane {
         self.below.due()
     }
 
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         let before = late.len();
         self.below.resume(now, late, pieces);
         late[before..].iter_mut().for_each(|mapping| self.double(mapping, pieces));
@@ -154,9 +159,9 @@ impl Lane for TwiceLane {
         self.below.release();
     }
 
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         let told = self.below.completed(token, outcome);
-        if let CompletionDecision::Finish(_) = told {
+        if let LaneCompletionDecision::Finish(_) = told {
             self.asked.remove(&token);
         }
         told

@@ -46,8 +46,10 @@ pub trait Device {
     /// Finds out what it means to close the descriptors that come with the header of the next message
     /// ([`HEADER_BYTES`](crate::HEADER_BYTES)), [`DESCRIPTORS_PER_MESSAGE`](crate::DESCRIPTORS_PER_MESSAGE) of them at
     /// most. The message stays where it is, and this process gets none of them.
-    fn inspect_descriptors(&mut self, connection: BorrowedFd<'_>)
-    -> Result<CloseRisk, DeviceError>;
+    fn inspect_descriptors(
+        &mut self,
+        connection: BorrowedFd<'_>,
+    ) -> Result<DescriptorCloseRisk, DeviceError>;
 
     /// What may be told to the front end from now on, whatever thread finds it out; nothing, as long as this was
     /// not called. Not while another call is under way.
@@ -96,7 +98,7 @@ pub trait Device {
 
 /// Whether closing a descriptor may block on a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CloseRisk {
+pub enum DescriptorCloseRisk {
     /// It is memory, an eventfd or a UNIX socket: closing it asks nobody but the kernel.
     None,
     /// It may be a file whose file system is asked, and does not answer.

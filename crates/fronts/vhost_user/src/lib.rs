@@ -19,11 +19,11 @@ mod serve;
 mod session;
 
 pub use backend_channel::BackendChannel;
-pub use device::{CloseRisk, Device, DeviceError, QueueIndex, RingStart, StartResult};
+pub use device::{DescriptorCloseRisk, Device, DeviceError, QueueIndex, RingStart, StartResult};
 pub use message_descriptors::HEADER_BYTES;
 pub use refusal::MessageRefusal;
 pub use serve::{
-    PauseDecision, SessionControl, SessionEnd, SessionError, SessionServer, SocketSwap,
+    PauseOutcome, SessionControl, SessionEnd, SessionError, SessionServer, SocketSwap,
 };
 pub use session::{
     DESCRIPTORS_PER_MESSAGE, DESCRIPTORS_PER_QUEUE, DESCRIPTORS_PER_REGION,

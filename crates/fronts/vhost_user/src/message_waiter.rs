@@ -50,7 +50,7 @@ struct WakeSources<'a> {
 
 /// Whether all of the next message has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum MessagePart {
+enum MessageArrivalState {
     Partial,
     Whole,
 }
@@ -89,7 +89,9 @@ impl MessageWaiter {
             PollResult::Awaited(seen) => seen,
             PollResult::Other(other) => return Ok(other),
         };
-        if seen.difference(PollFlags::IN).is_empty() && part(connection)? == MessagePart::Partial {
+        if seen.difference(PollFlags::IN).is_empty()
+            && part(connection)? == MessageArrivalState::Partial
+        {
             // Polled again it would say the same at once.
             return self.wait_for_rest(connection, others);
         }
@@ -112,7 +114,7 @@ impl MessageWaiter {
             let (events, _) =
                 epoll::wait(&self.edges, &mut space, Some(&now)).map_err(io::Error::from)?;
             let only_bytes = events.iter().all(|event| { event.flags } == epoll::EventFlags::IN);
-            if !only_bytes || part(connection)? == MessagePart::Whole {
+            if !only_bytes || part(connection)? == MessageArrivalState::Whole {
                 return Ok(SessionWakeup::Message);
             }
         }
@@ -158,25 +160,25 @@ fn wait_for(
 }
 
 /// How much of the next message is there.
-fn part(connection: &impl AsFd) -> Result<MessagePart, SessionError> {
+fn part(connection: &impl AsFd) -> Result<MessageArrivalState, SessionError> {
     // In this order: more may come in between.
     let queued = ioctl_fionread(connection);
     let mut header = [0; HEADER_BYTES];
     let seen = recv(connection, &mut header, RecvFlags::PEEK | RecvFlags::DONTWAIT);
     let (Ok(queued), Ok((seen, _))) = (queued, seen) else {
         // Whoever reads finds out what is wrong.
-        return Ok(MessagePart::Whole);
+        return Ok(MessageArrivalState::Whole);
     };
     if seen < HEADER_BYTES {
         // A look ends where descriptors are.
         return if queued < HEADER_BYTES as u64 {
-            Ok(MessagePart::Partial)
+            Ok(MessageArrivalState::Partial)
         } else {
             Err(SessionError::Message(Error::PartialMessage))
         };
     }
     let enough = queued >= HEADER_BYTES as u64 + u64::from(payload_bytes(header).unwrap_or(0));
-    Ok(if enough { MessagePart::Whole } else { MessagePart::Partial })
+    Ok(if enough { MessageArrivalState::Whole } else { MessageArrivalState::Partial })
 }
 
 /// How long the payload is that goes with this header; `None` if it is none.

@@ -14,7 +14,7 @@ use vhost::vhost_user::message::FrontendReq;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::message_waiter::{MessageWaiter, SessionWakeup};
-use crate::{CloseRisk, Device, MessageRefusal, SavedSession, Session};
+use crate::{DescriptorCloseRisk, Device, MessageRefusal, SavedSession, Session};
 use crate::{backend_channel, message_descriptors};
 
 /// Why a session ended before the front end left.
@@ -77,12 +77,12 @@ pub trait SessionControl {
 
     /// The rings are stopped. Blocks until it is known what becomes of the session. Called on the
     /// session's thread while the bell is readable; it must be silenced before this returns.
-    fn paused(&self, state: SavedSession) -> PauseDecision;
+    fn paused(&self, state: SavedSession) -> PauseOutcome;
 }
 
-/// What becomes of a paused session: it resumes, ends, or was handed over to another process.
+/// How the pause of a session ended: it resumes, ends, or was handed over to another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PauseDecision {
+pub enum PauseOutcome {
     /// It goes on here.
     Resume,
     /// It ends; its rings are not served again.
@@ -237,8 +237,8 @@ impl<D: Device> SessionServer<D> {
             return Ok(());
         }
         match self.session().inspect_descriptors(self.connection.as_fd())? {
-            CloseRisk::None => Ok(()),
-            CloseRisk::MayBlock => Err(MessageRefusal::ForeignDescriptor.into()),
+            DescriptorCloseRisk::None => Ok(()),
+            DescriptorCloseRisk::MayBlock => Err(MessageRefusal::ForeignDescriptor.into()),
         }
     }
 
@@ -261,12 +261,12 @@ impl<D: Device> SessionServer<D> {
     fn pause(&self, interrupt: &dyn SessionControl) -> Result<Option<SessionEnd>, SessionError> {
         let state = self.session().pause()?;
         match interrupt.paused(state) {
-            PauseDecision::Resume => {
+            PauseOutcome::Resume => {
                 self.go_on()?;
                 Ok(None)
             }
-            PauseDecision::End => Ok(Some(SessionEnd::Disconnected)),
-            PauseDecision::HandedOver => Ok(Some(SessionEnd::HandedOver)),
+            PauseOutcome::End => Ok(Some(SessionEnd::Disconnected)),
+            PauseOutcome::HandedOver => Ok(Some(SessionEnd::HandedOver)),
         }
     }
 

@@ -28,7 +28,7 @@ use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
 use virtio::{DirtyLog, Features, GuestMemory, RING_SIZE_MAX, RingBase, RingLayout};
 
 use crate::{
-    BackendChannel, CloseRisk, Device, MessageRefusal, QueueIndex, RingStart, StartResult,
+    BackendChannel, DescriptorCloseRisk, Device, MessageRefusal, QueueIndex, RingStart, StartResult,
 };
 use inflight::InflightTracking;
 use log::LOG_ALL;
@@ -97,7 +97,7 @@ impl<D: Device> Session<D> {
     pub(crate) fn inspect_descriptors(
         &mut self,
         connection: BorrowedFd<'_>,
-    ) -> Result<CloseRisk, MessageRefusal> {
+    ) -> Result<DescriptorCloseRisk, MessageRefusal> {
         Ok(self.device.inspect_descriptors(connection)?)
     }
 

@@ -43,7 +43,7 @@ use session_record::NOTE_BYTES;
 
 pub use error::{InflightError, InflightFault};
 pub(crate) use packed::{PackedTracker, SavedChain};
-pub use session_record::SessionRecord;
+pub use session_record::CacheModeAndSizeRecord;
 pub(crate) use split::SplitTracker;
 
 /// The most queues that one region tracks: as many as a device has.

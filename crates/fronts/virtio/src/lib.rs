@@ -30,12 +30,12 @@ pub use config::{
 pub use fault_point::{FaultPoint, reached};
 pub use features::Features;
 pub use inflight::{
-    INFLIGHT_QUEUES_MAX, InflightDescription, InflightError, InflightFault, InflightGeometry,
-    InflightQueue, InflightRegion, SessionRecord,
+    CacheModeAndSizeRecord, INFLIGHT_QUEUES_MAX, InflightDescription, InflightError, InflightFault,
+    InflightGeometry, InflightQueue, InflightRegion,
 };
 pub use memory::{
-    DirtyLog, DirtyLogError, ForeignFileError, GuestAddress, GuestMemory, LOG_PAGE_BYTES,
-    MemoryError, MemoryFiles, MemoryRules, REGIONS_MAX, Region, RegionSpec, SESSION_BYTES_MAX,
+    DirtyLog, DirtyLogError, ForeignFileError, GuestAddress, GuestMemory, GuestMemoryFilePolicy,
+    LOG_PAGE_BYTES, MemoryError, MemoryRules, REGIONS_MAX, Region, RegionSpec, SESSION_BYTES_MAX,
     TranslationHint, UnmappedAddress, catch_lost_memory, mappable_bytes,
 };
 pub use ring::{

@@ -32,7 +32,9 @@ use sigbus_table::WATCHES_MAX;
 
 pub use dirty_log::{DirtyLog, DirtyLogError, LOG_PAGE_BYTES};
 pub use region::{Region, RegionSpec};
-pub use rules::{ForeignFileError, MemoryFiles, MemoryRules, SESSION_BYTES_MAX, mappable_bytes};
+pub use rules::{
+    ForeignFileError, GuestMemoryFilePolicy, MemoryRules, SESSION_BYTES_MAX, mappable_bytes,
+};
 pub use sigbus::catch_lost_memory;
 
 /// The most regions a guest's memory has: as many as QEMU's vhost-user front end can use.

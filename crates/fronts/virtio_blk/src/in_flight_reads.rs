@@ -10,7 +10,7 @@
 //! Limits: a list for each read in flight, as long as its request's own (`lanes` bounds the segments of all of them);
 //! beside those a number for each slot, and room for [`SPARE_MAX`] short lists. Without a log nothing is kept.
 
-use block::RequestSlot;
+use block::SourceRequestSlot;
 
 /// The most segments whose room a list keeps for the next read.
 const ROOM_KEPT: usize = 16;
@@ -23,13 +23,13 @@ const NONE: u16 = u16::MAX;
 
 /// The buffers of a ring's reads in flight, kept for the dirty log.
 #[derive(Debug)]
-pub(crate) struct InFlightReads<S> {
+pub(crate) struct DirtyLogReads<S> {
     /// The number of slots.
     size: u16,
     /// By slot, the place of its list. Made with the first list.
     places: Box<[u16]>,
     /// Those that are not empty, in no order.
-    open: Vec<(RequestSlot, Vec<S>)>,
+    open: Vec<(SourceRequestSlot, Vec<S>)>,
     /// Empty ones, kept for their room.
     spare: Vec<Vec<S>>,
     /// Whether new reads are noted.
@@ -38,7 +38,7 @@ pub(crate) struct InFlightReads<S> {
     in_use: bool,
 }
 
-impl<S> InFlightReads<S> {
+impl<S> DirtyLogReads<S> {
     /// Nothing was noted yet of a ring of so many slots; new reads are if buffers are logged.
     pub(crate) fn new(size: u16, logging: bool) -> Self {
         let (places, open, spare) = (Box::default(), Vec::new(), Vec::new());
@@ -50,7 +50,7 @@ impl<S> InFlightReads<S> {
         self.logging
     }
 
-    /// Whether answers are to be told ([`InFlightReads::answered`]).
+    /// Whether answers are to be told ([`DirtyLogReads::answered`]).
     pub(crate) fn is_in_use(&self) -> bool {
         self.in_use
     }
@@ -62,7 +62,7 @@ impl<S> InFlightReads<S> {
     }
 
     /// Notes where data of a request go, instead of what was noted of it before.
-    pub(crate) fn note(&mut self, slot: RequestSlot, segments: impl IntoIterator<Item = S>) {
+    pub(crate) fn note(&mut self, slot: SourceRequestSlot, segments: impl IntoIterator<Item = S>) {
         let mut list = self.take(slot).or_else(|| self.spare.pop()).unwrap_or_default();
         list.clear();
         list.extend(segments);
@@ -79,7 +79,7 @@ impl<S> InFlightReads<S> {
 
     /// Says what was noted of a request, which is over.
     #[cold]
-    pub(crate) fn answered(&mut self, slot: RequestSlot, mut mark: impl FnMut(S)) {
+    pub(crate) fn answered(&mut self, slot: SourceRequestSlot, mut mark: impl FnMut(S)) {
         let Some(mut list) = self.take(slot) else { return };
         list.drain(..).for_each(&mut mark);
         if list.capacity() <= ROOM_KEPT && self.spare.len() < SPARE_MAX {
@@ -89,7 +89,7 @@ impl<S> InFlightReads<S> {
     }
 
     /// Takes the list of a request out.
-    fn take(&mut self, slot: RequestSlot) -> Option<Vec<S>> {
+    fn take(&mut self, slot: SourceRequestSlot) -> Option<Vec<S>> {
         let place = self.places.get_mut(usize::from(slot.0))?;
         let place = usize::from(std::mem::replace(place, NONE));
         if place == usize::from(NONE) {
@@ -119,7 +119,7 @@ mod tests {
 
     const SLOTS: u16 = 1 << 15;
 
-    impl<S> InFlightReads<S> {
+    impl<S> DirtyLogReads<S> {
         /// What it keeps room for, in bytes.
         fn bytes(&self) -> usize {
             let of = |list: &Vec<S>| list.capacity() * size_of::<S>() + size_of::<Vec<S>>();
@@ -130,20 +130,20 @@ mod tests {
         }
     }
 
-    fn answered(reads: &mut InFlightReads<u64>, slot: u16) -> Vec<u64> {
+    fn answered(reads: &mut DirtyLogReads<u64>, slot: u16) -> Vec<u64> {
         let mut marked = Vec::new();
-        reads.answered(RequestSlot(slot), |segment| marked.push(segment));
+        reads.answered(SourceRequestSlot(slot), |segment| marked.push(segment));
         marked
     }
 
     #[test]
     fn what_was_noted_last_of_a_request_is_said_once() {
-        let mut reads = InFlightReads::new(SLOTS, true);
+        let mut reads = DirtyLogReads::new(SLOTS, true);
         for slot in [7, 0, SLOTS - 1, 9] {
-            reads.note(RequestSlot(slot), [1, 2]);
-            reads.note(RequestSlot(slot), [u64::from(slot), 5, 6]);
+            reads.note(SourceRequestSlot(slot), [1, 2]);
+            reads.note(SourceRequestSlot(slot), [u64::from(slot), 5, 6]);
         }
-        reads.note(RequestSlot(9), []);
+        reads.note(SourceRequestSlot(9), []);
         for slot in [0, SLOTS - 1, 7] {
             assert_eq!(answered(&mut reads, slot), [u64::from(slot), 5, 6]);
             assert!(answered(&mut reads, slot).is_empty());
@@ -153,8 +153,8 @@ mod tests {
 
     #[test]
     fn lists_are_kept_as_long_as_they_are_needed_after_the_log_has_gone() {
-        let mut reads = InFlightReads::new(4, true);
-        reads.note(RequestSlot(3), [1]);
+        let mut reads = DirtyLogReads::new(4, true);
+        reads.note(SourceRequestSlot(3), [1]);
         reads.follow(false);
         assert!(reads.is_in_use() && !reads.is_logging());
         assert_eq!(answered(&mut reads, 3), [1]);
@@ -165,9 +165,9 @@ mod tests {
     /// Half a gigabyte for each ring, before.
     #[test]
     fn a_read_of_many_segments_on_each_head_leaves_little_behind() {
-        let mut reads = InFlightReads::new(SLOTS, true);
+        let mut reads = DirtyLogReads::new(SLOTS, true);
         for slots in (0..SLOTS).collect::<Vec<_>>().chunks(1000) {
-            slots.iter().for_each(|&slot| reads.note(RequestSlot(slot), 0..1024));
+            slots.iter().for_each(|&slot| reads.note(SourceRequestSlot(slot), 0..1024));
             assert!(reads.bytes() <= 1000 * 1024 * 8 + (128 << 10), "{}", reads.bytes());
             for &slot in slots {
                 assert_eq!(answered(&mut reads, slot).len(), 1024);
@@ -175,7 +175,7 @@ mod tests {
         }
         assert!(reads.bytes() <= 128 << 10, "{} bytes are kept", reads.bytes());
         // Short lists are kept for the next reads.
-        (0..100).for_each(|slot| reads.note(RequestSlot(slot), 0..16));
+        (0..100).for_each(|slot| reads.note(SourceRequestSlot(slot), 0..16));
         (0..100).for_each(|slot| assert_eq!(answered(&mut reads, slot).len(), 16));
         assert_eq!(reads.spare.len(), SPARE_MAX);
     }

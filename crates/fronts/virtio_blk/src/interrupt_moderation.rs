@@ -36,7 +36,7 @@ pub(crate) struct InterruptModeration {
 
 /// How the next interrupt is sent: untimed, or with its wall time or CPU time measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum InterruptTiming {
+pub(crate) enum InterruptMeasurement {
     /// Ring.
     Ring,
     /// Ring, and tell how long it took.
@@ -47,16 +47,16 @@ pub(crate) enum InterruptTiming {
 
 impl InterruptModeration {
     /// How the next interrupt is sent.
-    pub(crate) fn next_timing(&mut self) -> InterruptTiming {
+    pub(crate) fn next_timing(&mut self) -> InterruptMeasurement {
         if self.watched > 0 {
-            return InterruptTiming::Measured;
+            return InterruptMeasurement::Measured;
         }
         self.calls += 1;
         if self.calls < SAMPLED {
-            return InterruptTiming::Ring;
+            return InterruptMeasurement::Ring;
         }
         self.calls = 0;
-        InterruptTiming::Timed
+        InterruptMeasurement::Timed
     }
 
     /// A call took so long, or the thread was kept from it.
@@ -104,10 +104,13 @@ mod tests {
     fn cheap_interrupts_are_timed_now_and_then_and_never_wait() {
         let mut moderation = InterruptModeration::default();
         for call in 1..100_u8 {
-            let expected =
-                if call % SAMPLED == 0 { InterruptTiming::Timed } else { InterruptTiming::Ring };
+            let expected = if call % SAMPLED == 0 {
+                InterruptMeasurement::Timed
+            } else {
+                InterruptMeasurement::Ring
+            };
             assert_eq!(moderation.next_timing(), expected);
-            if expected == InterruptTiming::Timed {
+            if expected == InterruptMeasurement::Timed {
                 moderation.timed(EXPENSIVE / 2);
             }
         }
@@ -121,21 +124,21 @@ mod tests {
         // It may have been the thread that was slow.
         assert_eq!(
             (moderation.next_timing(), moderation.pause(now)),
-            (InterruptTiming::Measured, None)
+            (InterruptMeasurement::Measured, None)
         );
         moderation.measured(Duration::from_millis(5), now);
         let end = now + Duration::from_millis(40);
         assert_eq!(
             (moderation.next_timing(), moderation.pause(now)),
-            (InterruptTiming::Measured, Some(end))
+            (InterruptMeasurement::Measured, Some(end))
         );
         assert!(moderation.note() && !moderation.note());
         assert_eq!(moderation.pause(end), None);
         for _ in 0..WATCHED {
-            assert_eq!(moderation.next_timing(), InterruptTiming::Measured);
+            assert_eq!(moderation.next_timing(), InterruptMeasurement::Measured);
             moderation.measured(EXPENSIVE / 2, end);
             assert_eq!(moderation.pause(now), None);
         }
-        assert_eq!(moderation.next_timing(), InterruptTiming::Ring);
+        assert_eq!(moderation.next_timing(), InterruptMeasurement::Ring);
     }
 }

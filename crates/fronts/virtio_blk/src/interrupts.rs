@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use request_path::FrontEndContext;
 use virtio::reached;
 
-use crate::interrupt_moderation::{InterruptModeration, InterruptTiming};
+use crate::interrupt_moderation::{InterruptMeasurement, InterruptModeration};
 
 /// Sends a ring's interrupts through the call eventfd, moderated.
 #[derive(Debug)]
@@ -66,13 +66,13 @@ impl InterruptSender {
         let Some(call) = &self.call else { return true };
         let moderation = &mut self.moderation;
         match moderation.next_timing() {
-            InterruptTiming::Ring => port.signal(call.as_fd(), "call"),
-            InterruptTiming::Timed => {
+            InterruptMeasurement::Ring => port.signal(call.as_fd(), "call"),
+            InterruptMeasurement::Timed => {
                 let start = port.now();
                 port.signal(call.as_fd(), "call");
                 moderation.timed(port.now().saturating_duration_since(start));
             }
-            InterruptTiming::Measured => {
+            InterruptMeasurement::Measured => {
                 let now = port.now();
                 if let Some(at) = moderation.pause(now) {
                     if moderation.note() {

@@ -15,4 +15,4 @@ mod interrupts;
 mod ring;
 
 pub use capacity::Capacity;
-pub use ring::{BlkReply, BlkRing, BlkRingFault, BlkRingSetup};
+pub use ring::{BlkReplyTarget, BlkRing, BlkRingFault, BlkRingSetup};

@@ -12,10 +12,10 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use block::{Operation, Outcome, RequestSlot, Sector, Segment};
+use block::{Operation, Outcome, Sector, Segment, SourceRequestSlot};
 use request_path::{
-    FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision, StreamTransfer,
-    UnitIndex,
+    FrontEnd, FrontEndContext, Interest, LogicalUnitIndex, NewRequest, RequestAction,
+    SleepDecision, StreamTransfer,
 };
 use virtio::{
     BlkHeader, BlkRequest, BlkRequestKind, BlkRules, Chain, Head, Interrupt, Ring, RingBase,
@@ -23,7 +23,7 @@ use virtio::{
 };
 
 use crate::Capacity;
-use crate::in_flight_reads::InFlightReads;
+use crate::in_flight_reads::DirtyLogReads;
 use crate::interrupts::InterruptSender;
 
 /// What a ring is made of.
@@ -63,11 +63,11 @@ pub enum BlkRingFault {
 }
 
 /// The one disk of a virtio-blk device.
-const DISK: UnitIndex = UnitIndex(0);
+const DISK: LogicalUnitIndex = LogicalUnitIndex(0);
 
 /// What is kept to answer a request: where its status byte goes, and how much was written.
 #[derive(Debug, Clone, Copy)]
-pub struct BlkReply {
+pub struct BlkReplyTarget {
     /// Where the status byte goes.
     status: Segment,
     /// The bytes that the device may have written.
@@ -85,9 +85,9 @@ pub struct BlkRing {
     interrupts: InterruptSender,
     chain: Chain,
     /// What the guest has asked for that is refused.
-    refused: GuestRequest,
+    refused: RefusedRequestDisplay,
     /// What the dirty log needs to know.
-    reads: InFlightReads<Segment>,
+    reads: DirtyLogReads<Segment>,
 }
 
 impl fmt::Debug for BlkRing {
@@ -102,7 +102,7 @@ impl BlkRing {
     pub fn new(setup: BlkRingSetup) -> Self {
         Self {
             interrupts: InterruptSender::new(setup.call, setup.ring.is_inherited()),
-            reads: InFlightReads::new(setup.ring.size(), setup.ring.marks_buffers()),
+            reads: DirtyLogReads::new(setup.ring.size(), setup.ring.marks_buffers()),
             ring: setup.ring,
             rules: setup.rules,
             capacity: setup.capacity,
@@ -110,7 +110,7 @@ impl BlkRing {
             kick: setup.kick,
             error: setup.error,
             chain: Chain::default(),
-            refused: GuestRequest(BlkHeader { request_type: 0, sector: Sector(0) }),
+            refused: RefusedRequestDisplay(BlkHeader { request_type: 0, sector: Sector(0) }),
         }
     }
 
@@ -145,7 +145,7 @@ impl BlkRing {
     #[inline(always)]
     fn work(
         &mut self,
-        slot: RequestSlot,
+        slot: SourceRequestSlot,
         header: BlkHeader,
         kind: BlkRequestKind,
     ) -> RequestAction<'_> {
@@ -174,7 +174,7 @@ impl BlkRing {
                 RequestAction::Done
             }
             BlkRequestKind::Refused(kind) => {
-                self.refused = GuestRequest(header);
+                self.refused = RefusedRequestDisplay(header);
                 RequestAction::Refuse { unit: DISK, kind, what: &self.refused }
             }
         }
@@ -182,7 +182,7 @@ impl BlkRing {
 }
 
 impl FrontEnd for BlkRing {
-    type Reply = BlkReply;
+    type Reply = BlkReplyTarget;
     type Fault = BlkRingFault;
 
     fn kick(&self) -> BorrowedFd<'_> {
@@ -204,19 +204,19 @@ impl FrontEnd for BlkRing {
 
     // What a call returns goes through memory: 4 ns.
     #[inline(always)]
-    fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReply>>, BlkRingFault> {
+    fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReplyTarget>>, BlkRingFault> {
         let Some(head) = self.ring.pop(&mut self.chain)? else { return Ok(None) };
         let BlkRequest { header, kind, status } = virtio::decode(&mut self.chain, &self.rules)
             .map_err(|source| BlkRingFault::NoStatus { head: head.0, source })?;
         let data = self.chain.writable.count();
         let written = u32::try_from(data).unwrap_or(u32::MAX).saturating_add(1);
-        let (slot, reply) = (RequestSlot(head.0), BlkReply { status, written });
+        let (slot, reply) = (SourceRequestSlot(head.0), BlkReplyTarget { status, written });
         Ok(Some(NewRequest { slot, reply, work: self.work(slot, header, kind) }))
     }
 
     #[inline]
-    fn answer(&mut self, slot: RequestSlot, reply: BlkReply, outcome: Outcome) {
-        let BlkReply { status, written } = reply;
+    fn answer(&mut self, slot: SourceRequestSlot, reply: BlkReplyTarget, outcome: Outcome) {
+        let BlkReplyTarget { status, written } = reply;
         virtio::write_status(status, virtio::status_byte(outcome));
         if self.reads.is_in_use() {
             let Self { reads, ring, .. } = self;
@@ -289,9 +289,9 @@ impl FrontEnd for BlkRing {
 
 /// A refused request as the log shows it: type and sector.
 #[derive(Debug)]
-struct GuestRequest(BlkHeader);
+struct RefusedRequestDisplay(BlkHeader);
 
-impl fmt::Display for GuestRequest {
+impl fmt::Display for RefusedRequestDisplay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let BlkHeader { request_type, sector } = self.0;
         write!(f, "a guest's request of type {request_type} at sector {}", sector.0)

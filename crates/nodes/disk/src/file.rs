@@ -10,9 +10,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{
-    Access, Answer, BlockLimits, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, Durability,
-    FailKind, FileId, Lane, LaneContext, LaneError, LeafLane, Mapping, Node, Operation, Piece,
-    PieceList, PieceRange, RetryHint, Rights, Target, Unmap,
+    Access, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Claim, ClaimError, DiskSize,
+    Durability, FailKind, FileId, Lane, LaneContext, LaneError, LeafLane, Mapping, Node, Operation,
+    Piece, PieceRange, RetryHint, Rights, Target, Unmap,
 };
 use claims::FileClaims;
 use kernel_io::{FileTable, FlushPolicy, OpenError, OpenFile, OpenOptions};
@@ -125,7 +125,7 @@ struct FileLane {
 }
 
 impl LeafLane for FileLane {
-    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         if mapping.operation.is_change() && self.access == Access::ReadOnly {
             mapping.answer = Answer::Refused(FailKind::ReadOnly);
             return;
@@ -155,7 +155,7 @@ impl LeafLane for FileLane {
 }
 
 impl FileLane {
-    fn whole(&self, pieces: &mut PieceList, count: ByteCount, offset: ByteOffset) -> PieceRange {
+    fn whole(&self, pieces: &mut BatchPieces, count: ByteCount, offset: ByteOffset) -> PieceRange {
         pieces.one(Piece { skip: 0, count, target: Target::File { file: self.file, offset } })
     }
 }
@@ -210,7 +210,7 @@ mod tests {
     ) {
         let mut lane = node.open_lane(&LaneContext::idle()).unwrap();
         let mut batch = [Mapping::new(Token(0), operation)];
-        let mut list = PieceList::default();
+        let mut list = BatchPieces::default();
         lane.map(&mut batch, &mut list);
         assert_eq!(batch[0].operation, becomes);
         match batch[0].answer {

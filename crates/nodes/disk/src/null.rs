@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, BlockLimits, ByteCount, Claim, ClaimError, Clock, CompletionDecision,
-    DelayQueue, DiskSize, FailKind, Lane, LaneContext, LaneError, LeafLane, Mapping, Node,
-    Operation, Outcome, Piece, PieceList, Rights, Target, Token, WakeTime,
+    Access, Answer, BatchPieces, BlockLimits, ByteCount, Claim, ClaimError, Clock, DelayQueue,
+    DiskSize, FailKind, Lane, LaneCompletionDecision, LaneContext, LaneError, LeafLane, Mapping,
+    Node, Operation, Outcome, Piece, Rights, Target, Token, WakeTime,
 };
 
 /// What reads from a null disk do (`read-zeroes=`).
@@ -104,7 +104,7 @@ struct NullLane {
 }
 
 impl LeafLane for NullLane {
-    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         let refused = mapping.operation.is_change() && self.access == Access::ReadOnly;
         mapping.answer = if refused {
             Answer::Refused(FailKind::ReadOnly)
@@ -125,7 +125,7 @@ struct NullLatencyLane {
 }
 
 impl Lane for NullLatencyLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         let now = self.clock.now();
         for mapping in batch {
             // As in QEMU: it is no I/O.
@@ -141,7 +141,7 @@ impl Lane for NullLatencyLane {
         self.held.due().map(|at| WakeTime { at, slack: Duration::ZERO })
     }
 
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         while let Some(mut mapping) = self.held.take(now) {
             self.answers.answer(&mut mapping, pieces);
             late.push(mapping);
@@ -152,7 +152,7 @@ impl Lane for NullLatencyLane {
         self.held.release();
     }
 
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         self.answers.completed(token, outcome)
     }
 }
@@ -192,7 +192,7 @@ mod tests {
         let (start, latency) = (clock.now(), Duration::from_micros(100));
         let node = null(Access::ReadOnly).with_latency(latency, clock.clone());
         let (mut lane, mut list, mut late) =
-            (node.open_lane(&LaneContext::idle()).unwrap(), PieceList::default(), Vec::new());
+            (node.open_lane(&LaneContext::idle()).unwrap(), BatchPieces::default(), Vec::new());
         let mut asked = batch(&node);
         lane.map(&mut asked, &mut list);
         assert!(asked.iter().all(|mapping| mapping.answer == Answer::Held));
@@ -220,7 +220,7 @@ mod tests {
     fn no_latency_holds_nothing() {
         let node = null(Access::ReadWrite).with_latency(Duration::ZERO, Arc::new(SystemClock));
         let (mut lane, mut asked) = (node.open_lane(&LaneContext::idle()).unwrap(), batch(&node));
-        lane.map(&mut asked, &mut PieceList::default());
+        lane.map(&mut asked, &mut BatchPieces::default());
         assert!(asked.iter().all(|mapping| matches!(mapping.answer, Answer::Now(_))));
     }
 }

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{
-    Access, Answer, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError, DiskSize,
-    FailKind, Lane, LaneContext, LaneError, Mapping, Node, Operation, PieceList, Rights, Unmap,
+    Access, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError,
+    DiskSize, FailKind, Lane, LaneContext, LaneError, Mapping, Node, Operation, Rights, Unmap,
 };
 
 use crate::DiscardPolicy;
@@ -173,7 +173,7 @@ struct RawLane {
 }
 
 impl Lane for RawLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         let mut passed_on = 0;
         for place in 0..batch.len() {
             match self.prepare(batch[place].operation, pieces) {
@@ -193,7 +193,7 @@ impl Lane for RawLane {
 
 impl RawLane {
     /// What to ask the lane below, or the answer.
-    fn prepare(&self, operation: Operation, pieces: &PieceList) -> Result<Operation, Answer> {
+    fn prepare(&self, operation: Operation, pieces: &BatchPieces) -> Result<Operation, Answer> {
         if operation.is_change() && self.access == Access::ReadOnly {
             return Err(Answer::Refused(FailKind::ReadOnly));
         }
@@ -210,7 +210,7 @@ impl RawLane {
         }
     }
 
-    fn pass_on(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn pass_on(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         if !batch.is_empty() {
             self.below.map(batch, pieces);
         }
@@ -261,7 +261,7 @@ mod tests {
     }
 
     impl LeafLane for PlacesLane {
-        fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+        fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
             mapping.answer = Answer::Now(match mapping.operation.extent() {
                 None => pieces.none(),
                 Some(extent) => {
@@ -288,7 +288,7 @@ mod tests {
     fn mapped(node: &RawNode, operations: &[Operation]) -> Vec<Result<Vec<u64>, FailKind>> {
         let mut batch: Vec<Mapping> =
             operations.iter().map(|operation| Mapping::new(Token(0), *operation)).collect();
-        let mut list = PieceList::default();
+        let mut list = BatchPieces::default();
         node.open_lane(&LaneContext::idle()).unwrap().map(&mut batch, &mut list);
         let place = |piece: &Piece| match piece.target {
             Target::File { offset, .. } => offset.0,

@@ -16,7 +16,7 @@ use block::{
     Access, BlockStatus, Child, Claim, ClaimError, Lane, LaneContext, LaneError, Node, Permission,
     RangeLock, Rights,
 };
-use tasks::ChildIo;
+use tasks::AsyncChild;
 
 use crate::child_node::same_as_child;
 use lane::CopyOnReadLane;
@@ -77,7 +77,7 @@ impl Node for CopyOnReadNode {
         let child = self.child.node();
         let limits = child.limits();
         let alignment = limits.request_alignment.get().into();
-        let storage = ChildIo::new(child.open_lane(io)?, io, alignment);
+        let storage = AsyncChild::new(child.open_lane(io)?, io, alignment);
         let unit = limits.allocation_unit.get().into();
         let copies =
             lane::CopyTasks::new(storage, self.ranges.clone(), self.source, child.size(), unit);

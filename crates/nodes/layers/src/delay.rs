@@ -21,14 +21,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, Child, Claim, ClaimError, Clock, CompletionDecision, DelayQueue, Lane,
-    LaneContext, LaneError, Mapping, Node, Operation, Outcome, PieceList, Rights, Token, WakeTime,
+    Access, Answer, BatchPieces, Child, Claim, ClaimError, Clock, DelayQueue, Lane,
+    LaneCompletionDecision, LaneContext, LaneError, Mapping, Node, Operation, Outcome, Rights,
+    Token, WakeTime,
 };
 
 use crate::child_node::same_as_child;
-pub use distribution::{Distribution, Latency, LatencyBounds, LatencyTooLong};
+pub use distribution::{Distribution, Latency, LatencyTooLong, UniformLatency};
 pub use histogram::{Histogram, HistogramError};
-use order::CompletionOrder;
+use order::ArrivalOrderQueue;
 use random::Random;
 
 /// Whether requests may overtake each other.
@@ -152,7 +153,7 @@ impl Node for DelayNode {
             random: Random::new(self.seed, &self.name, stream),
             held: DelayQueue::default(),
             last: None,
-            order: CompletionOrder::default(),
+            order: ArrivalOrderQueue::default(),
             io: io.clone(),
             passed_on: Vec::new(),
         }))
@@ -174,7 +175,7 @@ struct DelayLane {
     /// When the last of those is due that must not be overtaken.
     last: Option<Instant>,
     /// Those, until they are over.
-    order: CompletionOrder,
+    order: ArrivalOrderQueue,
     io: LaneContext,
     /// Room for what is passed on later.
     passed_on: Vec<Mapping>,
@@ -222,7 +223,7 @@ impl DelayLane {
     }
 
     /// Asks the lane below about requests that need not wait.
-    fn pass_on(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn pass_on(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         self.below.map(batch, pieces);
         if !self.order.is_empty() {
             batch.iter_mut().for_each(|mapping| self.order.answered(mapping));
@@ -245,7 +246,7 @@ enum DelayDecision {
 }
 
 impl Lane for DelayLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         self.follow();
         if self.is_ordered() {
             batch.iter().for_each(|mapping| self.order.enter(mapping));
@@ -273,7 +274,7 @@ impl Lane for DelayLane {
         WakeTime::first(own, self.below.due())
     }
 
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         let mut passed_on = std::mem::take(&mut self.passed_on);
         passed_on.extend(std::iter::from_fn(|| self.held.take(now)));
         if !passed_on.is_empty() {
@@ -301,7 +302,7 @@ impl Lane for DelayLane {
         self.below.release();
     }
 
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         let told = self.order.completed(&mut *self.below, token, outcome);
         self.note_ordered();
         told

@@ -18,7 +18,7 @@ mod throttle;
 pub use copy_on_read::{CopyOnReadNode, CopySource};
 pub use delay::{
     DelayNode, DelayOrder, DelaySettings, Distribution, Histogram, HistogramError, Latency,
-    LatencyBounds, LatencyTooLong,
+    LatencyTooLong, UniformLatency,
 };
 pub use stripe::{ChunkSize, MEMBERS_MAX, MEMBERS_MIN, StripeDiscards, StripeError, StripeNode};
 pub use throttle::{

@@ -16,16 +16,16 @@ struct State {
     none: Condvar,
 }
 
-/// A running background task. Dropped, it is over.
+/// Counts a background task as running until it is dropped; the image is not closed before.
 #[derive(Debug)]
 #[must_use = "the image is not closed while a task is at work"]
-pub(crate) struct BackgroundTask(BackgroundTasks);
+pub(crate) struct BackgroundTaskGuard(BackgroundTasks);
 
 impl BackgroundTasks {
     /// A task begins.
-    pub(crate) fn begin(&self) -> BackgroundTask {
+    pub(crate) fn begin(&self) -> BackgroundTaskGuard {
         *self.count() += 1;
-        BackgroundTask(self.clone())
+        BackgroundTaskGuard(self.clone())
     }
 
     /// Waits until none is at work, but not longer than this; whether that is so.
@@ -39,7 +39,7 @@ impl BackgroundTasks {
     }
 }
 
-impl Drop for BackgroundTask {
+impl Drop for BackgroundTaskGuard {
     fn drop(&mut self) {
         let mut count = self.0.count();
         *count -= 1;

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::FailKind;
-use tasks::{AsyncMutex, AsyncMutexGuard, ChildIo};
+use tasks::{AsyncChild, AsyncMutex, AsyncMutexGuard};
 
-use crate::epoch::{Epoch, Epochs};
+use crate::epoch::{Epochs, MappingEpoch};
 use crate::handover::ImageState;
 use crate::refcount::{HostClusters, RefcountTablePlace, Refcounts};
 
@@ -37,7 +37,7 @@ const LIMBO_MAX: u64 = 1024;
 pub(crate) struct ClusterAllocator {
     cluster_bits: u32,
     epochs: Arc<Epochs>,
-    runs: Mutex<FreeRuns>,
+    runs: Mutex<PreallocatedRuns>,
     refcounts: AsyncMutex<Refcounts>,
     limbo: Mutex<Limbo>,
     /// Whether something in limbo may be free by now. A hint.
@@ -45,12 +45,12 @@ pub(crate) struct ClusterAllocator {
     /// How many writes of tables the kernel has, and how many of them are durable.
     links: AtomicU64,
     durable_table_writes: AtomicU64,
-    discards: Qcow2Discards,
+    discards: FreedClusterDiscards,
 }
 
 /// Whether freed clusters are discarded on the host (`discard=`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Qcow2Discards {
+pub enum FreedClusterDiscards {
     /// It is.
     Passed,
     /// It stays in the file.
@@ -59,7 +59,7 @@ pub enum Qcow2Discards {
 
 /// Runs of clusters that were taken ahead of need and read as zeroes.
 #[derive(Debug)]
-struct FreeRuns {
+struct PreallocatedRuns {
     clean: VecDeque<HostClusters>,
     /// How long the next run should be.
     next: u64,
@@ -80,7 +80,7 @@ struct Limbo {
 #[derive(Debug)]
 struct FreedClusters {
     number: u64,
-    epoch: Epoch,
+    epoch: MappingEpoch,
     clusters: HostClusters,
 }
 
@@ -96,12 +96,12 @@ impl ClusterAllocator {
         cluster_bits: u32,
         refcounts: Refcounts,
         epochs: Arc<Epochs>,
-        discards: Qcow2Discards,
+        discards: FreedClusterDiscards,
     ) -> Self {
         Self {
             cluster_bits,
             epochs,
-            runs: Mutex::new(FreeRuns { clean: VecDeque::new(), next: RUN_FIRST }),
+            runs: Mutex::new(PreallocatedRuns { clean: VecDeque::new(), next: RUN_FIRST }),
             refcounts: AsyncMutex::new(refcounts),
             limbo: Mutex::default(),
             may_reclaim: AtomicBool::new(false),
@@ -115,7 +115,7 @@ impl ClusterAllocator {
     /// refcount table moves for that, `name` has the header name it, durably.
     pub(crate) async fn take(
         &self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         count: u64,
         name: impl AsyncFn(RefcountTablePlace) -> Result<(), FailKind>,
     ) -> Result<HostClusters, FailKind> {
@@ -164,7 +164,7 @@ impl ClusterAllocator {
         Some(taken)
     }
 
-    fn runs(&self) -> MutexGuard<'_, FreeRuns> {
+    fn runs(&self) -> MutexGuard<'_, PreallocatedRuns> {
         self.runs.lock().expect("nobody panics here")
     }
 
@@ -223,7 +223,7 @@ impl ClusterAllocator {
     }
 
     /// Frees what is in limbo and can be. With `all`, or when it is much, syncs first.
-    pub(crate) async fn reclaim(&self, storage: &ChildIo, all: bool) -> Result<(), FailKind> {
+    pub(crate) async fn reclaim(&self, storage: &AsyncChild, all: bool) -> Result<(), FailKind> {
         if self.must_sync(all) {
             let mark = self.mark();
             storage.sync().await?;
@@ -263,11 +263,11 @@ impl ClusterAllocator {
     /// afterwards they may be used again.
     async fn give_up(
         &self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         refcounts: &mut AsyncMutexGuard<'_, Refcounts>,
         clusters: Vec<HostClusters>,
     ) -> Result<(), FailKind> {
-        if self.discards == Qcow2Discards::Passed {
+        if self.discards == FreedClusterDiscards::Passed {
             let mut unused: Vec<HostClusters> = Vec::new();
             for cluster in clusters.iter().flat_map(Clone::clone) {
                 // Others may be a snapshot's as well.
@@ -319,7 +319,7 @@ impl ClusterAllocator {
 
     /// Gives back all that was taken ahead or is in limbo, durably: nothing leaks. Nobody uses the image
     /// any more.
-    pub(crate) async fn close(&self, storage: &ChildIo) -> Result<(), FailKind> {
+    pub(crate) async fn close(&self, storage: &AsyncChild) -> Result<(), FailKind> {
         self.reclaim(storage, true).await?;
         let clean: Vec<HostClusters> = self.runs().clean.drain(..).collect();
         let mut refcounts = self.refcounts.take().await;

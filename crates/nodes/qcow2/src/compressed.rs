@@ -107,7 +107,7 @@ impl Decompression {
             Stream::Zstd(context) => context.as_mut().and_then(|it| unzstd(it, input, output)),
         };
         let wrong = CompressedError::Data { method: self.method, cluster_bytes };
-        let Some(DecodeStep { read, decoded, is_end }) = step else { return Err(wrong) };
+        let Some(DecodeCallResult { read, decoded, is_end }) = step else { return Err(wrong) };
         (self.read, self.done) = (self.read + read, self.done + decoded);
         let is_whole = self.done == cluster_bytes;
         match self.method {
@@ -130,18 +130,18 @@ impl Decompression {
 }
 
 /// What one call of a decompression library has read and written.
-struct DecodeStep {
+struct DecodeCallResult {
     read: usize,
     decoded: usize,
     /// Whether the compressed data end here.
     is_end: bool,
 }
 
-fn inflate(stream: &mut Decompress, input: &[u8], output: &mut [u8]) -> Option<DecodeStep> {
+fn inflate(stream: &mut Decompress, input: &[u8], output: &mut [u8]) -> Option<DecodeCallResult> {
     let before = (stream.total_in(), stream.total_out());
     let status = stream.decompress(input, output, FlushDecompress::None).ok()?;
     let count = |after: u64, before: u64| usize::try_from(after - before).expect("in a buffer");
-    Some(DecodeStep {
+    Some(DecodeCallResult {
         read: count(stream.total_in(), before.0),
         decoded: count(stream.total_out(), before.1),
         is_end: status == Status::StreamEnd,
@@ -154,11 +154,11 @@ fn zstd() -> Option<DCtx<'static>> {
     Some(context)
 }
 
-fn unzstd(context: &mut DCtx<'_>, input: &[u8], output: &mut [u8]) -> Option<DecodeStep> {
+fn unzstd(context: &mut DCtx<'_>, input: &[u8], output: &mut [u8]) -> Option<DecodeCallResult> {
     let mut input = InBuffer::around(input);
     let mut output = OutBuffer::around(output);
     let left = context.decompress_stream(&mut output, &mut input).ok()?;
-    Some(DecodeStep { read: input.pos(), decoded: output.pos(), is_end: left == 0 })
+    Some(DecodeCallResult { read: input.pos(), decoded: output.pos(), is_end: left == 0 })
 }
 
 /// A cache of decompressed clusters, by descriptor: the last ones of one lane.

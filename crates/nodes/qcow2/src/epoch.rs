@@ -16,7 +16,7 @@ const IDLE: u64 = u64::MAX;
 
 /// An epoch: requests in it may still use clusters that tables named then (epoch-based reclamation).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Epoch(u64);
+pub(crate) struct MappingEpoch(u64);
 
 /// The current epoch of an image, and the oldest that each lane still uses.
 #[derive(Debug, Default)]
@@ -39,19 +39,19 @@ impl Epochs {
 
     /// Ends the current epoch and returns it. What was taken out of the tables before may be in use
     /// until it has passed.
-    pub(crate) fn end(&self) -> Epoch {
-        Epoch(self.now.fetch_add(1, Ordering::SeqCst))
+    pub(crate) fn end(&self) -> MappingEpoch {
+        MappingEpoch(self.now.fetch_add(1, Ordering::SeqCst))
     }
 
     /// The oldest epoch that is in use, or that will be: those before it have passed.
-    pub(crate) fn oldest(&self) -> Epoch {
+    pub(crate) fn oldest(&self) -> MappingEpoch {
         // Read first: a lane that enters later enters this one or a later one.
         let now = self.now.load(Ordering::SeqCst);
         std::sync::atomic::fence(Ordering::SeqCst);
         let lanes = self.lanes.lock().expect("nobody panics here");
         let oldest = lanes.iter().filter_map(Weak::upgrade);
         // See `LaneEpochs::enter` for why a lane that is found idle is idle.
-        Epoch(oldest.map(|oldest| oldest.load(Ordering::SeqCst)).fold(now, u64::min))
+        MappingEpoch(oldest.map(|oldest| oldest.load(Ordering::SeqCst)).fold(now, u64::min))
     }
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct LaneEpochs {
 
 impl LaneEpochs {
     /// Enters the current epoch; tables may be looked at from now on.
-    pub(crate) fn enter(&mut self) -> Epoch {
+    pub(crate) fn enter(&mut self) -> MappingEpoch {
         if self.open.is_empty() {
             let now = self.epochs.now.load(Ordering::SeqCst);
             // If whoever asks for the oldest does not see this, it asked before, so it took the cluster out
@@ -74,7 +74,7 @@ impl LaneEpochs {
             self.oldest.store(now, Ordering::SeqCst);
             std::sync::atomic::fence(Ordering::SeqCst);
             self.open.push_back((now, 1));
-            return Epoch(now);
+            return MappingEpoch(now);
         }
         // An older epoch is said already.
         let now = self.epochs.now.load(Ordering::Acquire);
@@ -84,11 +84,11 @@ impl LaneEpochs {
         } else {
             self.open.push_back((now, 1));
         }
-        Epoch(now)
+        MappingEpoch(now)
     }
 
     /// Leaves an epoch that was entered.
-    pub(crate) fn leave(&mut self, epoch: Epoch) {
+    pub(crate) fn leave(&mut self, epoch: MappingEpoch) {
         let place = self.open.iter().position(|(open, _)| *open == epoch.0);
         let place = place.expect("an epoch is left by who has entered it");
         self.open[place].1 -= 1;

@@ -170,7 +170,7 @@ impl Geometry {
         let place = match (host, word & COPIED != 0) {
             // A data file has data at its beginning: there the bit says that this is a place.
             (0, is_exclusive) if !(is_exclusive && self.has_data_file) => None,
-            (host, is_exclusive) => Some(HostCluster { host, is_exclusive }),
+            (host, is_exclusive) => Some(HostClusterReference { host, is_exclusive }),
         };
         let (data, zero) = if self.has_subclusters() {
             let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).expect("masked");
@@ -265,7 +265,7 @@ pub(crate) enum L2Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct StandardCluster {
     /// The cluster of the file that it has.
-    pub(crate) place: Option<HostCluster>,
+    pub(crate) place: Option<HostClusterReference>,
     /// The subclusters whose data are there; none without a place.
     pub(crate) data: u32,
     /// Those that are zeroes. What is neither is what the backing file has, or zeroes.
@@ -278,7 +278,7 @@ pub(crate) enum Subcluster {
     /// What the backing file has, or zeroes.
     Nothing,
     Zero,
-    Data(HostCluster),
+    Data(HostClusterReference),
 }
 
 impl StandardCluster {
@@ -310,7 +310,7 @@ pub(crate) fn bits_of(units: Range<u32>) -> u32 {
 
 /// A host cluster, and whether nobody else refers to it (the flag "copied").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct HostCluster {
+pub(crate) struct HostClusterReference {
     /// Its first byte.
     pub(crate) host: u64,
     /// Whether nobody else refers to it, so that it may be written.
@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn entries_say_what_a_cluster_is() {
         let plain = geometry(3);
-        let place = |is_exclusive| Some(HostCluster { host: 0x50000, is_exclusive });
+        let place = |is_exclusive| Some(HostClusterReference { host: 0x50000, is_exclusive });
         let cluster = |place, data, zero| Some(StandardCluster { place, data, zero });
         check(plain, 0, 0, cluster(None, 0, 0));
         check(plain, 1, 0, cluster(None, 0, 1));
@@ -364,7 +364,7 @@ mod tests {
         check(plain, 0x50002, 0, None);
         check(plain, 0x50200, 0, None);
         check(Geometry { version: 2, ..plain }, 1, 0, None);
-        let start = Some(HostCluster { host: 0, is_exclusive: true });
+        let start = Some(HostClusterReference { host: 0, is_exclusive: true });
         check(Geometry { has_data_file: true, ..plain }, COPIED, 0, cluster(start, 1, 0));
         let fine = geometry(4);
         check(fine, 0x50000 | COPIED, 0x8000_0000_0000_0007, cluster(place(true), 7, 1 << 31));

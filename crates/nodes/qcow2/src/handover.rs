@@ -27,7 +27,7 @@ pub struct ImageState {
 
 /// Why an image cannot be handed over now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum ImageStateError {
+pub enum ImageHandOverError {
     /// Clusters are being freed.
     #[error("clusters are still being freed")]
     Busy,
@@ -49,16 +49,16 @@ pub struct InvalidImageState {
 
 impl Image {
     /// What the file does not say. No request is under way, and no task is at work.
-    pub(crate) async fn state(&self) -> Result<ImageState, ImageStateError> {
+    pub(crate) async fn state(&self) -> Result<ImageState, ImageHandOverError> {
         let space = match self.space() {
             Ok(space) => space,
             Err(FailKind::ReadOnly) => return Ok(ImageState::default()),
-            Err(_) => return Err(ImageStateError::Damaged),
+            Err(_) => return Err(ImageHandOverError::Damaged),
         };
         if self.slices.has_failed_writes() {
-            return Err(ImageStateError::Doubtful);
+            return Err(ImageHandOverError::Doubtful);
         }
-        space.state().await.map_err(|_written| ImageStateError::Doubtful)
+        space.state().await.map_err(|_written| ImageHandOverError::Doubtful)
     }
 
     /// Goes on from what another process knew. What cannot be is refused; it may still be wrong.

@@ -166,7 +166,7 @@ impl Header {
     /// How many bytes of the file are needed for [`Header::parse`]: the first cluster. `start` are the
     /// first bytes of the file, as many as there are of 512.
     pub fn bytes_needed(start: &[u8]) -> Result<u64, HeaderError> {
-        let fields = HeaderFields(start);
+        let fields = HeaderReader(start);
         fields.check_magic()?;
         Ok(1 << cluster_bits(fields)?)
     }
@@ -174,7 +174,7 @@ impl Header {
     /// Reads the header out of the first cluster of the file; less of it if the file is shorter: what is
     /// not there is zeroes, but for the fields of the header.
     pub fn parse(cluster: &[u8]) -> Result<Self, HeaderError> {
-        let fields = HeaderFields(cluster);
+        let fields = HeaderReader(cluster);
         fields.check_magic()?;
         let version = fields.u32(4)?;
         let cluster_bits = cluster_bits(fields)?;
@@ -188,13 +188,13 @@ impl Header {
         if cluster.len() < cluster_bytes {
             let mut whole = cluster.to_vec();
             whole.resize(cluster_bytes, 0);
-            return Self::parse_whole(HeaderFields(&whole), version, header_bytes);
+            return Self::parse_whole(HeaderReader(&whole), version, header_bytes);
         }
-        Self::parse_whole(HeaderFields(&cluster[..cluster_bytes]), version, header_bytes)
+        Self::parse_whole(HeaderReader(&cluster[..cluster_bytes]), version, header_bytes)
     }
 
     fn parse_whole(
-        fields: HeaderFields<'_>,
+        fields: HeaderReader<'_>,
         version: u32,
         header_bytes: u32,
     ) -> Result<Self, HeaderError> {
@@ -306,7 +306,7 @@ fn require(
     if keeps { Ok(()) } else { Err(field(name, value, rule)) }
 }
 
-fn cluster_bits(fields: HeaderFields<'_>) -> Result<u32, HeaderError> {
+fn cluster_bits(fields: HeaderReader<'_>) -> Result<u32, HeaderError> {
     match fields.u32(20)? {
         bits @ 9..=21 => Ok(bits),
         other => Err(field("cluster_bits", other, "it is 9 to 21")),
@@ -320,7 +320,7 @@ fn header_bytes(bytes: u32, cluster_bits: u32) -> Result<u32, HeaderError> {
 }
 
 /// Where the backing file's name is; the extensions end there.
-fn backing_name_place(fields: HeaderFields<'_>) -> Result<Option<Range<usize>>, HeaderError> {
+fn backing_name_place(fields: HeaderReader<'_>) -> Result<Option<Range<usize>>, HeaderError> {
     let (offset, bytes) = (fields.u64(8)?, fields.u32(16)?);
     if offset == 0 {
         return Ok(None);
@@ -335,7 +335,7 @@ fn backing_name_place(fields: HeaderFields<'_>) -> Result<Option<Range<usize>>, 
     place.map(Some).ok_or_else(|| field("backing_file_offset", offset, rule))
 }
 
-fn backing_name(fields: HeaderFields<'_>) -> Result<Option<String>, HeaderError> {
+fn backing_name(fields: HeaderReader<'_>) -> Result<Option<String>, HeaderError> {
     let Some(place) = backing_name_place(fields)? else { return Ok(None) };
     if place.is_empty() {
         return Ok(None);
@@ -354,7 +354,7 @@ fn printable(bytes: &[u8]) -> String {
 }
 
 fn features(
-    fields: HeaderFields<'_>,
+    fields: HeaderReader<'_>,
     version: u32,
     header_bytes: u32,
     extensions: &HeaderExtensions,
@@ -410,7 +410,7 @@ const ENCRYPTION: u32 = 0x0537_be77;
 
 impl HeaderExtensions {
     fn read(
-        fields: HeaderFields<'_>,
+        fields: HeaderReader<'_>,
         header_bytes: u32,
         backing_name: Option<Range<usize>>,
     ) -> Result<Self, HeaderError> {
@@ -453,7 +453,7 @@ impl HeaderExtensions {
                 self.names = data.chunks_exact(48).map(name).collect();
             }
             BITMAPS => {
-                let (fields, count) = (HeaderFields(data), data.len() as u64);
+                let (fields, count) = (HeaderReader(data), data.len() as u64);
                 let rule = "the bitmaps extension has 24 bytes";
                 require(count == 24, "header extension length", count, rule)?;
                 self.bitmaps = Some(BitmapsExtension {
@@ -481,9 +481,9 @@ impl HeaderExtensions {
 
 /// Reads big-endian numbers out of a header.
 #[derive(Clone, Copy)]
-struct HeaderFields<'a>(&'a [u8]);
+struct HeaderReader<'a>(&'a [u8]);
 
-impl HeaderFields<'_> {
+impl HeaderReader<'_> {
     fn check_magic(self) -> Result<(), HeaderError> {
         if self.u32(0)? == MAGIC { Ok(()) } else { Err(HeaderError::Magic) }
     }

@@ -14,10 +14,10 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use block::{FailKind, RangeGuard, RangeLock};
-use tasks::{AsyncMutex, ChildIo};
+use tasks::{AsyncChild, AsyncMutex};
 
 use crate::background_tasks::BackgroundTasks;
-use crate::cluster_allocator::{ClusterAllocator, Qcow2Discards};
+use crate::cluster_allocator::{ClusterAllocator, FreedClusterDiscards};
 use crate::compressed::{CompressedError, CompressionMethod};
 use crate::epoch::Epochs;
 use crate::geometry::{COPIED, Geometry, GuestCluster, L2Entry, OFFSET, RawL2Entry, SliceNumber};
@@ -94,10 +94,10 @@ impl Image {
     pub(crate) async fn load(
         display_name: String,
         header: &Header,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         file_bytes: u64,
         caches: CacheSizes,
-        writing: Option<(Qcow2Discards, MetadataClusters)>,
+        writing: Option<(FreedClusterDiscards, MetadataClusters)>,
     ) -> Result<Self, FailKind> {
         let log = Arc::new(ImageLog::new(display_name));
         let end = header.l1_offset + u64::from(header.l1_entries) * 8;
@@ -247,7 +247,7 @@ impl Image {
     /// The slice of that number, pinned; loads it if it is not in memory.
     pub(crate) async fn slice(
         &self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         number: SliceNumber,
     ) -> Result<PinnedSlice, FailKind> {
         loop {
@@ -284,7 +284,12 @@ impl Image {
     }
 
     /// Proves that no entry of a slice names metadata: it would be written like data.
-    async fn check_slice(&self, storage: &ChildIo, at: u64, slice: &[u8]) -> Result<(), FailKind> {
+    async fn check_slice(
+        &self,
+        storage: &AsyncChild,
+        at: u64,
+        slice: &[u8],
+    ) -> Result<(), FailKind> {
         if self.space.is_none() || self.geometry.has_data_file() {
             return Ok(());
         }
@@ -303,7 +308,7 @@ impl Image {
     }
 
     /// Says in the file that it is damaged.
-    async fn mark_corrupt(&self, storage: &ChildIo) -> Result<(), FailKind> {
+    async fn mark_corrupt(&self, storage: &AsyncChild) -> Result<(), FailKind> {
         if self.version >= 3 {
             self.change_header(storage, |header| header[INCOMPATIBLE_LOW_AT] |= CORRUPT).await?;
             storage.sync().await?;
@@ -332,7 +337,7 @@ impl Image {
     /// Takes clusters that follow each other and read as zeroes: at most `count`, at least one.
     pub(crate) async fn take_clusters(
         &self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         count: u64,
     ) -> Result<HostClusters, FailKind> {
         let name = async |table: RefcountTablePlace| self.name_refcount_table(storage, table).await;
@@ -341,7 +346,7 @@ impl Image {
 
     async fn name_refcount_table(
         &self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         table: RefcountTablePlace,
     ) -> Result<(), FailKind> {
         self.change_header(storage, |header| table.write_to(header)).await?;
@@ -351,7 +356,7 @@ impl Image {
     /// Changes the first block of the header, in the file.
     async fn change_header(
         &self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         change: impl FnOnce(&mut [u8]),
     ) -> Result<(), FailKind> {
         let _turn = self.header_writes.take().await;
@@ -362,7 +367,7 @@ impl Image {
 
     /// Says in the file, durably, that somebody changes the image who does not know what these bits
     /// promise, and no longer that its refcounts may be wrong.
-    pub(crate) async fn begin_writing(&self, storage: &ChildIo) -> Result<(), FailKind> {
+    pub(crate) async fn begin_writing(&self, storage: &AsyncChild) -> Result<(), FailKind> {
         if self.version < 3 {
             // What is found in the tables is durable from now on, whoever has written it.
             return storage.sync().await;
@@ -387,7 +392,7 @@ impl Image {
     /// Has the table that names these clusters be ours: makes it, or a copy if a snapshot has it too.
     pub(crate) async fn ensure_table(
         &self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         cluster: GuestCluster,
     ) -> Result<(), FailKind> {
         let number = self.geometry.slice_of(cluster);
@@ -423,7 +428,12 @@ impl Image {
         Ok(())
     }
 
-    async fn write_l1(&self, storage: &ChildIo, table: usize, word: u64) -> Result<(), FailKind> {
+    async fn write_l1(
+        &self,
+        storage: &AsyncChild,
+        table: usize,
+        word: u64,
+    ) -> Result<(), FailKind> {
         let _turn = self.l1_writes.take().await;
         let old = |at: usize| self.l1.get(at).map(|entry| entry.load(Ordering::Relaxed));
         let result = write_table_word(storage, self.l1_offset, old, table, word).await;
@@ -436,7 +446,7 @@ impl Image {
     /// Writes entries, whose clusters are claimed and whose tables are ours; then others see them.
     pub(crate) async fn link(
         &self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         changes: &[(GuestCluster, RawL2Entry)],
     ) -> Result<(), FailKind> {
         let same = |one: &(GuestCluster, RawL2Entry), other: &(GuestCluster, RawL2Entry)| {
@@ -461,7 +471,11 @@ impl Image {
     }
 
     /// Has the file say what memory says of the entries in a slice, if a write of it has failed.
-    pub(crate) async fn settle(&self, storage: &ChildIo, slice: &L2Slice) -> Result<(), FailKind> {
+    pub(crate) async fn settle(
+        &self,
+        storage: &AsyncChild,
+        slice: &L2Slice,
+    ) -> Result<(), FailKind> {
         if !slice.has_failed_write() {
             return Ok(());
         }
@@ -471,7 +485,7 @@ impl Image {
 
     async fn write_slice(
         &self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         slice: &L2Slice,
         ending: &WriteResult,
     ) -> Result<(), FailKind> {
@@ -514,7 +528,7 @@ impl Image {
     }
 
     /// Makes durable what was written so far.
-    pub(crate) async fn sync(&self, storage: &ChildIo) -> Result<(), FailKind> {
+    pub(crate) async fn sync(&self, storage: &AsyncChild) -> Result<(), FailKind> {
         let mark = self.space.as_ref().map(ClusterAllocator::mark);
         storage.sync().await?;
         if let (Some(space), Some(mark)) = (&self.space, mark) {
@@ -524,7 +538,7 @@ impl Image {
     }
 
     /// Nobody writes to the image any more: gives back what was taken ahead.
-    pub(crate) async fn close(&self, storage: &ChildIo) -> Result<(), FailKind> {
+    pub(crate) async fn close(&self, storage: &AsyncChild) -> Result<(), FailKind> {
         match &self.space {
             Some(space) if !self.metadata.is_damaged() => space.close(storage).await,
             // Of a damaged image nothing is changed any more.

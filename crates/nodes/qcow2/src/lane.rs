@@ -13,14 +13,14 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, ByteCount, Clock, CompletionDecision, Durability, EofPolicy, Extent, FailKind,
-    Lane, Mapping, Operation, Outcome, Piece, PieceList, SystemClock, Target, Token, Unmap,
+    Access, Answer, BatchPieces, ByteCount, Clock, Durability, EofPolicy, Extent, FailKind, Lane,
+    LaneCompletionDecision, Mapping, Operation, Outcome, Piece, SystemClock, Target, Token, Unmap,
     WakeTime,
 };
-use tasks::{ChildIo, MapBatch, RequestParts, TaskExecutor, extent, is_over};
+use tasks::{AsyncChild, ChildMapBatch, RequestParts, TaskExecutor, extent, is_over};
 
-use crate::cluster_allocator::{Qcow2Discards, SyncMark};
-use crate::epoch::Epoch;
+use crate::cluster_allocator::{FreedClusterDiscards, SyncMark};
+use crate::epoch::MappingEpoch;
 use crate::geometry::{GuestCluster, L2Entry, StandardCluster, Subcluster, bits_of};
 use crate::lane_core::{LaneCore, ServedRequest};
 use crate::lane_slices::LaneSlices;
@@ -49,7 +49,7 @@ pub(crate) struct Qcow2Lane {
     tasks: TaskExecutor,
     seen: LaneSlices,
     access: Access,
-    discards: Qcow2Discards,
+    discards: FreedClusterDiscards,
     /// Where the bytes of a batch are, and what each mapping has of that.
     runs: Vec<ByteRun>,
     plans: Vec<AnswerPlan>,
@@ -58,7 +58,7 @@ pub(crate) struct Qcow2Lane {
     /// Since when tasks pause.
     paused_at: Option<Instant>,
     /// The questions to the lanes below.
-    batches: [MapBatch; 2],
+    batches: [ChildMapBatch; 2],
     /// When to let go of tables without use; none while no table was seen.
     clean_at: Option<Instant>,
 }
@@ -89,9 +89,9 @@ enum AnswerPlan {
     /// Already.
     Answered(Answer),
     /// By those runs. A flush has one, and what it covers.
-    Runs(Range<usize>, Option<Epoch>, Option<SyncMark>),
+    Runs(Range<usize>, Option<MappingEpoch>, Option<SyncMark>),
     /// By a task.
-    Task(Option<Epoch>),
+    Task(Option<MappingEpoch>),
 }
 
 impl Qcow2Lane {
@@ -99,12 +99,12 @@ impl Qcow2Lane {
         core: LaneCore,
         tasks: TaskExecutor,
         access: Access,
-        discards: Qcow2Discards,
+        discards: FreedClusterDiscards,
     ) -> Self {
         let seen = LaneSlices::new(core.image.slices.room());
         // Where there is no backing file, nobody asks it.
         let backing = core.backing.as_ref().map_or(&core.data.storage, |backing| &backing.storage);
-        let batches = [&core.data.storage, backing].map(MapBatch::new);
+        let batches = [&core.data.storage, backing].map(ChildMapBatch::new);
         Self {
             core: Rc::new(core),
             tasks,
@@ -121,7 +121,7 @@ impl Qcow2Lane {
     }
 
     /// How an operation is answered. Asks nobody yet.
-    fn plan(&mut self, operation: Operation, pieces: &PieceList) -> AnswerPlan {
+    fn plan(&mut self, operation: Operation, pieces: &BatchPieces) -> AnswerPlan {
         let image = &self.core.image;
         if image.is_closed() {
             return AnswerPlan::Answered(Answer::Refused(image.refuse_closed()));
@@ -142,8 +142,8 @@ impl Qcow2Lane {
         if bytes.bytes().end > image.size() {
             return AnswerPlan::Answered(Answer::Refused(FailKind::OutOfRange));
         }
-        let is_ignored =
-            matches!(operation, Operation::Discard(..)) && self.discards == Qcow2Discards::Ignored;
+        let is_ignored = matches!(operation, Operation::Discard(..))
+            && self.discards == FreedClusterDiscards::Ignored;
         if bytes.count().0 == 0 || is_ignored {
             return AnswerPlan::Answered(Answer::Now(pieces.none()));
         }
@@ -287,7 +287,7 @@ impl Qcow2Lane {
     }
 
     /// Answers a request with what the lanes below have answered.
-    fn answer(&mut self, mapping: &mut Mapping, plan: AnswerPlan, pieces: &mut PieceList) {
+    fn answer(&mut self, mapping: &mut Mapping, plan: AnswerPlan, pieces: &mut BatchPieces) {
         match plan {
             AnswerPlan::Answered(answer) => mapping.answer = answer,
             AnswerPlan::Task(epoch) => self.serve(mapping, epoch, pieces),
@@ -301,9 +301,9 @@ impl Qcow2Lane {
         &mut self,
         mapping: &mut Mapping,
         runs: Range<usize>,
-        epoch: Option<Epoch>,
+        epoch: Option<MappingEpoch>,
         mark: Option<SyncMark>,
-        pieces: &mut PieceList,
+        pieces: &mut BatchPieces,
     ) {
         mapping.eof_policy = EofPolicy::Zeroes;
         let mut refused = None;
@@ -361,7 +361,7 @@ impl Qcow2Lane {
         }
     }
 
-    fn parts(&self, runs: Range<usize>, pieces: &PieceList) -> RequestParts {
+    fn parts(&self, runs: Range<usize>, pieces: &BatchPieces) -> RequestParts {
         let mut parts = RequestParts::default();
         for &ByteRun { skip, count, place } in &self.runs[runs] {
             match place {
@@ -375,7 +375,12 @@ impl Qcow2Lane {
     }
 
     /// Has a task serve a request.
-    fn serve(&mut self, mapping: &mut Mapping, epoch: Option<Epoch>, pieces: &mut PieceList) {
+    fn serve(
+        &mut self,
+        mapping: &mut Mapping,
+        epoch: Option<MappingEpoch>,
+        pieces: &mut BatchPieces,
+    ) {
         let Mapping { token, operation, .. } = *mapping;
         self.core.begin_served(token, epoch);
         let core = Rc::clone(&self.core);
@@ -396,8 +401,8 @@ impl Qcow2Lane {
             }
             Operation::WriteZeroes(bytes, unmap, _) => {
                 let how = match (unmap, self.discards) {
-                    (Unmap::Allowed, Qcow2Discards::Passed) => serve::ZeroMode::Unmap,
-                    (Unmap::Keep, _) | (_, Qcow2Discards::Ignored) => serve::ZeroMode::Keep,
+                    (Unmap::Allowed, FreedClusterDiscards::Passed) => serve::ZeroMode::Unmap,
+                    (Unmap::Keep, _) | (_, FreedClusterDiscards::Ignored) => serve::ZeroMode::Keep,
                 };
                 self.spawn(mapping, pieces, serve::zero(core, request, bytes, how));
             }
@@ -412,7 +417,7 @@ impl Qcow2Lane {
     fn spawn(
         &mut self,
         mapping: &mut Mapping,
-        pieces: &mut PieceList,
+        pieces: &mut BatchPieces,
         task: impl Future<Output = ()> + 'static,
     ) {
         self.tasks.spawn(task);
@@ -442,7 +447,7 @@ impl Qcow2Lane {
 }
 
 impl Lane for Qcow2Lane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         let mut plans = std::mem::take(&mut self.plans);
         self.parts_left = BATCH_PARTS;
         for mapping in batch.iter() {
@@ -456,7 +461,7 @@ impl Lane for Qcow2Lane {
         self.plans = plans;
         self.runs.clear();
         self.runs.shrink_to(RUNS_KEPT);
-        self.batches.iter_mut().for_each(MapBatch::clear);
+        self.batches.iter_mut().for_each(ChildMapBatch::clear);
         self.note_pauses();
     }
 
@@ -468,7 +473,7 @@ impl Lane for Qcow2Lane {
         })
     }
 
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         self.core.storages().for_each(|storage| storage.resume(now));
         self.tasks.step();
         self.tasks.go_on();
@@ -492,10 +497,10 @@ impl Lane for Qcow2Lane {
     }
 
     fn release(&mut self) {
-        self.core.storages().for_each(ChildIo::release);
+        self.core.storages().for_each(AsyncChild::release);
     }
 
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         let told = self.core.completed(token, outcome);
         self.reclaim();
         told

@@ -12,29 +12,29 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use block::{
-    Answer, CompletionAction, CompletionDecision, EofPolicy, FailKind, Mapping, MemoryUse,
-    Operation, Outcome, Piece, PieceList, Token,
+    AfterPiecesAction, Answer, BatchPieces, BufferCopyPolicy, EofPolicy, FailKind,
+    LaneCompletionDecision, Mapping, Operation, Outcome, Piece, Token,
 };
-use tasks::{ChildIo, RequestParts, YieldQueue};
+use tasks::{AsyncChild, RequestParts, YieldQueue};
 
 use crate::cluster_allocator::SyncMark;
-use crate::epoch::{Epoch, LaneEpochs};
+use crate::epoch::{LaneEpochs, MappingEpoch};
 use crate::geometry::GuestCluster;
 use crate::image::Image;
 use crate::serve::ClusterDecoder;
-use crate::task_limits::TaskLimits;
+use crate::task_limits::TaskSemaphores;
 
 /// What a lane and its tasks share: image, children, and the state of requests.
 #[derive(Debug)]
 pub(crate) struct LaneCore {
     pub(crate) image: Arc<Image>,
     /// The image file.
-    pub(crate) file: ChildIo,
+    pub(crate) file: AsyncChild,
     /// Where data are: the same, or a file of its own.
     pub(crate) data: DataStore,
     pub(crate) backing: Option<BackingFile>,
     pub(crate) decoder: ClusterDecoder,
-    pub(crate) limits: TaskLimits,
+    pub(crate) limits: TaskSemaphores,
     pauses: Rc<YieldQueue>,
     state: RefCell<State>,
 }
@@ -42,7 +42,7 @@ pub(crate) struct LaneCore {
 /// The child that an image's data are in, and whether it is the image file or a data file.
 #[derive(Debug, Clone)]
 pub(crate) struct DataStore {
-    pub(crate) storage: ChildIo,
+    pub(crate) storage: AsyncChild,
     pub(crate) kind: DataLocation,
 }
 
@@ -60,7 +60,7 @@ pub(crate) enum DataLocation {
 /// The backing file of an image, and its size.
 #[derive(Debug, Clone)]
 pub(crate) struct BackingFile {
-    pub(crate) storage: ChildIo,
+    pub(crate) storage: AsyncChild,
     /// Its size in bytes; behind it are zeroes.
     pub(crate) size: u64,
 }
@@ -80,10 +80,10 @@ struct State {
 enum RequestState {
     Nothing,
     /// It uses what the tables said in that epoch; a flush covers what was out of them before the mark.
-    Mapped(Epoch, Option<SyncMark>),
+    Mapped(MappingEpoch, Option<SyncMark>),
     /// A task serves it.
     Served {
-        epoch: Option<Epoch>,
+        epoch: Option<MappingEpoch>,
         told: Option<Outcome>,
         waker: Option<Waker>,
     },
@@ -103,14 +103,14 @@ pub(crate) struct ServedRequest {
 struct TaskAnswer {
     request: ServedRequest,
     result: Result<Vec<Piece>, FailKind>,
-    memory: MemoryUse,
-    after: CompletionAction,
+    memory: BufferCopyPolicy,
+    after: AfterPiecesAction,
 }
 
 impl LaneCore {
     pub(crate) fn new(
         image: Arc<Image>,
-        file: ChildIo,
+        file: AsyncChild,
         data: DataStore,
         backing: Option<BackingFile>,
         pauses: &Rc<YieldQueue>,
@@ -118,7 +118,7 @@ impl LaneCore {
         let epochs = image.epochs.join();
         let state = RefCell::new(State { epochs, open: Vec::new(), answers: Vec::new() });
         let (decoder, limits, pauses) =
-            (ClusterDecoder::new(), TaskLimits::default(), Rc::clone(pauses));
+            (ClusterDecoder::new(), TaskSemaphores::default(), Rc::clone(pauses));
         Self { image, file, data, backing, decoder, limits, pauses, state }
     }
 
@@ -138,12 +138,12 @@ impl LaneCore {
     }
 
     /// A request is about to look at the tables; `None` if clusters are never freed.
-    pub(crate) fn enter(&self) -> Option<Epoch> {
+    pub(crate) fn enter(&self) -> Option<MappingEpoch> {
         self.image.is_written().then(|| self.state.borrow_mut().epochs.enter())
     }
 
     /// It did, and does not need them.
-    pub(crate) fn leave(&self, epoch: Option<Epoch>) {
+    pub(crate) fn leave(&self, epoch: Option<MappingEpoch>) {
         if let Some(epoch) = epoch {
             self.state.borrow_mut().epochs.leave(epoch);
         }
@@ -158,16 +158,16 @@ impl LaneCore {
     pub(crate) fn begin_mapped(
         &self,
         token: Token,
-        epoch: Option<Epoch>,
+        epoch: Option<MappingEpoch>,
         mark: Option<SyncMark>,
-    ) -> CompletionAction {
-        let Some(epoch) = epoch else { return CompletionAction::Finish };
+    ) -> AfterPiecesAction {
+        let Some(epoch) = epoch else { return AfterPiecesAction::Finish };
         self.note(token, RequestState::Mapped(epoch, mark));
-        CompletionAction::NotifyLane
+        AfterPiecesAction::NotifyLane
     }
 
     /// A task serves the request.
-    pub(crate) fn begin_served(&self, token: Token, epoch: Option<Epoch>) {
+    pub(crate) fn begin_served(&self, token: Token, epoch: Option<MappingEpoch>) {
         self.note(token, RequestState::Served { epoch, told: None, waker: None });
     }
 
@@ -181,7 +181,7 @@ impl LaneCore {
     }
 
     /// The lane is told of a request.
-    pub(crate) fn completed(&self, token: Token, outcome: Outcome) -> CompletionDecision {
+    pub(crate) fn completed(&self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         let state = &mut *self.state.borrow_mut();
         let open = &mut state.open[token.0 as usize];
         match open {
@@ -191,7 +191,7 @@ impl LaneCore {
                 if let Some(waker) = waker.take() {
                     waker.wake();
                 }
-                return CompletionDecision::HoldAgain;
+                return LaneCompletionDecision::HoldAgain;
             }
             RequestState::Mapped(epoch, mark) => {
                 state.epochs.leave(*epoch);
@@ -201,7 +201,7 @@ impl LaneCore {
             }
         }
         *open = RequestState::Nothing;
-        CompletionDecision::Finish(outcome)
+        LaneCompletionDecision::Finish(outcome)
     }
 
     /// What is in front of the mark of a flush is durable.
@@ -238,7 +238,7 @@ impl LaneCore {
     pub(crate) fn end_with(&self, request: ServedRequest, result: Result<Vec<Piece>, FailKind>) {
         let epoch = self.end_serving(request.token);
         self.leave(epoch);
-        let (memory, after) = (MemoryUse::Live, CompletionAction::Finish);
+        let (memory, after) = (BufferCopyPolicy::Live, AfterPiecesAction::Finish);
         self.reply(TaskAnswer { request, result, memory, after });
     }
 
@@ -266,9 +266,9 @@ impl LaneCore {
         &self,
         request: ServedRequest,
         pieces: Vec<Piece>,
-        memory: MemoryUse,
+        memory: BufferCopyPolicy,
     ) -> Outcome {
-        let (result, after) = (Ok(pieces), CompletionAction::NotifyLane);
+        let (result, after) = (Ok(pieces), AfterPiecesAction::NotifyLane);
         self.reply(TaskAnswer { request, result, memory, after });
         std::future::poll_fn(|context| {
             let state = &mut *self.state.borrow_mut();
@@ -287,7 +287,7 @@ impl LaneCore {
         .await
     }
 
-    fn end_serving(&self, token: Token) -> Option<Epoch> {
+    fn end_serving(&self, token: Token) -> Option<MappingEpoch> {
         let open = &mut self.state.borrow_mut().open[token.0 as usize];
         match std::mem::replace(open, RequestState::Nothing) {
             RequestState::Served { epoch, .. } => epoch,
@@ -302,7 +302,7 @@ impl LaneCore {
     }
 
     /// Takes the answers that tasks have given.
-    pub(crate) fn take_answers(&self, pieces: &mut PieceList, mut each: impl FnMut(Mapping)) {
+    pub(crate) fn take_answers(&self, pieces: &mut BatchPieces, mut each: impl FnMut(Mapping)) {
         let answers = std::mem::take(&mut self.state.borrow_mut().answers);
         for TaskAnswer { request, result, memory, after } in answers {
             let answer = match result {
@@ -320,7 +320,7 @@ impl LaneCore {
     }
 
     /// All children, each once.
-    pub(crate) fn storages(&self) -> impl Iterator<Item = &ChildIo> {
+    pub(crate) fn storages(&self) -> impl Iterator<Item = &AsyncChild> {
         let data = self.has_data_file().then_some(&self.data.storage);
         let backing = self.backing.as_ref().map(|backing| &backing.storage);
         std::iter::once(&self.file).chain(data).chain(backing)

@@ -51,8 +51,8 @@ mod snapshots;
 mod table_reader;
 mod task_limits;
 
-pub use cluster_allocator::Qcow2Discards;
-pub use handover::{ImageState, ImageStateError, InvalidImageState};
+pub use cluster_allocator::FreedClusterDiscards;
+pub use handover::{ImageHandOverError, ImageState, InvalidImageState};
 pub use header::{Features, Header, HeaderError};
 pub use node::{Children, Qcow2Node, Qcow2Settings};
 pub use open::{OpenError, make_writable, read_header};

@@ -16,14 +16,14 @@ use std::time::Duration;
 
 use block::{
     Access, BlockLimits, ByteCount, Child, Claim, ClaimError, ClaimGuard, DiskSize, EngineFactory,
-    FailKind, HostMemory, Lane, LaneContext, LaneError, Node, OwnerProcess, Permission,
-    Permissions, RetryHint, Rights, display_name,
+    FailKind, HostMemory, Lane, LaneContext, LaneError, Node, Permission, Permissions, RetryHint,
+    Rights, TakeoverOwner, display_name,
 };
-use tasks::{ChildIo, ControlExecutor, TaskExecutor, block_on};
+use tasks::{AsyncChild, ControlExecutor, TaskExecutor, block_on};
 
-use crate::cluster_allocator::Qcow2Discards;
+use crate::cluster_allocator::FreedClusterDiscards;
 use crate::geometry::SLICE_BYTES_MAX;
-use crate::handover::{ImageState, ImageStateError};
+use crate::handover::{ImageHandOverError, ImageState};
 use crate::header::Header;
 use crate::image::{CacheSizes, Image};
 use crate::lane::Qcow2Lane;
@@ -52,7 +52,7 @@ pub struct Qcow2Settings {
     /// Whether it takes changes.
     pub access: Access,
     /// Whether discards free clusters, and zeroings may.
-    pub discards: Qcow2Discards,
+    pub discards: FreedClusterDiscards,
     /// How much memory L2 tables may take, in bytes (`l2-cache-size`).
     pub l2_cache: ByteCount,
     /// How much memory refcounts may take, in bytes (`refcount-cache-size`).
@@ -89,7 +89,7 @@ struct UseState {
     writers: usize,
     image: Option<Arc<Image>>,
     /// Who closes it.
-    owner: OwnerProcess,
+    owner: TakeoverOwner,
     /// What another process knew of it, until it is loaded.
     inherited: Option<ImageState>,
 }
@@ -125,14 +125,14 @@ impl Qcow2Node {
     /// What another process needs to go on with the image beside its file; `None` if the image is not in use, or
     /// not written. No request may be under way, and none may begin before it is known who goes on. Waits so long
     /// for clusters that are being freed; no more are meanwhile, since only a request's end begins that. Blocks.
-    pub fn state(&self, limit: Duration) -> Result<Option<ImageState>, ImageStateError> {
+    pub fn state(&self, limit: Duration) -> Result<Option<ImageState>, ImageHandOverError> {
         let shared = &self.shared;
         let used = shared.used();
         let Some(image) = used.image.as_ref().filter(|image| image.is_written()) else {
             return Ok(None);
         };
         if !image.background_tasks.wait(limit) {
-            return Err(ImageStateError::Busy);
+            return Err(ImageHandOverError::Busy);
         }
         block_on(image.state()).map(Some)
     }
@@ -141,18 +141,18 @@ impl Qcow2Node {
     /// [`Qcow2Node::own`]. Nobody has claimed it yet.
     pub fn inherit(&self, state: ImageState) {
         let mut used = self.shared.used();
-        (used.owner, used.inherited) = (OwnerProcess::Other, Some(state));
+        (used.owner, used.inherited) = (TakeoverOwner::Other, Some(state));
     }
 
     /// From now on this process owns the image: it closes it.
     pub fn own(&self) {
         let mut used = self.shared.used();
-        (used.owner, used.inherited) = (OwnerProcess::This, None);
+        (used.owner, used.inherited) = (TakeoverOwner::This, None);
     }
 
     /// From now on another process owns the image: it is not touched here any more.
     pub fn leave(&self) {
-        self.shared.used().owner = OwnerProcess::Other;
+        self.shared.used().owner = TakeoverOwner::Other;
     }
 }
 
@@ -172,7 +172,7 @@ impl Shared {
     /// Does this with the image's file, which is claimed.
     fn run(
         &self,
-        work: impl AsyncFnOnce(&ChildIo) -> Result<(), FailKind>,
+        work: impl AsyncFnOnce(&AsyncChild) -> Result<(), FailKind>,
     ) -> Result<(), OpenError> {
         let mut control = ControlExecutor::open(&*self.engines, &self.children.file.node())?;
         let storage = control.storage();
@@ -238,9 +238,9 @@ impl Shared {
     async fn load_with(
         &self,
         header: &Header,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         bytes: u64,
-        writing: Option<(Qcow2Discards, MetadataClusters)>,
+        writing: Option<(FreedClusterDiscards, MetadataClusters)>,
     ) -> Result<Image, FailKind> {
         let Qcow2Settings { l2_cache, refcount_cache, clean_after, .. } = self.settings;
         let clusters = header.size.div_ceil(1 << header.cluster_bits);
@@ -304,7 +304,7 @@ impl Shared {
             image.set_closed();
         }
         if (stops || is_over)
-            && used.owner == OwnerProcess::This
+            && used.owner == TakeoverOwner::This
             && let Err(error) = self.close(&image)
         {
             tracing::warn!("closing the image, of which some clusters leak: {error}");
@@ -324,7 +324,7 @@ impl Shared {
 
 /// Has a file that is going to be written end with a cluster: part of the last one, or of the L1 table,
 /// may be missing. Returns how long it is; a device stays as it is.
-async fn fill_up(header: &Header, storage: &ChildIo, bytes: u64) -> u64 {
+async fn fill_up(header: &Header, storage: &AsyncChild, bytes: u64) -> u64 {
     let cluster = 1_u64 << header.cluster_bits;
     let l1_end = header.l1_offset + u64::from(header.l1_entries) * 8;
     // What counts as the size may lack a part of a block.
@@ -379,7 +379,7 @@ impl Node for Qcow2Node {
         let subclusters = if self.shared.header.features.extended_l2 { 32 } else { 1 };
         let bytes = |count| NonZeroU32::new(count).expect("a cluster has bytes");
         BlockLimits {
-            discard: self.shared.settings.discards == Qcow2Discards::Passed,
+            discard: self.shared.settings.discards == FreedClusterDiscards::Passed,
             discard_granularity: bytes(cluster),
             allocation_unit: bytes(cluster / subclusters),
             ..below
@@ -443,7 +443,7 @@ impl Node for Qcow2Node {
         };
         let open = |node: &Arc<dyn Node>| {
             let alignment = node.limits().request_alignment.get();
-            Ok::<_, LaneError>(ChildIo::new(node.open_lane(io)?, io, alignment.into()))
+            Ok::<_, LaneError>(AsyncChild::new(node.open_lane(io)?, io, alignment.into()))
         };
         let file = open(&shared.children.file.node())?;
         let backing = match &shared.children.backing {

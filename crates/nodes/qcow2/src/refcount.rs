@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use block::{FailKind, HostMemory};
-use tasks::ChildIo;
+use tasks::AsyncChild;
 
 pub(crate) use self::packed::RefcountBlock;
 use crate::header::{Header, OFFSET_END, REFCOUNT_TABLE_BYTES_MAX};
@@ -75,9 +75,9 @@ impl RefcountTablePlace {
     }
 }
 
-/// Clusters that were reserved ahead of need, and those that a moved table has left.
+/// What one reservation took: zeroed clusters with refcount 1, and the clusters that a moved refcount table has left.
 #[derive(Debug, Default)]
-pub(crate) struct ReservedClusters {
+pub(crate) struct ClusterReservation {
     /// Clusters that read as zeroes, whose refcount is 1, durably.
     pub(crate) runs: Vec<HostClusters>,
     /// Those of a table that has moved.
@@ -88,7 +88,7 @@ impl Refcounts {
     /// Reads the table. `file_end` is the size of the file, `blocks_max` how many blocks are kept.
     pub(crate) async fn load(
         header: &Header,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         file_end: u64,
         blocks_max: usize,
         metadata: Arc<MetadataClusters>,
@@ -140,7 +140,11 @@ impl Refcounts {
     }
 
     /// How often a cluster is in use.
-    pub(crate) async fn get(&mut self, storage: &ChildIo, cluster: u64) -> Result<u64, FailKind> {
+    pub(crate) async fn get(
+        &mut self,
+        storage: &AsyncChild,
+        cluster: u64,
+    ) -> Result<u64, FailKind> {
         let (block, index) = (cluster / self.per_block(), cluster % self.per_block());
         let order = self.order;
         Ok(self.block(storage, block).await?.map_or(0, |block| block.get(order, index)))
@@ -149,7 +153,7 @@ impl Refcounts {
     /// The block of that number, if there is one.
     async fn block(
         &mut self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         number: u64,
     ) -> Result<Option<&mut RefcountBlock>, FailKind> {
         let place = usize::try_from(number).ok().and_then(|number| self.table.get(number));
@@ -186,10 +190,10 @@ impl Refcounts {
     /// the refcount table, durably. What was taken before an error comes with the next call.
     pub(crate) async fn reserve(
         &mut self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         want: u64,
         name: impl AsyncFn(RefcountTablePlace) -> Result<(), FailKind>,
-    ) -> Result<ReservedClusters, FailKind> {
+    ) -> Result<ClusterReservation, FailKind> {
         if self.is_header_in_doubt {
             // One of two tables is named, and only this one is kept.
             name(self.table_place()).await?;
@@ -222,7 +226,7 @@ impl Refcounts {
         }
         self.write_changed(storage).await?;
         storage.sync().await?;
-        Ok(ReservedClusters { runs: std::mem::take(&mut self.raised), left })
+        Ok(ClusterReservation { runs: std::mem::take(&mut self.raised), left })
     }
 
     /// How many clusters were taken and not handed out.
@@ -244,7 +248,7 @@ impl Refcounts {
     /// Takes these clusters, which are free. Some of them may become metadata.
     async fn take(
         &mut self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         mut clusters: HostClusters,
         name: &impl AsyncFn(RefcountTablePlace) -> Result<(), FailKind>,
         left: &mut Vec<HostClusters>,
@@ -281,7 +285,11 @@ impl Refcounts {
 
     /// The next free clusters behind the cursor, at most `want`, all of one block; moves the cursor
     /// behind them. None if there are none in the block where it was.
-    async fn find_free(&mut self, storage: &ChildIo, want: u64) -> Result<HostClusters, FailKind> {
+    async fn find_free(
+        &mut self,
+        storage: &AsyncChild,
+        want: u64,
+    ) -> Result<HostClusters, FailKind> {
         let (per_block, order) = (self.per_block(), self.order);
         let (number, from) = (self.cursor / per_block, self.cursor % per_block);
         let (free, used) = match self.block(storage, number).await? {
@@ -313,7 +321,11 @@ impl Refcounts {
     }
 
     /// Makes clusters read as zeroes, and the file long enough for them. Not yet durable.
-    async fn prepare(&mut self, storage: &ChildIo, clusters: HostClusters) -> Result<(), FailKind> {
+    async fn prepare(
+        &mut self,
+        storage: &AsyncChild,
+        clusters: HostClusters,
+    ) -> Result<(), FailKind> {
         let (start, end) = (clusters.start << self.cluster_bits, clusters.end << self.cluster_bits);
         if end >= OFFSET_END {
             return Err(FailKind::NoSpace);
@@ -338,7 +350,7 @@ impl Refcounts {
     }
 
     /// Makes the block that counts this cluster, there, and names it in the table.
-    async fn add_block(&mut self, storage: &ChildIo, cluster: u64) -> Result<(), FailKind> {
+    async fn add_block(&mut self, storage: &AsyncChild, cluster: u64) -> Result<(), FailKind> {
         let number = cluster / self.per_block();
         let block = (number, cluster << self.cluster_bits);
         self.enter_block(number, cluster..cluster + 1);
@@ -351,7 +363,11 @@ impl Refcounts {
         added
     }
 
-    async fn write_block(&mut self, storage: &ChildIo, block: (u64, u64)) -> Result<(), FailKind> {
+    async fn write_block(
+        &mut self,
+        storage: &AsyncChild,
+        block: (u64, u64),
+    ) -> Result<(), FailKind> {
         // It is durable before it is named: otherwise all it counts would be free.
         self.write_changed_as(storage, &[block]).await?;
         storage.sync().await?;
@@ -381,7 +397,7 @@ impl Refcounts {
     /// Writes an entry of the table.
     async fn name_block(
         &mut self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         (number, offset): (u64, u64),
     ) -> Result<(), FailKind> {
         let place = usize::try_from(number).expect("the table has it");
@@ -395,7 +411,7 @@ impl Refcounts {
     /// begins to count. Returns the first cluster behind all that, and the clusters of the old table.
     async fn move_table(
         &mut self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         number: u64,
         name: &impl AsyncFn(RefcountTablePlace) -> Result<(), FailKind>,
     ) -> Result<(u64, HostClusters), FailKind> {
@@ -456,7 +472,7 @@ impl Refcounts {
     /// Writes a new table and its new blocks, durably.
     async fn write_table(
         &mut self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         blocks: &[(u64, u64)],
         table: &[u64],
         offset: u64,
@@ -467,7 +483,11 @@ impl Refcounts {
     }
 
     /// Counts each cluster once more.
-    async fn raise(&mut self, storage: &ChildIo, clusters: HostClusters) -> Result<(), FailKind> {
+    async fn raise(
+        &mut self,
+        storage: &AsyncChild,
+        clusters: HostClusters,
+    ) -> Result<(), FailKind> {
         let (order, most) = (self.order, self.most());
         for cluster in clusters {
             let (number, index) = (cluster / self.per_block(), cluster % self.per_block());
@@ -485,7 +505,7 @@ impl Refcounts {
     /// be gone, durably. Not yet written.
     pub(crate) async fn lower(
         &mut self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         clusters: HostClusters,
     ) -> Result<(), FailKind> {
         let order = self.order;
@@ -508,14 +528,14 @@ impl Refcounts {
     }
 
     /// Hands to the kernel what was changed.
-    pub(crate) async fn write_changed(&mut self, storage: &ChildIo) -> Result<(), FailKind> {
+    pub(crate) async fn write_changed(&mut self, storage: &AsyncChild) -> Result<(), FailKind> {
         self.write_changed_as(storage, &[]).await
     }
 
     /// The same; new blocks go where it says there, the others where the table says.
     async fn write_changed_as(
         &mut self,
-        storage: &ChildIo,
+        storage: &AsyncChild,
         new: &[(u64, u64)],
     ) -> Result<(), FailKind> {
         let changed: Vec<u64> = self

@@ -16,7 +16,7 @@ mod counts;
 mod write;
 
 use block::FailKind;
-use tasks::ChildIo;
+use tasks::AsyncChild;
 
 use crate::compressed;
 use crate::geometry::{COPIED, Geometry, L2Entry, OFFSET, RawL2Entry, StandardCluster};
@@ -48,7 +48,7 @@ pub(crate) struct RepairSummary {
 /// to be read again.
 pub(crate) async fn repair(
     header: &Header,
-    storage: &ChildIo,
+    storage: &AsyncChild,
     file_bytes: u64,
 ) -> Result<RepairSummary, MetadataError> {
     let tables = TableReader::new(header, storage, file_bytes);

@@ -41,12 +41,12 @@ pub(crate) struct L2Slice {
     has_failed_write: AtomicBool,
     /// Tasks that may change it.
     pins: AtomicU32,
-    writes: Mutex<PendingWrites>,
+    writes: Mutex<SliceWriteQueue>,
 }
 
 /// The changes of a slice that wait to be written, and the tasks that wait for that.
 #[derive(Debug, Default)]
-struct PendingWrites {
+struct SliceWriteQueue {
     /// What the next write changes.
     waiting: Vec<(usize, RawL2Entry)>,
     is_busy: bool,
@@ -171,7 +171,7 @@ impl L2Slice {
         }
     }
 
-    fn writes(&self) -> MutexGuard<'_, PendingWrites> {
+    fn writes(&self) -> MutexGuard<'_, SliceWriteQueue> {
         self.writes.lock().expect("nobody panics here")
     }
 
@@ -324,14 +324,14 @@ pub(crate) enum CacheLookup<'a> {
     /// This.
     Here(PinnedSlice),
     /// Nothing: load it.
-    Missing(SliceLoad<'a>),
+    Missing(SliceLoadGuard<'a>),
     /// Another task loads it: ask again when woken.
     Wait,
 }
 
 /// The right to load a slice into the cache. Dropped, others may try.
 #[derive(Debug)]
-pub(crate) struct SliceLoad<'a> {
+pub(crate) struct SliceLoadGuard<'a> {
     cache: &'a SliceCache,
     number: SliceNumber,
     is_done: bool,
@@ -380,7 +380,7 @@ impl SliceCache {
             }
             None => {
                 shard.slices.insert(number, CacheEntry::Loading(Vec::new()));
-                CacheLookup::Missing(SliceLoad { cache: self, number, is_done: false })
+                CacheLookup::Missing(SliceLoadGuard { cache: self, number, is_done: false })
             }
         }
     }
@@ -415,7 +415,7 @@ impl SliceCache {
     }
 }
 
-impl SliceLoad<'_> {
+impl SliceLoadGuard<'_> {
     /// The slice is here. If there are too many now, others go.
     pub(crate) fn done(self, slice: L2Slice) -> PinnedSlice {
         self.done_if(slice, || true).expect("it is")
@@ -448,7 +448,7 @@ impl SliceLoad<'_> {
     }
 }
 
-impl Drop for SliceLoad<'_> {
+impl Drop for SliceLoadGuard<'_> {
     fn drop(&mut self) {
         if self.is_done {
             return;

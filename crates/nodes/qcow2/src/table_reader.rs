@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use block::{FailKind, HostMemory};
-use tasks::ChildIo;
+use tasks::AsyncChild;
 
 use crate::bitmaps::{self, Bitmap};
 use crate::header::{BitmapsExtension, Header};
@@ -87,7 +87,7 @@ pub(crate) struct MetadataTables {
 #[derive(Debug)]
 pub(crate) struct TableReader<'a> {
     pub(crate) header: &'a Header,
-    pub(crate) storage: &'a ChildIo,
+    pub(crate) storage: &'a AsyncChild,
     /// See [`may_have`].
     pub(crate) file_bytes: u64,
     /// How much may still be read.
@@ -95,7 +95,7 @@ pub(crate) struct TableReader<'a> {
 }
 
 impl<'a> TableReader<'a> {
-    pub(crate) fn new(header: &'a Header, storage: &'a ChildIo, file_bytes: u64) -> Self {
+    pub(crate) fn new(header: &'a Header, storage: &'a AsyncChild, file_bytes: u64) -> Self {
         let file_bytes = may_have(file_bytes);
         Self { header, storage, file_bytes, left: Cell::new(TABLE_BYTES_MAX) }
     }
@@ -214,7 +214,7 @@ pub(crate) fn table_bytes(words: impl IntoIterator<Item = u64>) -> HostMemory {
 /// Writes one word of a table, which lies there, with those around it that are in the same block of the storage: `old` says
 /// what they are, and where the table ends. The caller has the table for itself.
 pub(crate) async fn write_table_word(
-    storage: &ChildIo,
+    storage: &AsyncChild,
     table_offset: u64,
     old: impl Fn(usize) -> Option<u64>,
     place: usize,

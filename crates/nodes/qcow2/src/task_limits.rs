@@ -1,7 +1,7 @@
 //! What the tasks of one lane share so that many of them take no more memory, or time, than a few.
 //!
 //! Invariants: who waits for a room holds no part of one that is taken later (the order is that of the fields of
-//! [`TaskLimits`]), so nobody waits in a circle.
+//! [`TaskSemaphores`]), so nobody waits in a circle.
 
 use tasks::Semaphore;
 
@@ -16,7 +16,7 @@ const COMPRESSED_MAX: usize = 8;
 
 /// The semaphores that bound what the tasks of one lane do at once.
 #[derive(Debug)]
-pub(crate) struct TaskLimits {
+pub(crate) struct TaskSemaphores {
     pub(crate) large: Semaphore,
     /// In bytes.
     pub(crate) copied: Semaphore,
@@ -25,7 +25,7 @@ pub(crate) struct TaskLimits {
     pub(crate) decoding: Semaphore,
 }
 
-impl Default for TaskLimits {
+impl Default for TaskSemaphores {
     fn default() -> Self {
         Self {
             large: Semaphore::new(LARGE_MAX),

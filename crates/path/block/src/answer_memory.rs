@@ -26,7 +26,7 @@ pub struct AnswerMemoryError {
 
 /// Host memory that a read is answered from in place of a file, such as a decompressed cluster. Clones share it.
 #[derive(Debug, Clone)]
-pub struct AnswerMemory(Rc<ChargedMemory>);
+pub struct AnswerBuffer(Rc<ChargedMemory>);
 
 /// The memory, charged to its lane's counter until it is dropped.
 #[derive(Debug)]
@@ -35,18 +35,18 @@ struct ChargedMemory {
     counter: MemoryCounter,
 }
 
-/// The bytes of [`AnswerMemory`] that one lane's answers keep alive. Clones count together.
+/// The bytes of [`AnswerBuffer`] that one lane's answers keep alive. Clones count together.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MemoryCounter(Rc<Cell<usize>>);
 
 impl MemoryCounter {
-    pub(crate) fn add(&self, memory: Rc<HostMemory>) -> Result<AnswerMemory, AnswerMemoryError> {
+    pub(crate) fn add(&self, memory: Rc<HostMemory>) -> Result<AnswerBuffer, AnswerMemoryError> {
         let bytes = self.0.get() + memory.len();
         if bytes > BYTES_MAX {
             return Err(AnswerMemoryError { bytes: self.0.get() });
         }
         self.0.set(bytes);
-        Ok(AnswerMemory(Rc::new(ChargedMemory { memory, counter: self.clone() })))
+        Ok(AnswerBuffer(Rc::new(ChargedMemory { memory, counter: self.clone() })))
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -54,20 +54,20 @@ impl MemoryCounter {
     }
 }
 
-impl AnswerMemory {
+impl AnswerBuffer {
     pub(crate) fn get(&self, offset: u32, count: ByteCount) -> &[u8] {
         let count = usize::try_from(count.0).expect("64-bit host");
         &self.0.memory[offset as usize..][..count]
     }
 }
 
-impl PartialEq for AnswerMemory {
+impl PartialEq for AnswerBuffer {
     fn eq(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for AnswerMemory {}
+impl Eq for AnswerBuffer {}
 
 impl Drop for ChargedMemory {
     fn drop(&mut self) {

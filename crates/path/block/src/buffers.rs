@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 mod copy;
 mod host;
 
-pub use copy::MemoryCopy;
+pub use copy::RequestMemoryCopy;
 pub use host::HostMemory;
 
 /// A run of memory, laid out like the kernel's `struct iovec`.

@@ -7,7 +7,7 @@
 //! that.
 //!
 //! Invariants: each tag that was begun is collected once, and is new again only after that. Guest memory is lent only to
-//! a channel that can take its operations back ([`Cancellation::Possible`]), so no stop waits for storage that is gone.
+//! a channel that can take its operations back ([`CancellationSupport::Possible`]), so no stop waits for storage that is gone.
 //! Threads: a channel belongs to the iothread that opened the lane. A library that calls back on threads of its own
 //! leaves there what is over, for [`Channel::collect`], and uses the waker of the lane.
 //! Limits: what a channel has room for is its own matter; the engine keeps what it refuses, and asks again.
@@ -26,7 +26,7 @@ pub struct ChannelId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tag(pub u64);
 
-/// What a descriptor is watched for.
+/// What a descriptor is polled for: reading, or reading and writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interest {
     /// Something to read.
@@ -42,14 +42,14 @@ pub trait Channel: Debug {
     fn medium(&self) -> &Arc<Medium>;
 
     /// Whether operations can be taken back. Always the same.
-    fn cancel(&self) -> Cancellation;
+    fn cancel(&self) -> CancellationSupport;
 
     /// Begins an operation on bytes of the storage, if there is room. Does not block. Reads and writes are aligned and no
     /// longer than the medium says, ranges to discard or zero are aligned; of those that cannot be done the failure says
     /// so ([`IoFailure::is_unsupported`]). A flush makes durable what is over by now on any channel of the medium, on whichever
     /// iothread. A status leaves [`crate::StatusRecord`]s in the memory, from the first byte on and as far as it likes; if it
     /// cannot tell and says so, the bytes are taken for data. A change has to be durable when it is over only if it is a write, and
-    /// the medium says that it can be ([`crate::StableWrites::ByThemselves`]).
+    /// the medium says that it can be ([`crate::DurableWriteMethod::ByThemselves`]).
     ///
     /// The memory of a read or a write is as long as the bytes. It is there until the tag is collected, or, if operations
     /// can be taken back, until [`Channel::abandon`] has been called; it must not be used any more then.
@@ -60,7 +60,7 @@ pub trait Channel: Debug {
     fn collect(&mut self, done: &mut Vec<(Tag, Result<(), IoFailure>)>);
 
     /// When to call it next. Asked again after each of the other calls.
-    fn wants(&self) -> ChannelWakeup<'_>;
+    fn wants(&self) -> ChannelWakeCondition<'_>;
 
     /// The storage is given up by whoever waits for it: ends all operations that can be taken back, which the next
     /// [`Channel::collect`] tells as failed, and sees to it that they are not carried out later, as far as the storage has
@@ -71,7 +71,7 @@ pub trait Channel: Debug {
 
 /// Whether the operations of a channel can be cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cancellation {
+pub enum CancellationSupport {
     /// After [`Channel::abandon`] nothing uses their memory, and all of them end with the next [`Channel::collect`].
     Possible,
     /// They end when the storage says so, perhaps never. They get memory of the engine, not of guests.
@@ -90,7 +90,7 @@ pub enum BeginResult {
 
 /// When a channel has to be called: a descriptor that becomes ready, the next round, a time.
 #[derive(Debug, Clone, Copy)]
-pub struct ChannelWakeup<'a> {
+pub struct ChannelWakeCondition<'a> {
     /// Whenever this becomes ready; not again if it stays so. The engine keeps it open as long as it watches it.
     pub descriptor: Option<(&'a Arc<OwnedFd>, Interest)>,
     /// In the next round, for which nobody sleeps: it is polled, or has more to do than one call may take. Only as long as

@@ -51,7 +51,7 @@ impl Rights {
 
 /// Which process owns an image while one takes over from the other: it alone writes, unlocks and closes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OwnerProcess {
+pub enum TakeoverOwner {
     /// This one.
     #[default]
     This,

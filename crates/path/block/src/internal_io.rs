@@ -1,7 +1,7 @@
 //! I/O that a lane needs for itself: tables to load, what to copy before a write, metadata to write.
 //!
 //! Where it stands in the life of a request: a format that cannot answer at once holds the request and
-//! runs its slow path, which submits [`InternalIo`]s through the [`LaneContext`] it was opened with and waits for
+//! runs its slow path, which submits [`InternalOperation`]s through the [`LaneContext`] it was opened with and waits for
 //! their [`InternalIoFuture`]. The iothread takes them after each call of the lane, carries them out like
 //! requests, and calls [`crate::Lane::resume`] when something is over.
 //!
@@ -20,7 +20,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::answer_memory::MemoryCounter;
 use crate::{
-    AnswerMemory, AnswerMemoryError, Buffers, Channel, ChannelId, FailKind, HostMemory, Lane,
+    AnswerBuffer, AnswerMemoryError, Buffers, Channel, ChannelId, FailKind, HostMemory, Lane,
     LaneError, Node, Operation, Outcome, Piece,
 };
 
@@ -30,12 +30,12 @@ use crate::{
 pub struct LaneContext {
     shared: Rc<Shared>,
     waker: Waker,
-    stage: ClaimState,
+    stage: NodeClaimState,
 }
 
 /// Whether the nodes are claimed that a lane is opened on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ClaimState {
+enum NodeClaimState {
     Claimed,
     Unclaimed,
 }
@@ -43,7 +43,7 @@ enum ClaimState {
 /// What all clones of a [`LaneContext`] share: I/O that was submitted and not taken, and the memory of answers.
 #[derive(Debug, Default)]
 struct Shared {
-    submitted: RefCell<Vec<InternalIo>>,
+    submitted: RefCell<Vec<InternalOperation>>,
     kept: MemoryCounter,
     entered: RefCell<Vec<(ChannelId, Box<dyn Channel>)>>,
     numbers: ChannelIds,
@@ -62,19 +62,19 @@ impl LaneContext {
     /// The same, of an iothread that numbers the channels of all its lanes so.
     pub fn numbered(waker: Waker, numbers: &ChannelIds) -> Self {
         let shared = Shared { numbers: numbers.clone(), ..Shared::default() };
-        Self { shared: Rc::new(shared), waker, stage: ClaimState::Claimed }
+        Self { shared: Rc::new(shared), waker, stage: NodeClaimState::Claimed }
     }
 
     /// The same for a thread that owns no ring and looks at nodes before anybody claims them: it only reads,
     /// and what it reads may change at any time. Opening a lane may block.
     #[must_use]
     pub fn before_claim(&self) -> Self {
-        Self { stage: ClaimState::Unclaimed, ..self.clone() }
+        Self { stage: NodeClaimState::Unclaimed, ..self.clone() }
     }
 
     /// Whether nodes may not be claimed.
     pub fn is_before_claim(&self) -> bool {
-        self.stage == ClaimState::Unclaimed
+        self.stage == NodeClaimState::Unclaimed
     }
 
     /// For lanes that neither have internal I/Os nor wait for other threads.
@@ -106,13 +106,13 @@ impl LaneContext {
                 None => in_files.push(piece.clone()),
             }
         }
-        let errand = InternalIo { operation, pieces: in_files, memory, end };
+        let errand = InternalOperation { operation, pieces: in_files, memory, end };
         self.shared.submitted.borrow_mut().push(errand);
         done
     }
 
     /// Counts memory for one answer, whose pieces name it with [`crate::Target::Memory`].
-    pub fn keep(&self, memory: Rc<HostMemory>) -> Result<AnswerMemory, AnswerMemoryError> {
+    pub fn keep(&self, memory: Rc<HostMemory>) -> Result<AnswerBuffer, AnswerMemoryError> {
         self.shared.kept.add(memory)
     }
 
@@ -146,7 +146,7 @@ impl LaneContext {
     }
 
     /// For the iothread: takes what was submitted, in order.
-    pub fn take_submitted(&self, into: &mut Vec<InternalIo>) {
+    pub fn take_submitted(&self, into: &mut Vec<InternalOperation>) {
         into.append(&mut self.shared.submitted.borrow_mut());
     }
 }
@@ -155,7 +155,7 @@ impl LaneContext {
 /// memory that it works on.
 #[derive(Debug)]
 #[must_use = "somebody waits for its end"]
-pub struct InternalIo {
+pub struct InternalOperation {
     operation: Operation,
     pieces: Vec<Piece>,
     memory: ManuallyDrop<HostMemory>,
@@ -169,7 +169,7 @@ struct CompletionCell {
     waker: Option<Waker>,
 }
 
-impl InternalIo {
+impl InternalOperation {
     /// What is to be done.
     pub fn operation(&self) -> Operation {
         self.operation
@@ -180,7 +180,7 @@ impl InternalIo {
         &self.pieces
     }
 
-    /// With which memory; stays as it is until [`InternalIo::finish`].
+    /// With which memory; stays as it is until [`InternalOperation::finish`].
     pub fn memory(&mut self) -> Buffers {
         self.memory.name()
     }
@@ -196,7 +196,7 @@ impl InternalIo {
     }
 }
 
-/// The completion of an [`InternalIo`], as a future. Dropped, the operation goes on.
+/// The completion of an [`InternalOperation`], as a future. Dropped, the operation goes on.
 #[derive(Debug)]
 #[must_use = "an errand may fail"]
 pub struct InternalIoFuture {

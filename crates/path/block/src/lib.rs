@@ -29,28 +29,33 @@ mod range_lock;
 mod status;
 mod sync_coalescer;
 
-pub use answer_memory::{AnswerMemory, AnswerMemoryError};
-pub use buffers::{Buffers, HostMemory, MemoryCopy, Segment};
-pub use channel::{BeginResult, Cancellation, Channel, ChannelId, ChannelWakeup, Interest, Tag};
+pub use answer_memory::{AnswerBuffer, AnswerMemoryError};
+pub use buffers::{Buffers, HostMemory, RequestMemoryCopy, Segment};
+pub use channel::{
+    BeginResult, CancellationSupport, Channel, ChannelId, ChannelWakeCondition, Interest, Tag,
+};
 pub use child::Child;
-pub use claim::{Access, Claim, ClaimError, ClaimGuard, OwnerProcess, RetryHint, Rights};
+pub use claim::{Access, Claim, ClaimError, ClaimGuard, RetryHint, Rights, TakeoverOwner};
 pub use clock::{Clock, SystemClock};
 pub use delay_queue::DelayQueue;
 pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYTES, Sector};
 pub use failure::IoFailure;
 pub use gauge::{Gauge, GaugeWriter, Gauges};
 pub use internal_io::{
-    ChannelIds, ControlEngine, EngineFactory, InternalIo, InternalIoFuture, LaneContext, LaneOpener,
+    ChannelIds, ControlEngine, EngineFactory, InternalIoFuture, InternalOperation, LaneContext,
+    LaneOpener,
 };
 pub use log_rate_limit::LogRateLimit;
-pub use medium::{Alignments, Medium, StableWrites};
+pub use medium::{Alignments, DurableWriteMethod, Medium};
 pub use node::{
-    Answer, BlockLimits, CompletionAction, CompletionDecision, EofPolicy, Lane, LaneError,
-    LeafLane, Mapping, MemoryUse, Node, Token, WakeTime, display_name,
+    AfterPiecesAction, Answer, BlockLimits, BufferCopyPolicy, EofPolicy, Lane,
+    LaneCompletionDecision, LaneError, LeafLane, Mapping, Node, Token, WakeTime, display_name,
 };
-pub use operation::{Durability, FailKind, Operation, Outcome, RequestSlot, Unmap};
+pub use operation::{Durability, FailKind, Operation, Outcome, SourceRequestSlot, Unmap};
 pub use permission::{Permission, Permissions};
-pub use pieces::{FileId, PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, StorageId, Target};
+pub use pieces::{
+    BatchPieces, FileId, PIECES_MAX, Piece, PieceMark, PieceRange, StorageId, Target,
+};
 pub use range_lock::{RangeGuard, RangeLock};
 pub use status::{BlockStatus, StatusRecord, StatusRun, StatusRuns};
 pub use sync_coalescer::{SyncAction, SyncCoalescer, SyncGuard, SyncTicket};

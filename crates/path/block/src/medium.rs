@@ -9,15 +9,15 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::{Durability, OwnerProcess, RangeLock, SECTOR_BYTES, SyncCoalescer};
+use crate::{Durability, RangeLock, SECTOR_BYTES, SyncCoalescer, TakeoverOwner};
 
-/// The storage of a protocol node, whatever its kind: alignment, range locks, syncs, whether a sync has failed, and its
-/// name.
+/// What all users of one protocol node's storage share, whatever its kind: name, alignments, range locks, turns to
+/// sync, a failed sync.
 #[derive(Debug)]
 pub struct Medium {
     name: String,
     alignments: Alignments,
-    stable_writes: StableWrites,
+    stable_writes: DurableWriteMethod,
     transfer_max: u64,
     ranges: RangeLock,
     sync_turns: SyncCoalescer,
@@ -44,7 +44,7 @@ impl Alignments {
 
 /// How a write becomes durable that has to be when it completes ([`crate::Durability::Stable`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StableWrites {
+pub enum DurableWriteMethod {
     /// By itself: a write and a sync in one (RWF_DSYNC, FUA).
     ByThemselves,
     /// By a sync after it.
@@ -53,7 +53,7 @@ pub enum StableWrites {
 
 impl Medium {
     /// Storage that messages call so. What it is, its opener has found out.
-    pub fn new(name: String, alignments: Alignments, stable_writes: StableWrites) -> Self {
+    pub fn new(name: String, alignments: Alignments, stable_writes: DurableWriteMethod) -> Self {
         let Alignments { memory, offset, allocation } = alignments;
         assert!([memory, offset, allocation].iter().all(|bytes| bytes.is_power_of_two()));
         Self {
@@ -88,15 +88,15 @@ impl Medium {
     }
 
     /// How writes become durable.
-    pub fn stable_writes(&self) -> StableWrites {
+    pub fn stable_writes(&self) -> DurableWriteMethod {
         self.stable_writes
     }
 
     /// As what a write is carried out that is to be so durable: it is made stable afterwards if it cannot be by itself.
     pub fn write_as(&self, wanted: Durability) -> Durability {
         match self.stable_writes {
-            StableWrites::ByThemselves => wanted,
-            StableWrites::BySync => Durability::Cached,
+            DurableWriteMethod::ByThemselves => wanted,
+            DurableWriteMethod::BySync => Durability::Cached,
         }
     }
 
@@ -161,17 +161,17 @@ impl Medium {
     }
 
     /// Which process may change it.
-    pub fn owner(&self) -> OwnerProcess {
+    pub fn owner(&self) -> TakeoverOwner {
         if self.owned_by_other.load(Ordering::Acquire) {
-            OwnerProcess::Other
+            TakeoverOwner::Other
         } else {
-            OwnerProcess::This
+            TakeoverOwner::This
         }
     }
 
     /// Notes which process may change it. For whoever holds the locks on it.
-    pub fn set_owner(&self, owner: OwnerProcess) {
-        self.owned_by_other.store(owner == OwnerProcess::Other, Ordering::Release);
+    pub fn set_owner(&self, owner: TakeoverOwner) {
+        self.owned_by_other.store(owner == TakeoverOwner::Other, Ordering::Release);
     }
 }
 
@@ -181,7 +181,7 @@ mod tests {
 
     fn medium(offset: u32, allocation: u32) -> Medium {
         let alignments = Alignments { memory: 1, offset, allocation };
-        Medium::new("medium".to_owned(), alignments, StableWrites::BySync)
+        Medium::new("medium".to_owned(), alignments, DurableWriteMethod::BySync)
     }
 
     #[track_caller]

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::{
-    Access, Claim, ClaimError, DiskSize, FailKind, LaneContext, Operation, Outcome, PieceList,
+    Access, BatchPieces, Claim, ClaimError, DiskSize, FailKind, LaneContext, Operation, Outcome,
     PieceRange, Rights,
 };
 
@@ -72,7 +72,7 @@ pub fn display_name(node: &dyn Node) -> String {
 pub trait Lane: Debug {
     /// Answers every mapping of the batch, or holds it. Must not block or do I/O. The pieces of
     /// the answers are added to `pieces`.
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList);
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces);
 
     /// When [`Lane::resume`] has something to do; `None` while nothing is held, here or below, that
     /// waits for a time. Asked again after each of the other calls.
@@ -80,25 +80,25 @@ pub trait Lane: Debug {
 
     /// Adds what was held and may go on by now to `late`, with its token and its answer. Like
     /// [`Lane::map`] otherwise. May be called too early: then it adds nothing.
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList);
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces);
 
     /// Makes everything due at once that is held, here and below: somebody waits for it to end. Not
     /// what comes later.
     fn release(&mut self);
 
-    /// A request that was answered with [`CompletionAction::NotifyLane`] was carried out, or was not, and nothing of it
+    /// A request that was answered with [`AfterPiecesAction::NotifyLane`] was carried out, or was not, and nothing of it
     /// is in flight any more. What the lane keeps, it holds again, and answers once more.
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision;
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision;
 }
 
 /// A lane of a node without children, which answers every request at once.
 pub trait LeafLane: Debug {
     /// Answers a mapping, as [`Lane::map`] does.
-    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList);
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces);
 }
 
 impl<L: LeafLane> Lane for L {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         for mapping in batch {
             self.answer(mapping, pieces);
         }
@@ -108,11 +108,11 @@ impl<L: LeafLane> Lane for L {
         None
     }
 
-    fn resume(&mut self, _: Instant, _: &mut Vec<Mapping>, _: &mut PieceList) {}
+    fn resume(&mut self, _: Instant, _: &mut Vec<Mapping>, _: &mut BatchPieces) {}
 
     fn release(&mut self) {}
 
-    fn completed(&mut self, token: Token, _: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, _: Outcome) -> LaneCompletionDecision {
         panic!("{token:?} did not ask to be told")
     }
 }
@@ -129,7 +129,7 @@ macro_rules! pass_on_to {
             &mut self,
             now: std::time::Instant,
             late: &mut Vec<$crate::Mapping>,
-            pieces: &mut $crate::PieceList,
+            pieces: &mut $crate::BatchPieces,
         ) {
             self.$below.resume(now, late, pieces);
         }
@@ -142,7 +142,7 @@ macro_rules! pass_on_to {
             &mut self,
             token: $crate::Token,
             outcome: $crate::Outcome,
-        ) -> $crate::CompletionDecision {
+        ) -> $crate::LaneCompletionDecision {
             self.$below.completed(token, outcome)
         }
     };
@@ -202,11 +202,11 @@ pub struct Mapping {
     /// Where the bytes live.
     pub answer: Answer,
     /// What becomes of it when the answer was carried out. Means nothing to a request that is refused.
-    pub after: CompletionAction,
+    pub after: AfterPiecesAction,
     /// What a read finds behind the end of a file.
     pub eof_policy: EofPolicy,
     /// How the memory of a write is used.
-    pub memory: MemoryUse,
+    pub memory: BufferCopyPolicy,
 }
 
 impl Mapping {
@@ -216,9 +216,9 @@ impl Mapping {
             token,
             operation,
             answer: Answer::Refused(FailKind::Io),
-            after: CompletionAction::Finish,
+            after: AfterPiecesAction::Finish,
             eof_policy: EofPolicy::Error,
-            memory: MemoryUse::Live,
+            memory: BufferCopyPolicy::Live,
         }
     }
 }
@@ -234,9 +234,10 @@ pub enum Answer {
     Refused(FailKind),
 }
 
-/// What happens when the pieces of an answer are carried out: the request is finished, or its lane is notified first.
+/// What the engine does when the pieces of an answer are carried out: it finishes the request, or notifies its lane
+/// first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CompletionAction {
+pub enum AfterPiecesAction {
     /// It is over.
     Finish,
     /// The lane is told, and says. Until then it may keep other requests waiting, so the answer is carried out
@@ -253,9 +254,9 @@ pub enum EofPolicy {
     Zeroes,
 }
 
-/// How the memory of a write is used, which its client may change while the write is under way.
+/// Whether a write's memory is copied once before it is carried out, because its client may change it meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemoryUse {
+pub enum BufferCopyPolicy {
     /// As it is when each piece is carried out.
     Live,
     /// It is copied once, before anything of the request is carried out from then on. So its pieces may overlap in the
@@ -263,7 +264,7 @@ pub enum MemoryUse {
     Copied,
 }
 
-impl MemoryUse {
+impl BufferCopyPolicy {
     /// How a request is treated that is made of two.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
@@ -277,7 +278,7 @@ impl MemoryUse {
 /// What a lane decides when it is notified that an answer was carried out: the request is finished, or the lane holds
 /// it for another answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CompletionDecision {
+pub enum LaneCompletionDecision {
     /// The request is over, and this is how it ended.
     Finish(Outcome),
     /// It is held again.

@@ -8,7 +8,7 @@ use crate::Extent;
 /// The number of a request among those that one source has in flight: the head of a virtio chain, or its counterpart in
 /// another protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RequestSlot(pub u16);
+pub struct SourceRequestSlot(pub u16);
 
 /// One request to a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -36,7 +36,7 @@ impl fmt::Display for Permission {
     }
 }
 
-/// A set of permissions.
+/// A set of permissions, such as to read, to write or to resize.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Permissions(u8);
 

@@ -4,7 +4,7 @@
 //! its own by their range. The list keeps its room from batch to batch, so a warm iothread allocates
 //! nothing for an answer.
 
-use crate::{AnswerMemory, BlockStatus, ByteCount, ByteOffset, ChannelId};
+use crate::{AnswerBuffer, BlockStatus, ByteCount, ByteOffset, ChannelId};
 
 /// The most pieces one answer has: a request of 256 MiB in the smallest chunks of a stripe. It bounds
 /// what a hostile request makes the daemon remember.
@@ -50,7 +50,7 @@ pub enum Target {
     /// In memory. Only of reads.
     Memory {
         /// The memory.
-        memory: AnswerMemory,
+        memory: AnswerBuffer,
         /// The place in it, in bytes: it has less than 2 GiB.
         offset: u32,
     },
@@ -138,7 +138,7 @@ const _: () = assert!(size_of::<Piece>() == 32, "what clients can make the daemo
 /// In the place of a piece that was moved.
 const MOVED: Piece = Piece { skip: u64::MAX, count: ByteCount(0), target: Target::Nothing };
 
-/// The pieces of one answer: a range of a [`PieceList`].
+/// The pieces of one answer: a range of a [`BatchPieces`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PieceRange {
     start: u32,
@@ -153,16 +153,16 @@ impl PieceRange {
 }
 
 /// The pieces of all answers of a batch. Those of one answer cover the operation's bytes once, in any order (of a
-/// status those that it tells about); of one that its lane is told of ([`crate::CompletionAction::NotifyLane`]) all
+/// status those that it tells about); of one that its lane is told of ([`crate::AfterPiecesAction::NotifyLane`]) all
 /// answers together do. Those of a write may do so more than once if its memory is copied
-/// ([`crate::MemoryUse::Copied`]). Pieces that follow each other in one storage are carried out together if they follow
+/// ([`crate::BufferCopyPolicy::Copied`]). Pieces that follow each other in one storage are carried out together if they follow
 /// each other here.
 #[derive(Debug, Default)]
-pub struct PieceList {
+pub struct BatchPieces {
     pieces: Vec<Piece>,
 }
 
-impl PieceList {
+impl BatchPieces {
     /// Where the next piece goes.
     pub fn end(&self) -> PieceMark {
         PieceMark(self.place())
@@ -220,7 +220,7 @@ impl PieceList {
     }
 }
 
-/// A position in a [`PieceList`]: what is pushed after it can be made an answer.
+/// A position in a [`BatchPieces`]: what is pushed after it can be made an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PieceMark(u32);
 
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "two answers name one piece")]
     fn a_piece_is_moved_once() {
-        let mut list = PieceList::default();
+        let mut list = BatchPieces::default();
         let (answer, mut moved) = (list.one(piece(1)), Vec::new());
         list.take(answer, &mut moved);
         assert_eq!(moved, [piece(1)]);
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn answers_share_a_list_and_keep_their_own_pieces() {
-        let mut list = PieceList::default();
+        let mut list = BatchPieces::default();
         let first = list.one(piece(7));
         let mark = list.end();
         list.push(piece(0));

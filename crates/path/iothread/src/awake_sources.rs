@@ -1,6 +1,6 @@
 //! Whether another source has something new while one has its turn.
 //!
-//! Where it stands: a turn beside others asks after each step ([`AwakeSources::have_new`]) and ends
+//! Where it stands: a turn beside others asks after each step ([`OtherAwakeSources::have_new`]) and ends
 //! when one has; the event loop then finds that one first.
 //!
 //! A source that waits for its turn already does not count: sources that always have more would
@@ -47,9 +47,10 @@ impl ScanCursor {
     }
 }
 
-/// The awake sources of an iothread other than the one whose turn it is.
+/// The awake sources of an iothread other than the one whose turn it is, which ends its turn early if one of them has
+/// something new.
 #[derive(Debug)]
-pub(crate) struct AwakeSources<'a> {
+pub(crate) struct OtherAwakeSources<'a> {
     /// Those with smaller keys.
     pub(crate) before: &'a [Option<SourceEntry>],
     /// Those with larger ones.
@@ -58,7 +59,7 @@ pub(crate) struct AwakeSources<'a> {
     pub(crate) scan: &'a ScanCursor,
 }
 
-impl OtherSources for AwakeSources<'_> {
+impl OtherSources for OtherAwakeSources<'_> {
     fn have_new(&self) -> bool {
         self.scan.each(self.awake, |key| {
             let place = key.0 as usize;

@@ -30,13 +30,14 @@ use std::time::{Duration, Instant};
 use block::{ByteCount, Clock, GaugeWriter};
 use kernel_io::{ServedRings, WaitMode};
 use request_path::{
-    BatchLimit, Engine, EngineEvent, LaneIndex, SharedBudget, SourceKey, TurnBudget, TurnResult,
+    BatchLimit, Engine, EventLoopEvent, FairTurnBudget, LaneIndex, SourceKey, TurnBudget,
+    TurnResult,
 };
 
 use self::round_sample::RoundSample;
 pub(crate) use self::source_entry::SourceEntry;
 use self::source_entry::SourceState;
-use crate::awake_sources::{AwakeSources, ScanCursor};
+use crate::awake_sources::{OtherAwakeSources, ScanCursor};
 use crate::command::{Inbox, Retirement, answer};
 use crate::gauges::{LoopActivity, LoopGauges, TimeAccount};
 use crate::poll_gate::PollGate;
@@ -80,7 +81,7 @@ pub(crate) struct EventLoop {
     /// Rounds since the last look at the clock for them.
     rounds: u32,
     sample: RoundSample,
-    signals: Vec<EngineEvent>,
+    signals: Vec<EventLoopEvent>,
     /// Lanes that are being drained, and who waits for it.
     draining: Vec<(LaneIndex, mpsc::Sender<()>)>,
     gate: PollGate,
@@ -269,17 +270,17 @@ impl EventLoop {
         let mut completed = false;
         for signal in signals.drain(..) {
             match signal {
-                EngineEvent::Kicked(key) => {
+                EventLoopEvent::Kicked(key) => {
                     self.kicked(key, slept);
                     self.schedule(key);
                 }
-                EngineEvent::Writable(key) => self.schedule(key),
-                EngineEvent::Finished(key) => {
+                EventLoopEvent::Writable(key) => self.schedule(key),
+                EventLoopEvent::Finished(key) => {
                     completed = true;
                     self.schedule(key);
                 }
-                EngineEvent::Unwatched(key) => self.unwatched(key),
-                EngineEvent::Bell => self.process_inbox(),
+                EventLoopEvent::Unwatched(key) => self.unwatched(key),
+                EventLoopEvent::Bell => self.process_inbox(),
             }
         }
         self.signals = signals;
@@ -351,10 +352,10 @@ impl EventLoop {
             served.awake = true;
             awake.push(key);
         }
-        let others = AwakeSources { before, after, awake, scan };
+        let others = OtherAwakeSources { before, after, awake, scan };
         let appetite = match served.state {
             SourceState::Serving if awake.len() == 1 => TurnBudget::Alone(TURN_REQUESTS_ALONE),
-            SourceState::Serving => TurnBudget::Shared(SharedBudget {
+            SourceState::Serving => TurnBudget::Shared(FairTurnBudget {
                 requests: TURN_REQUESTS_SHARED,
                 step: STEP,
                 inline_step: INLINE_STEP,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use block::{Gauge, GaugeWriter, Gauges};
-use kernel_io::{ThreadStat, ThreadTimes};
+use kernel_io::{SchedstatFile, ThreadSchedulerTimes};
 
 /// The statistics of one event loop since its start: time working, polling and sleeping.
 #[derive(Debug, Default)]
@@ -35,11 +35,11 @@ pub struct LoopGauges {
 #[derive(Debug, Clone)]
 pub struct IothreadUsage {
     gauges: Gauges<LoopGauges>,
-    stat: Arc<ThreadStat>,
+    stat: Arc<SchedstatFile>,
 }
 
 impl IothreadUsage {
-    pub(crate) fn new(gauges: Gauges<LoopGauges>, stat: ThreadStat) -> Self {
+    pub(crate) fn new(gauges: Gauges<LoopGauges>, stat: SchedstatFile) -> Self {
         Self { gauges, stat: Arc::new(stat) }
     }
 
@@ -50,7 +50,7 @@ impl IothreadUsage {
 
     /// How long it was on a CPU, and how long it waited for one; `None` if the kernel does not say. May be called from any
     /// thread; it is a system call.
-    pub fn thread_times(&self) -> Option<ThreadTimes> {
+    pub fn thread_times(&self) -> Option<ThreadSchedulerTimes> {
         self.stat.read()
     }
 }

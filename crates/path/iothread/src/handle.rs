@@ -5,7 +5,9 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use block::{Clock, GaugeWriter, Node};
-use kernel_io::{FileTable, Kernel, KernelError, Notifier, ReactorChoice, SpareRings, ThreadStat};
+use kernel_io::{
+    FileTable, Kernel, KernelError, Notifier, ReactorChoice, SchedstatFile, SpareRings,
+};
 use request_path::Engine;
 
 use crate::SourceRegistry;
@@ -21,9 +23,9 @@ pub trait Confinement: std::fmt::Debug + Send + Sync {
     fn confine(&self) -> io::Result<()>;
 }
 
-/// What an iothread gets from its process: file table, clock, sources, polling permits, reactor, sandbox.
+/// What all iothreads get from their process: file table, clock, polling permits, choice of reactors, confinement.
 #[derive(Debug, Clone)]
-pub struct IothreadResources {
+pub struct ProcessResources {
     /// The open files.
     pub files: Arc<FileTable>,
     /// The time.
@@ -87,10 +89,10 @@ impl Iothread {
     /// itself, so call it after any fork.
     pub fn spawn(
         name: &str,
-        host: IothreadResources,
+        host: ProcessResources,
         settings: PollSettings,
     ) -> Result<Self, SpawnError> {
-        let IothreadResources { files, clock, sources, polling, reactors, spare_rings, confine } =
+        let ProcessResources { files, clock, sources, polling, reactors, spare_rings, confine } =
             host;
         let failed = |source| SpawnError::Thread { name: name.to_owned(), source };
         let notifier = Arc::new(Notifier::new().map_err(failed)?);
@@ -103,7 +105,7 @@ impl Iothread {
             .name(format!("IO {name}").chars().take(15).collect())
             .spawn(move || {
                 // Behind its fences it opens nothing.
-                let stat = ThreadStat::of_this();
+                let stat = SchedstatFile::of_this();
                 files.tell(&notifier);
                 let engine = Kernel::with_spare_rings(files, reactors, &spare_rings)
                     .map(|kernel| Engine::with(kernel, notifier, Arc::clone(&clock)))

@@ -21,7 +21,7 @@
 //! 64 requests saturate, a quiet ring's request waits for those.
 //!
 //! **Moving a source** (`placed_source`, `event_loop::commands`). Requests in flight stay on the iothread that began
-//! them, and their outcomes go to the source's mailbox (`request_path::Mailbox`), so a move never waits for I/O. An
+//! them, and their outcomes go to the source's mailbox (`request_path::OutcomeMailbox`), so a move never waits for I/O. An
 //! iothread that shall end does so when nothing is in flight or held there any more and every outcome was mailed.
 //! Any number of threads may have a source (`source_registry`), move it and stop it: moves follow each other, a stop is
 //! effective once, and a move that meets it is refused.
@@ -47,9 +47,9 @@ mod wake_latency;
 
 pub use drain::{DrainTimeout, DrainedSection, ReopenError};
 pub use gauges::{IothreadUsage, LoopGauges};
-pub use handle::{Confinement, Iothread, IothreadResources, SpawnError};
+pub use handle::{Confinement, Iothread, ProcessResources, SpawnError};
 pub use placed_front_end::{PlacedFrontEnd, PlacementError};
 pub use placed_source::{MoveError, PlacedSource, SourceName, SourceObserver, SourceStopped};
 pub use poll_gate::PollArbiter;
-pub use polling::{PollLimit, PollSettings};
+pub use polling::{PollLimitStrictness, PollSettings};
 pub use source_registry::SourceRegistry;

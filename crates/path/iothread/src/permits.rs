@@ -37,12 +37,12 @@ pub(crate) struct PollPermits {
 #[derive(Debug, Clone, Copy)]
 struct CpuSample {
     at: Instant,
-    used: CpuUsage,
+    used: CpuTimeTotals,
 }
 
 /// CPU time since some point in the past: idle, and used by this process.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct CpuUsage {
+pub(crate) struct CpuTimeTotals {
     /// By nobody: of the CPUs that the process may use.
     pub(crate) idle: Duration,
     /// By the process.
@@ -79,7 +79,7 @@ impl PollPermits {
 
     /// Measures anew if it is time and nobody else is doing it. `used` reads the idle time of the
     /// process's CPUs and its own CPU time, each since some point in the past.
-    pub(crate) fn measure(&self, now: Instant, used: impl FnOnce() -> Option<CpuUsage>) {
+    pub(crate) fn measure(&self, now: Instant, used: impl FnOnce() -> Option<CpuTimeTotals>) {
         let Ok(mut measured) = self.measured.try_lock() else { return };
         if measured.is_some_and(|last| now.saturating_duration_since(last.at) < MEASURE_EVERY) {
             return;
@@ -136,9 +136,9 @@ mod tests {
         check(4, 0, 0);
     }
 
-    fn used(idle_ms: u64, own_ms: u64) -> Option<CpuUsage> {
+    fn used(idle_ms: u64, own_ms: u64) -> Option<CpuTimeTotals> {
         let ms = Duration::from_millis;
-        Some(CpuUsage { idle: ms(idle_ms), own: ms(own_ms) })
+        Some(CpuTimeTotals { idle: ms(idle_ms), own: ms(own_ms) })
     }
 
     #[test]

@@ -7,9 +7,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kernel_io::{Cpus, process_cpu_time};
+use kernel_io::{ProcessCpus, process_cpu_time};
 
-use crate::permits::{CpuUsage, PollPermits};
+use crate::permits::{CpuTimeTotals, PollPermits};
 use crate::polling::{AdaptivePolling, PollSettings, PollTarget};
 
 /// How often a thread that never sleeps asks whether it may go on.
@@ -19,13 +19,13 @@ const ASK_EVERY: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct PollArbiter {
     permits: PollPermits,
-    cpus: Cpus,
+    cpus: ProcessCpus,
 }
 
 impl PollArbiter {
     /// Permits for the CPUs that the process may use.
     pub fn of_process() -> std::io::Result<Self> {
-        let cpus = Cpus::of_process()?;
+        let cpus = ProcessCpus::of_process()?;
         Ok(Self { permits: PollPermits::new(cpus.count()), cpus })
     }
 }
@@ -88,8 +88,9 @@ impl PollGate {
         if self.permit.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_EVERY) {
             return true;
         }
-        permits
-            .measure(now, || Some(CpuUsage { idle: cpus.idle_time()?, own: process_cpu_time() }));
+        permits.measure(now, || {
+            Some(CpuTimeTotals { idle: cpus.idle_time()?, own: process_cpu_time() })
+        });
         let held = self.permit.is_some();
         if held && permits.too_many() {
             permits.give_back();

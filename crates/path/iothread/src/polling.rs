@@ -53,12 +53,12 @@ pub struct PollSettings {
     /// By how much a time that was in vain shrinks (`poll-shrink`); 0 means to nothing.
     pub shrink: u32,
     /// Whether `max` is a limit that somebody has set, or may be exceeded to try.
-    pub limit: PollLimit,
+    pub limit: PollLimitStrictness,
 }
 
-/// Whether the longest time to look was set by somebody.
+/// Whether the limit of polling is strict because somebody set it, or may be exceeded in trials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PollLimit {
+pub enum PollLimitStrictness {
     /// It was: never exceed it.
     Strict,
     /// It was not: try longer ones now and then.
@@ -68,13 +68,13 @@ pub enum PollLimit {
 impl PollSettings {
     /// Never looks before sleeping.
     pub const OFF: Self =
-        Self { max: Duration::ZERO, grow: 0, shrink: 0, limit: PollLimit::Strict };
+        Self { max: Duration::ZERO, grow: 0, shrink: 0, limit: PollLimitStrictness::Strict };
 }
 
 impl Default for PollSettings {
     fn default() -> Self {
         let max = Duration::from_nanos(u64::from(MAX_NS_DEFAULT));
-        Self { max, grow: 0, shrink: 0, limit: PollLimit::Adaptive }
+        Self { max, grow: 0, shrink: 0, limit: PollLimitStrictness::Adaptive }
     }
 }
 
@@ -83,7 +83,7 @@ impl Default for PollSettings {
 pub(crate) struct AdaptivePolling {
     what: PollTarget,
     budget: Duration,
-    trial: PollTrial,
+    trial: LongPollTrialState,
     /// After how many calls just beyond the limit the next trial comes.
     trial_after: u32,
 }
@@ -98,9 +98,9 @@ pub(crate) enum PollTarget {
     Completions,
 }
 
-/// A trial of polling for longer than the limit.
+/// The state of a trial of polling for longer than the limit: not begun, or what was counted in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PollTrial {
+enum LongPollTrialState {
     /// So many calls came just beyond the limit since the last trial.
     Off { beyond: u32 },
     /// So many calls came in the current window, and that long they took together.
@@ -110,26 +110,26 @@ enum PollTrial {
 impl AdaptivePolling {
     /// Not worth it yet.
     pub(crate) fn new(what: PollTarget) -> Self {
-        let (budget, trial) = (Duration::ZERO, PollTrial::Off { beyond: 0 });
+        let (budget, trial) = (Duration::ZERO, LongPollTrialState::Off { beyond: 0 });
         Self { what, budget, trial, trial_after: TRIAL_AFTER_FIRST }
     }
 
     /// How long to look for it now.
     pub(crate) fn budget(&self) -> Duration {
         match self.trial {
-            PollTrial::Off { .. } => self.budget,
-            PollTrial::On { .. } => LONG,
+            LongPollTrialState::Off { .. } => self.budget,
+            LongPollTrialState::On { .. } => LONG,
         }
     }
 
     /// Whether [`AdaptivePolling::found_after`] wants to know of calls that were found by looking.
     pub(crate) fn is_on_trial(&self) -> bool {
-        matches!(self.trial, PollTrial::On { .. })
+        matches!(self.trial, LongPollTrialState::On { .. })
     }
 
     /// The source has called `waited` after the loop had nothing to do, and was found by looking.
     pub(crate) fn found_after(&mut self, waited: Duration, settings: &PollSettings) {
-        let PollTrial::On { calls, total } = self.trial else { return };
+        let LongPollTrialState::On { calls, total } = self.trial else { return };
         let (calls, total) = (calls + 1, total + waited);
         let within = match self.what {
             PollTarget::Requests => settings.max,
@@ -138,28 +138,28 @@ impl AdaptivePolling {
         if total > within * WINDOW {
             self.budget = Duration::ZERO;
             self.trial_after = (self.trial_after * 2).min(TRIAL_AFTER_MAX);
-            self.trial = PollTrial::Off { beyond: 0 };
+            self.trial = LongPollTrialState::Off { beyond: 0 };
         } else if calls == WINDOW {
             self.trial_after = TRIAL_AFTER_FIRST;
-            self.trial = PollTrial::On { calls: 0, total: Duration::ZERO };
+            self.trial = LongPollTrialState::On { calls: 0, total: Duration::ZERO };
         } else {
-            self.trial = PollTrial::On { calls, total };
+            self.trial = LongPollTrialState::On { calls, total };
         }
     }
 
     /// The source has called `waited` after the loop had nothing to do, and the loop slept.
     pub(crate) fn called_after(&mut self, waited: Duration, settings: &PollSettings) {
         match &mut self.trial {
-            PollTrial::On { .. } => self.found_after(waited, settings),
-            PollTrial::Off { beyond } if waited > settings.max && waited <= LONG => {
+            LongPollTrialState::On { .. } => self.found_after(waited, settings),
+            LongPollTrialState::Off { beyond } if waited > settings.max && waited <= LONG => {
                 *beyond += 1;
-                if settings.limit == PollLimit::Adaptive && *beyond >= self.trial_after {
-                    self.trial = PollTrial::On { calls: 0, total: Duration::ZERO };
+                if settings.limit == PollLimitStrictness::Adaptive && *beyond >= self.trial_after {
+                    self.trial = LongPollTrialState::On { calls: 0, total: Duration::ZERO };
                 } else {
                     self.adapt(waited, settings);
                 }
             }
-            PollTrial::Off { .. } => self.adapt(waited, settings),
+            LongPollTrialState::Off { .. } => self.adapt(waited, settings),
         }
     }
 
@@ -190,7 +190,7 @@ mod tests {
         max: Duration::from_nanos(32_768),
         grow: 0,
         shrink: 0,
-        limit: PollLimit::Strict,
+        limit: PollLimitStrictness::Strict,
     };
 
     /// The budget in nanoseconds after each call, by how long the calls took to come.

@@ -19,7 +19,7 @@ use crate::{FileKind, OpenFile};
 
 /// What a range of a file is to become: discarded, a hole, or zeroes that stay allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AllocationGoal {
+pub enum DiscardOrZeroGoal {
     /// Its content does not matter any more: give the space back.
     Discard,
     /// It reads as zeroes; give the space back if that can be.
@@ -30,13 +30,13 @@ pub enum AllocationGoal {
 
 /// One system call, or two, that discards or zeroes a range (fallocate modes, BLKDISCARD).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AllocationMethod {
+pub(crate) enum DiscardOrZeroMethod {
     /// fallocate with PUNCH_HOLE. Of a block device: zeroes, if the device can make them itself.
     PunchHole,
     /// fallocate with ZERO_RANGE. Of a block device this is BLKZEROOUT without unmapping, in the same
     /// function of the kernel: what the device cannot do, the kernel writes.
     ZeroRange,
-    /// A hole first, then [`AllocationMethod::Fill`]: what tmpfs can.
+    /// A hole first, then [`DiscardOrZeroMethod::Fill`]: what tmpfs can.
     PunchToFill,
     /// fallocate of what is a hole.
     Fill,
@@ -44,7 +44,7 @@ pub(crate) enum AllocationMethod {
     Discard,
 }
 
-impl AllocationMethod {
+impl DiscardOrZeroMethod {
     /// The mode of fallocate; `None` if it is another call.
     pub(crate) fn mode(self, kind: FileKind) -> Option<i32> {
         match (self, kind) {
@@ -74,9 +74,9 @@ impl AllocationMethod {
 
 /// A range that is being discarded or zeroed: the goal, and the method that is tried now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct AllocationAttempt {
-    pub(crate) goal: AllocationGoal,
-    pub(crate) method: AllocationMethod,
+pub(crate) struct DiscardOrZeroAttempt {
+    pub(crate) goal: DiscardOrZeroGoal,
+    pub(crate) method: DiscardOrZeroMethod,
     /// Its bytes.
     pub(crate) count: u64,
     /// Of what file: says which ways there are.
@@ -85,9 +85,9 @@ pub(crate) struct AllocationAttempt {
 
 /// What follows from the result of a method: try the next one, done, or failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AllocationStep {
+pub(crate) enum DiscardOrZeroStep {
     /// Go on with this.
-    Next(AllocationAttempt),
+    Next(DiscardOrZeroAttempt),
     /// The range is what it was to become.
     Done,
     /// Nothing that the host has does it.
@@ -96,10 +96,10 @@ pub(crate) enum AllocationStep {
     Failed(Errno),
 }
 
-impl AllocationAttempt {
+impl DiscardOrZeroAttempt {
     /// The first way that is not known to be missing.
     pub(crate) fn begin(
-        goal: AllocationGoal,
+        goal: DiscardOrZeroGoal,
         kind: FileKind,
         count: u64,
         missing: &MissingMethods,
@@ -113,46 +113,46 @@ impl AllocationAttempt {
         self,
         result: Result<(), Errno>,
         missing: &MissingMethods,
-    ) -> AllocationStep {
+    ) -> DiscardOrZeroStep {
         let errno = match (result, self.method) {
-            (Ok(()), AllocationMethod::PunchToFill) => {
-                return AllocationStep::Next(Self { method: AllocationMethod::Fill, ..self });
+            (Ok(()), DiscardOrZeroMethod::PunchToFill) => {
+                return DiscardOrZeroStep::Next(Self { method: DiscardOrZeroMethod::Fill, ..self });
             }
-            (Ok(()), _) => return AllocationStep::Done,
+            (Ok(()), _) => return DiscardOrZeroStep::Done,
             (Err(errno), _) => errno,
         };
         match classify(self.kind, errno) {
             MethodFailure::Missing => missing.note(self.method),
             MethodFailure::Unsuitable => {}
-            MethodFailure::Failed => return AllocationStep::Failed(errno),
+            MethodFailure::Failed => return DiscardOrZeroStep::Failed(errno),
         }
         let all = methods(self.goal, self.kind);
         let place = all.iter().position(|method| *method == self.method);
         // Filling follows a punch, which is the last way.
         let later = place.map_or(&[][..], |place| &all[place + 1..]);
         match later.iter().copied().find(|method| missing.has(*method)) {
-            Some(method) => AllocationStep::Next(Self { method, ..self }),
-            None => AllocationStep::Unsupported,
+            Some(method) => DiscardOrZeroStep::Next(Self { method, ..self }),
+            None => DiscardOrZeroStep::Unsupported,
         }
     }
 }
 
 /// The ways there are, the best one first.
-fn methods(goal: AllocationGoal, kind: FileKind) -> &'static [AllocationMethod] {
-    use AllocationMethod::{Discard, PunchHole, PunchToFill, ZeroRange};
+fn methods(goal: DiscardOrZeroGoal, kind: FileKind) -> &'static [DiscardOrZeroMethod] {
+    use DiscardOrZeroMethod::{Discard, PunchHole, PunchToFill, ZeroRange};
     match (goal, kind) {
-        (AllocationGoal::Discard, FileKind::Regular) => &[PunchHole],
-        (AllocationGoal::Discard, FileKind::BlockDevice) => &[Discard],
-        (AllocationGoal::PunchHole, _) => &[PunchHole, ZeroRange],
-        (AllocationGoal::Zero, FileKind::Regular) => &[ZeroRange, PunchToFill],
-        (AllocationGoal::Zero, FileKind::BlockDevice) => &[ZeroRange],
+        (DiscardOrZeroGoal::Discard, FileKind::Regular) => &[PunchHole],
+        (DiscardOrZeroGoal::Discard, FileKind::BlockDevice) => &[Discard],
+        (DiscardOrZeroGoal::PunchHole, _) => &[PunchHole, ZeroRange],
+        (DiscardOrZeroGoal::Zero, FileKind::Regular) => &[ZeroRange, PunchToFill],
+        (DiscardOrZeroGoal::Zero, FileKind::BlockDevice) => &[ZeroRange],
     }
 }
 
 /// What the result of one way to change a range means: the end, or that the operation now goes another way.
 pub(crate) fn follow(
     parked: &mut InFlightOp,
-    space: AllocationAttempt,
+    space: DiscardOrZeroAttempt,
     result: Result<(), IoFailure>,
     file: &OpenFile,
 ) -> Option<Result<(), IoFailure>> {
@@ -163,15 +163,15 @@ pub(crate) fn follow(
         Err(end @ IoFailure::EndOfFile { .. }) => return Some(Err(end)),
     };
     match space.proceed(errno, file.missing_methods()) {
-        AllocationStep::Next(space) => {
+        DiscardOrZeroStep::Next(space) => {
             parked.work = IoKind::Space(space);
             None
         }
-        AllocationStep::Done => Some(Ok(())),
-        AllocationStep::Unsupported => {
+        DiscardOrZeroStep::Done => Some(Ok(())),
+        DiscardOrZeroStep::Unsupported => {
             Some(Err(IoFailure::Errno { offset, errno: Errno::OPNOTSUPP }))
         }
-        AllocationStep::Failed(errno) => Some(Err(IoFailure::Errno { offset, errno })),
+        DiscardOrZeroStep::Failed(errno) => Some(Err(IoFailure::Errno { offset, errno })),
     }
 }
 
@@ -199,21 +199,21 @@ fn classify(kind: FileKind, errno: Errno) -> MethodFailure {
 pub(crate) struct MissingMethods(AtomicU8);
 
 impl MissingMethods {
-    fn has(&self, method: AllocationMethod) -> bool {
+    fn has(&self, method: DiscardOrZeroMethod) -> bool {
         let needed = match method {
-            AllocationMethod::PunchToFill => {
-                AllocationMethod::PunchHole.bit() | AllocationMethod::Fill.bit()
+            DiscardOrZeroMethod::PunchToFill => {
+                DiscardOrZeroMethod::PunchHole.bit() | DiscardOrZeroMethod::Fill.bit()
             }
-            AllocationMethod::PunchHole
-            | AllocationMethod::ZeroRange
-            | AllocationMethod::Fill
-            | AllocationMethod::Discard => method.bit(),
+            DiscardOrZeroMethod::PunchHole
+            | DiscardOrZeroMethod::ZeroRange
+            | DiscardOrZeroMethod::Fill
+            | DiscardOrZeroMethod::Discard => method.bit(),
         };
         // Nothing else is published by it, and one try too many does no harm.
         self.0.load(Ordering::Relaxed) & needed == 0
     }
 
-    fn note(&self, method: AllocationMethod) {
+    fn note(&self, method: DiscardOrZeroMethod) {
         self.0.fetch_or(method.bit(), Ordering::Relaxed);
     }
 }
@@ -225,18 +225,18 @@ mod tests {
     /// Plays a range through with these results, and says which ways were tried.
     #[track_caller]
     fn check(
-        goal: AllocationGoal,
+        goal: DiscardOrZeroGoal,
         kind: FileKind,
         missing: &MissingMethods,
-        results: &[(AllocationMethod, Result<(), Errno>)],
-        end: AllocationStep,
+        results: &[(DiscardOrZeroMethod, Result<(), Errno>)],
+        end: DiscardOrZeroStep,
     ) {
-        let mut step = match AllocationAttempt::begin(goal, kind, 4096, missing) {
-            Some(space) => AllocationStep::Next(space),
-            None => AllocationStep::Unsupported,
+        let mut step = match DiscardOrZeroAttempt::begin(goal, kind, 4096, missing) {
+            Some(space) => DiscardOrZeroStep::Next(space),
+            None => DiscardOrZeroStep::Unsupported,
         };
         for (method, result) in results {
-            let AllocationStep::Next(space) = step else {
+            let DiscardOrZeroStep::Next(space) = step else {
                 panic!("{step:?} instead of {method:?}")
             };
             assert_eq!(space.method, *method);
@@ -247,91 +247,97 @@ mod tests {
 
     #[test]
     fn a_way_that_the_host_lacks_is_tried_once() {
-        use AllocationMethod::{Fill, PunchHole, PunchToFill, ZeroRange};
-        let (zero, file) = (AllocationGoal::Zero, FileKind::Regular);
+        use DiscardOrZeroMethod::{Fill, PunchHole, PunchToFill, ZeroRange};
+        let (zero, file) = (DiscardOrZeroGoal::Zero, FileKind::Regular);
         let lacks = Err(Errno::OPNOTSUPP);
         let missing = MissingMethods::default();
         let tmpfs = [(ZeroRange, lacks), (PunchToFill, Ok(())), (Fill, Ok(()))];
-        check(zero, file, &missing, &tmpfs, AllocationStep::Done);
-        check(zero, file, &missing, &tmpfs[1..], AllocationStep::Done);
-        check(zero, file, &missing, &[(PunchToFill, lacks)], AllocationStep::Unsupported);
-        check(zero, file, &missing, &[], AllocationStep::Unsupported);
-        check(AllocationGoal::PunchHole, file, &missing, &[], AllocationStep::Unsupported);
-        check(AllocationGoal::Discard, file, &missing, &[], AllocationStep::Unsupported);
+        check(zero, file, &missing, &tmpfs, DiscardOrZeroStep::Done);
+        check(zero, file, &missing, &tmpfs[1..], DiscardOrZeroStep::Done);
+        check(zero, file, &missing, &[(PunchToFill, lacks)], DiscardOrZeroStep::Unsupported);
+        check(zero, file, &missing, &[], DiscardOrZeroStep::Unsupported);
+        check(DiscardOrZeroGoal::PunchHole, file, &missing, &[], DiscardOrZeroStep::Unsupported);
+        check(DiscardOrZeroGoal::Discard, file, &missing, &[], DiscardOrZeroStep::Unsupported);
         let other = MissingMethods::default();
         let holes = [(PunchHole, lacks), (ZeroRange, Ok(()))];
-        check(AllocationGoal::PunchHole, file, &other, &holes, AllocationStep::Done);
-        check(AllocationGoal::PunchHole, file, &other, &holes[1..], AllocationStep::Done);
+        check(DiscardOrZeroGoal::PunchHole, file, &other, &holes, DiscardOrZeroStep::Done);
+        check(DiscardOrZeroGoal::PunchHole, file, &other, &holes[1..], DiscardOrZeroStep::Done);
     }
 
     #[test]
     fn a_hole_that_cannot_be_filled_is_written_and_not_made_again() {
-        use AllocationMethod::{Fill, PunchHole, PunchToFill, ZeroRange};
-        let (zero, file) = (AllocationGoal::Zero, FileKind::Regular);
+        use DiscardOrZeroMethod::{Fill, PunchHole, PunchToFill, ZeroRange};
+        let (zero, file) = (DiscardOrZeroGoal::Zero, FileKind::Regular);
         let lacks = Err(Errno::OPNOTSUPP);
         let missing = MissingMethods::default();
         let all = [(ZeroRange, lacks), (PunchToFill, Ok(())), (Fill, lacks)];
-        check(zero, file, &missing, &all, AllocationStep::Unsupported);
-        check(zero, file, &missing, &[], AllocationStep::Unsupported);
+        check(zero, file, &missing, &all, DiscardOrZeroStep::Unsupported);
+        check(zero, file, &missing, &[], DiscardOrZeroStep::Unsupported);
         check(
-            AllocationGoal::Discard,
+            DiscardOrZeroGoal::Discard,
             file,
             &missing,
             &[(PunchHole, Ok(()))],
-            AllocationStep::Done,
+            DiscardOrZeroStep::Done,
         );
     }
 
     #[test]
     fn what_only_does_not_suit_a_range_is_tried_again() {
-        use AllocationMethod::{PunchToFill, ZeroRange};
-        let (zero, file) = (AllocationGoal::Zero, FileKind::Regular);
+        use DiscardOrZeroMethod::{PunchToFill, ZeroRange};
+        let (zero, file) = (DiscardOrZeroGoal::Zero, FileKind::Regular);
         let unsuitable = Err(Errno::INVAL);
         let missing = MissingMethods::default();
         let both = [(ZeroRange, unsuitable), (PunchToFill, unsuitable)];
-        check(zero, file, &missing, &both, AllocationStep::Unsupported);
-        check(zero, file, &missing, &both, AllocationStep::Unsupported);
-        check(zero, file, &missing, &[(ZeroRange, Ok(()))], AllocationStep::Done);
+        check(zero, file, &missing, &both, DiscardOrZeroStep::Unsupported);
+        check(zero, file, &missing, &both, DiscardOrZeroStep::Unsupported);
+        check(zero, file, &missing, &[(ZeroRange, Ok(()))], DiscardOrZeroStep::Done);
     }
 
     #[test]
     fn a_device_that_cannot_discard_is_asked_once() {
-        use AllocationMethod::{Discard, ZeroRange};
-        let (discard, device) = (AllocationGoal::Discard, FileKind::BlockDevice);
+        use DiscardOrZeroMethod::{Discard, ZeroRange};
+        let (discard, device) = (DiscardOrZeroGoal::Discard, FileKind::BlockDevice);
         let missing = MissingMethods::default();
-        check(discard, device, &missing, &[(Discard, Ok(()))], AllocationStep::Done);
+        check(discard, device, &missing, &[(Discard, Ok(()))], DiscardOrZeroStep::Done);
         let none = [(Discard, Err(Errno::OPNOTSUPP))];
-        check(discard, device, &missing, &none, AllocationStep::Unsupported);
-        check(discard, device, &missing, &[], AllocationStep::Unsupported);
+        check(discard, device, &missing, &none, DiscardOrZeroStep::Unsupported);
+        check(discard, device, &missing, &[], DiscardOrZeroStep::Unsupported);
         // Zeroes are another matter.
-        check(AllocationGoal::Zero, device, &missing, &[(ZeroRange, Ok(()))], AllocationStep::Done);
+        check(
+            DiscardOrZeroGoal::Zero,
+            device,
+            &missing,
+            &[(ZeroRange, Ok(()))],
+            DiscardOrZeroStep::Done,
+        );
     }
 
     #[test]
     fn an_error_of_the_storage_is_the_end() {
         let missing = MissingMethods::default();
         for errno in [Errno::IO, Errno::NOSPC] {
-            let (zero, file) = (AllocationGoal::Zero, FileKind::Regular);
-            let failed = AllocationStep::Failed(errno);
-            check(zero, file, &missing, &[(AllocationMethod::ZeroRange, Err(errno))], failed);
+            let (zero, file) = (DiscardOrZeroGoal::Zero, FileKind::Regular);
+            let failed = DiscardOrZeroStep::Failed(errno);
+            check(zero, file, &missing, &[(DiscardOrZeroMethod::ZeroRange, Err(errno))], failed);
             let filled = [
-                (AllocationMethod::ZeroRange, Err(Errno::INVAL)),
-                (AllocationMethod::PunchToFill, Ok(())),
-                (AllocationMethod::Fill, Err(errno)),
+                (DiscardOrZeroMethod::ZeroRange, Err(Errno::INVAL)),
+                (DiscardOrZeroMethod::PunchToFill, Ok(())),
+                (DiscardOrZeroMethod::Fill, Err(errno)),
             ];
             check(zero, file, &missing, &filled, failed);
         }
         // Of a device that has shrunk.
-        let zero = [(AllocationMethod::ZeroRange, Err(Errno::INVAL))];
-        let failed = AllocationStep::Failed(Errno::INVAL);
-        check(AllocationGoal::Zero, FileKind::BlockDevice, &missing, &zero, failed);
+        let zero = [(DiscardOrZeroMethod::ZeroRange, Err(Errno::INVAL))];
+        let failed = DiscardOrZeroStep::Failed(Errno::INVAL);
+        check(DiscardOrZeroGoal::Zero, FileKind::BlockDevice, &missing, &zero, failed);
     }
 
     #[test]
     fn a_device_never_cuts_a_zeroing_at_its_end() {
-        let mode = AllocationMethod::ZeroRange.mode(FileKind::BlockDevice).unwrap();
+        let mode = DiscardOrZeroMethod::ZeroRange.mode(FileKind::BlockDevice).unwrap();
         assert_eq!(mode & libc::FALLOC_FL_KEEP_SIZE, 0);
-        let mode = AllocationMethod::ZeroRange.mode(FileKind::Regular).unwrap();
+        let mode = DiscardOrZeroMethod::ZeroRange.mode(FileKind::Regular).unwrap();
         assert_ne!(mode & libc::FALLOC_FL_KEEP_SIZE, 0);
     }
 }

@@ -10,7 +10,7 @@ use block::{ByteOffset, Durability, Segment};
 use rustix::io::Errno;
 
 use crate::StreamDirection;
-use crate::allocation::AllocationAttempt;
+use crate::allocation::DiscardOrZeroAttempt;
 use crate::extent::FileExtent;
 use crate::in_flight::IoKind;
 
@@ -138,7 +138,7 @@ pub(crate) unsafe fn transfer_now(
 }
 
 /// Discards or zeroes a range. The result is that of a completion: 0, or minus the errno.
-pub(crate) fn change(space: AllocationAttempt, fd: RawFd, place: libc::off_t) -> i32 {
+pub(crate) fn change(space: DiscardOrZeroAttempt, fd: RawFd, place: libc::off_t) -> i32 {
     let Ok(count) = libc::off_t::try_from(space.count) else {
         return -Errno::INVAL.raw_os_error();
     };

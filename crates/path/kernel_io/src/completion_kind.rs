@@ -7,7 +7,7 @@
 use rustix::io::Errno;
 
 use crate::IoFailure;
-use crate::in_flight::{EngineStage, InFlightOp, IoKind};
+use crate::in_flight::{EngineOrWorker, InFlightOp, IoKind};
 
 /// How often an operation is submitted again after EINTR, EAGAIN or, where a range is changed, EBUSY before that is its
 /// result.
@@ -15,7 +15,7 @@ pub(crate) const RETRIES_MAX: u8 = 100;
 
 /// What a result means for its operation: retry it, go on with the rest, or it is finished.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum CompletionKind {
+pub(crate) enum CompletionVerdict {
     Retry,
     Partial(usize),
     Final(Result<(), IoFailure>),
@@ -35,14 +35,14 @@ pub(crate) fn errno_of(result: i64) -> Errno {
 }
 
 /// Judges the result of a call or a completion: a count of bytes or a negative errno.
-pub(crate) fn classify(parked: &mut InFlightOp, result: i64) -> CompletionKind {
+pub(crate) fn classify(parked: &mut InFlightOp, result: i64) -> CompletionVerdict {
     let offset = parked.offset;
     let Ok(count) = usize::try_from(result) else {
         let errno = errno_of(result);
         let passing = match errno {
             Errno::INTR => true,
             Errno::AGAIN => {
-                parked.stage = EngineStage::Waits;
+                parked.stage = EngineOrWorker::Waits;
                 true
             }
             // Of a device, the kernel takes what is changed out of its page cache, which others may be writing to just now.
@@ -51,16 +51,16 @@ pub(crate) fn classify(parked: &mut InFlightOp, result: i64) -> CompletionKind {
         };
         if passing && parked.retries < RETRIES_MAX {
             parked.retries += 1;
-            return CompletionKind::Retry;
+            return CompletionVerdict::Retry;
         }
-        return CompletionKind::Final(Err(IoFailure::Errno { offset, errno }));
+        return CompletionVerdict::Final(Err(IoFailure::Errno { offset, errno }));
     };
     match parked.work {
-        IoKind::Sync | IoKind::Space(_) | IoKind::Extent(_) => CompletionKind::Final(Ok(())),
-        IoKind::Read | IoKind::Write(_) if count > 0 => CompletionKind::Partial(count),
-        IoKind::Read => CompletionKind::Final(Err(IoFailure::EndOfFile { offset })),
+        IoKind::Sync | IoKind::Space(_) | IoKind::Extent(_) => CompletionVerdict::Final(Ok(())),
+        IoKind::Read | IoKind::Write(_) if count > 0 => CompletionVerdict::Partial(count),
+        IoKind::Read => CompletionVerdict::Final(Err(IoFailure::EndOfFile { offset })),
         IoKind::Write(_) => {
-            CompletionKind::Final(Err(IoFailure::Errno { offset, errno: Errno::IO }))
+            CompletionVerdict::Final(Err(IoFailure::Errno { offset, errno: Errno::IO }))
         }
     }
 }

@@ -24,9 +24,9 @@ fn cpu_time(of: ClockId) -> Duration {
         + Duration::from_nanos(u64::try_from(time.tv_nsec).expect("nanoseconds are not negative"))
 }
 
-/// The CPUs that the process may use.
+/// The CPUs that the process may use, and how long they were idle (`/proc/stat`).
 #[derive(Debug)]
-pub struct Cpus {
+pub struct ProcessCpus {
     numbers: Vec<usize>,
     tick: Duration,
     /// `/proc/stat`, opened once: a daemon behind its fences opens nothing.
@@ -36,7 +36,7 @@ pub struct Cpus {
 /// What is read of `/proc/stat` at once.
 const STAT_BYTES: usize = 16 << 10;
 
-impl Cpus {
+impl ProcessCpus {
     /// Asks the kernel.
     pub fn of_process() -> io::Result<Self> {
         let set = rustix::thread::sched_getaffinity(None)?;
@@ -59,38 +59,38 @@ impl Cpus {
     }
 }
 
-/// How long a thread ran, and how long it could have.
+/// How long a thread ran on a CPU, and how long it waited for one (run_delay of schedstat).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ThreadTimes {
+pub struct ThreadSchedulerTimes {
     /// On a CPU, in the kernel as well.
     pub cpu: Duration,
     /// Ready to run, while others had the CPU.
     pub run_delay: Duration,
 }
 
-/// What the kernel knows of one thread (`/proc/thread-self/schedstat`), opened once.
+/// A thread's `/proc/thread-self/schedstat`, opened once and read from any thread.
 #[derive(Debug)]
-pub struct ThreadStat {
+pub struct SchedstatFile {
     file: Option<File>,
 }
 
 /// Three numbers of at most 20 digits.
 const THREAD_STAT_BYTES: usize = 64;
 
-impl ThreadStat {
+impl SchedstatFile {
     /// Of the calling thread. Call it before the thread is fenced off from files.
     pub fn of_this() -> Self {
         Self { file: File::open("/proc/thread-self/schedstat").ok() }
     }
 
     /// What it says now, from any thread; `None` if the kernel does not say (CONFIG_SCHED_INFO).
-    pub fn read(&self) -> Option<ThreadTimes> {
+    pub fn read(&self) -> Option<ThreadSchedulerTimes> {
         let mut text = [0; THREAD_STAT_BYTES];
         let count = self.file.as_ref()?.read_at(&mut text, 0).ok()?;
         let text = str::from_utf8(text.get(..count)?).ok()?;
         let mut numbers = text.split_ascii_whitespace().map(|word| word.parse().ok());
         let mut next = || Some(Duration::from_nanos(numbers.next()??));
-        Some(ThreadTimes { cpu: next()?, run_delay: next()? })
+        Some(ThreadSchedulerTimes { cpu: next()?, run_delay: next()? })
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn another_thread_reads_how_long_a_thread_ran() {
-        let stat = ThreadStat::of_this();
+        let stat = SchedstatFile::of_this();
         let before = stat.read().unwrap();
         let used = thread_cpu_time() + Duration::from_millis(20);
         while thread_cpu_time() < used {}
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn the_host_says_how_idle_it_is() {
-        let cpus = Cpus::of_process().unwrap();
+        let cpus = ProcessCpus::of_process().unwrap();
         assert!(cpus.count() > 0);
         let before = cpus.idle_time().unwrap();
         assert!(before > Duration::ZERO);

@@ -12,7 +12,7 @@ use std::os::fd::BorrowedFd;
 
 use block::{ByteCount, ByteOffset, Durability, FileId, Interest, IoFailure, Medium, Segment, Tag};
 
-use crate::{AllocationGoal, BounceBuffer, Event, ServedRings, WaitMode};
+use crate::{BounceBuffer, DiscardOrZeroGoal, Event, ServedRings, WaitMode};
 
 /// What an engine uses of its iothread's kernel interface: file I/O, polls of descriptors, waiting for events.
 pub trait EngineKernel: Debug {
@@ -69,7 +69,7 @@ pub trait EngineKernel: Debug {
         file: FileId,
         offset: ByteOffset,
         count: ByteCount,
-        how: AllocationGoal,
+        how: DiscardOrZeroGoal,
         tag: Tag,
     );
 

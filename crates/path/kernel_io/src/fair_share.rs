@@ -5,7 +5,7 @@
 //! a request is for: requests, pieces and segments (`request_path::lanes`), bounce buffers (`request_path::engine`),
 //! transfers through the page cache (`kernel`), operations of Linux AIO (`linux_aio`) and workers (`workers`).
 //!
-//! Invariants: a party may have at least [`FairShare::new`]'s `least` whatever the others have, and at most as much as
+//! Invariants: a party may have at least [`FairShareLimit::new`]'s `least` whatever the others have, and at most as much as
 //! all others leave free. One that wants without end so has half of everything if it is alone, two have a third each,
 //! and so on: something is free for whoever comes next. Nobody has to know how many parties there are. Limits: all
 //! together have at most twice what one may have alone, and `least` for each party.
@@ -15,12 +15,12 @@ use std::collections::VecDeque;
 /// How much of a shared resource one party may have: at most what the others leave free, and a minimum whatever they
 /// have.
 #[derive(Debug, Clone, Copy)]
-pub struct FairShare {
+pub struct FairShareLimit {
     all: usize,
     least: usize,
 }
 
-impl FairShare {
+impl FairShareLimit {
     /// A party has at most `alone` while no other has anything, and at least `least` whatever they have.
     pub const fn new(alone: usize, least: usize) -> Self {
         assert!(alone > 0 && least > 0 && least <= alone, "everybody may have something");
@@ -40,8 +40,8 @@ impl FairShare {
 ///
 /// Invariant: who waits has all of its `least`, so no more parties wait than what is taken allows.
 #[derive(Debug)]
-pub struct FairQueue<T> {
-    budget: FairShare,
+pub struct PartyQueues<T> {
+    budget: FairShareLimit,
     taken: usize,
     parties: Vec<Party<T>>,
     /// The parties for which something waits, each once.
@@ -55,9 +55,9 @@ struct Party<T> {
     waiting: VecDeque<T>,
 }
 
-impl<T> FairQueue<T> {
+impl<T> PartyQueues<T> {
     /// Nobody has or wants anything yet.
-    pub fn new(budget: FairShare) -> Self {
+    pub fn new(budget: FairShareLimit) -> Self {
         Self { budget, taken: 0, parties: Vec::new(), turns: VecDeque::new() }
     }
 
@@ -74,7 +74,7 @@ impl<T> FairQueue<T> {
         waiting.push_back(item);
     }
 
-    /// The next for which there is room, with its party. It has its part now, until [`FairQueue::done`].
+    /// The next for which there is room, with its party. It has its part now, until [`PartyQueues::done`].
     pub fn take(&mut self) -> Option<(usize, T)> {
         let turn = (0..self.turns.len()).find(|turn| self.has_room(self.turns[*turn]))?;
         let party = self.turns.remove(turn).expect("just found");
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     /// How much each of so many has that want without end, one after the other.
-    fn greedy(budget: FairShare, parties: usize) -> Vec<usize> {
+    fn greedy(budget: FairShareLimit, parties: usize) -> Vec<usize> {
         let mut own = vec![0; parties];
         while let Some(party) = (0..parties)
             .filter(|party| budget.room(own.iter().sum(), own[*party]) > 0)
@@ -128,17 +128,17 @@ mod tests {
 
     #[test]
     fn the_greedy_have_equal_parts_and_leave_one_for_who_comes_next() {
-        let budget = FairShare::new(16, 1);
+        let budget = FairShareLimit::new(16, 1);
         assert_eq!(greedy(budget, 1), [16]);
         assert_eq!(greedy(budget, 2), [11, 11]);
         assert_eq!(greedy(budget, 3), [8, 8, 8]);
         assert_eq!(greedy(budget, 100), [1; 100]);
-        assert_eq!(greedy(FairShare::new(16, 4), 100), [4; 100]);
+        assert_eq!(greedy(FairShareLimit::new(16, 4), 100), [4; 100]);
     }
 
     #[test]
     fn room_is_what_can_be_taken_one_by_one() {
-        let budget = FairShare::new(16, 4);
+        let budget = FairShareLimit::new(16, 4);
         for (others, own) in (0..40).flat_map(|others| (0..20).map(move |own| (others, own))) {
             let one_by_one = (own..).take_while(|own| budget.room(others + own, *own) > 0).count();
             assert_eq!(budget.room(others + own, own), one_by_one, "{others} {own}");
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn who_comes_late_is_served_before_those_who_have_theirs() {
-        let mut queue = FairQueue::new(FairShare::new(2, 1));
+        let mut queue = PartyQueues::new(FairShareLimit::new(2, 1));
         (0..10).for_each(|item| queue.push(0, item));
         let taken: Vec<_> = std::iter::from_fn(|| queue.take()).collect();
         assert_eq!(taken, [(0, 0), (0, 1)]);
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn parties_take_turns() {
-        let mut queue = FairQueue::new(FairShare::new(2, 1));
+        let mut queue = PartyQueues::new(FairShareLimit::new(2, 1));
         (0..3).for_each(|party| (0..3).for_each(|item| queue.push(party, item)));
         let mut order = Vec::new();
         while let Some((party, _)) = queue.take() {

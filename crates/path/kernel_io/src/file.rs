@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
-use block::{Alignments, Medium, OwnerProcess, StableWrites, SyncAction};
+use block::{Alignments, DurableWriteMethod, Medium, SyncAction, TakeoverOwner};
 use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
-pub use self::locks::InheritError;
+pub use self::locks::DescriptorInheritError;
 use self::locks::LockState;
 pub use self::options::{Aio, Caching, FileKind, FlushPolicy, OpenOptions};
 use crate::allocation::MissingMethods;
@@ -42,7 +42,7 @@ const NOWAIT_CACHE_MAGICS: [u64; 2] = [0x5846_5342, 0x9123_683e];
 /// What kind of storage a file is on: memory (tmpfs), a device that has NOWAIT, or one where every call may block
 /// (FUSE, NFS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StorageKind {
+pub enum StorageBlockingKind {
     /// In memory, on a file system that cannot say that it would block (tmpfs has no NOWAIT): a
     /// plain read is a copy, while io_uring hands each one to a kernel worker.
     Memory,
@@ -52,7 +52,7 @@ pub enum StorageKind {
     Elsewhere,
 }
 
-impl StorageKind {
+impl StorageBlockingKind {
     /// Asks the kernel. What has no NOWAIT is in memory or may take for ever; the file system tells which.
     fn ask(fd: BorrowedFd<'_>) -> Self {
         let in_memory = has_magic(fd, MEMORY_MAGICS);
@@ -85,7 +85,7 @@ pub struct OpenFile {
     caching: Caching,
     aio: Aio,
     flushes: FlushPolicy,
-    residence: StorageKind,
+    residence: StorageBlockingKind,
     supports_nowait_writes: bool,
     physical_block: u32,
     discard_granularity: u32,
@@ -151,7 +151,7 @@ impl OpenFile {
         Ok(Self {
             medium: medium(path, alignments, options.caching),
             path: path.clone(),
-            residence: StorageKind::ask(fd.as_fd()),
+            residence: StorageBlockingKind::ask(fd.as_fd()),
             supports_nowait_writes: has_magic(fd.as_fd(), NOWAIT_CACHE_MAGICS),
             fd,
             bytes: AtomicU64::new(bytes),
@@ -193,7 +193,7 @@ impl OpenFile {
             locking: Locking::Off,
             locks: Mutex::default(),
             warned_without_locks: AtomicBool::new(false),
-            residence: StorageKind::ask(fd.as_fd()),
+            residence: StorageBlockingKind::ask(fd.as_fd()),
             supports_nowait_writes: has_magic(fd.as_fd(), NOWAIT_CACHE_MAGICS),
             fd,
             bytes: AtomicU64::new(bytes),
@@ -262,7 +262,7 @@ impl OpenFile {
     }
 
     /// Where its bytes are.
-    pub fn residence(&self) -> StorageKind {
+    pub fn residence(&self) -> StorageBlockingKind {
         self.residence
     }
 
@@ -311,7 +311,7 @@ impl OpenFile {
         }
         self.measure()?;
         // Another process that owns the description has the same page cache.
-        if self.caching == Caching::Buffered && self.medium.owner() == OwnerProcess::This {
+        if self.caching == Caching::Buffered && self.medium.owner() == TakeoverOwner::This {
             // What is dirty cannot be dropped.
             self.sync_all()?;
             rustix::fs::fadvise(&self.fd, 0, None, Advice::DontNeed)?;
@@ -391,8 +391,8 @@ fn check_kind(path: &Path, wanted: FileKind, mode: u32) -> Result<(), OpenError>
 /// The medium of a file.
 fn medium(path: &Path, alignments: Alignments, caching: Caching) -> Medium {
     let stable_writes = match caching {
-        Caching::Direct => StableWrites::ByThemselves,
-        Caching::Buffered => StableWrites::BySync,
+        Caching::Direct => DurableWriteMethod::ByThemselves,
+        Caching::Buffered => DurableWriteMethod::BySync,
     };
     Medium::new(path.display().to_string(), alignments, stable_writes)
 }

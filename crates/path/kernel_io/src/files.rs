@@ -32,12 +32,12 @@ pub struct FileReplacement {
     pub after: Arc<OpenFile>,
 }
 
-/// While this lives, a file may be locked beside the one that it replaces.
+/// While this lives, each replacing file may be locked beside the file that it replaces.
 #[derive(Debug)]
 #[must_use]
-pub struct LockHandOver<'a>(&'a FileTable);
+pub struct FileReplacementGuard<'a>(&'a FileTable);
 
-impl Drop for LockHandOver<'_> {
+impl Drop for FileReplacementGuard<'_> {
     fn drop(&mut self) {
         self.0.successions.lock().expect("no holder of this lock panics").clear();
     }
@@ -87,9 +87,9 @@ impl FileTable {
     /// Lets these files be locked beside those whose place they take, until the hand-over is dropped. The caller sees to
     /// it that nothing is in flight on the one when the other is used, and gives up the locks of the one before
     /// the end. One at a time: only the thread that changes the graph begins any.
-    pub fn hand_over(&self, successions: Vec<FileReplacement>) -> LockHandOver<'_> {
+    pub fn hand_over(&self, successions: Vec<FileReplacement>) -> FileReplacementGuard<'_> {
         *self.successions.lock().expect("no holder of this lock panics") = successions;
-        LockHandOver(self)
+        FileReplacementGuard(self)
     }
 
     /// The file whose place this one takes just now.

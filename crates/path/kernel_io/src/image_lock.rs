@@ -210,7 +210,7 @@ pub(crate) fn change(
 
 /// An open file description and the image locks that it holds.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LockHolder<'a> {
+pub(crate) struct DescriptionLocks<'a> {
     pub(crate) fd: BorrowedFd<'a>,
     pub(crate) held: ImageLocks,
 }
@@ -222,12 +222,12 @@ pub(crate) struct LockHolder<'a> {
 /// description takes everything, and looks for both. This one must have nothing in flight: it is without locks
 /// meanwhile.
 pub(crate) fn change_beside(
-    ours: LockHolder<'_>,
+    ours: DescriptionLocks<'_>,
     path: &Path,
     wanted: ImageLocks,
-    beside: LockHolder<'_>,
+    beside: DescriptionLocks<'_>,
 ) -> Result<(), LockError> {
-    let LockHolder { fd, held } = ours;
+    let DescriptionLocks { fd, held } = ours;
     let all = beside.held.with(held).with(wanted);
     let tried = lock_bytes(beside.fd, path, beside.held, all).and_then(|()| {
         unlock_bytes(fd, path, held, ImageLocks::NONE);

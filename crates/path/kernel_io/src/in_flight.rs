@@ -10,7 +10,7 @@
 
 use block::{ByteOffset, Durability, FileId, Interest, Segment, Tag};
 
-use crate::allocation::AllocationAttempt;
+use crate::allocation::DiscardOrZeroAttempt;
 use crate::{BounceBuffer, StreamTransfer};
 
 /// For so many segments a slot keeps room when its operation is over.
@@ -33,7 +33,7 @@ pub(crate) enum IoKind {
     Write(Durability),
     Sync,
     /// A range that is discarded or zeroed.
-    Space(AllocationAttempt),
+    Space(DiscardOrZeroAttempt),
     /// What the file has at the beginning of a range of so many bytes.
     Extent(u64),
 }
@@ -57,13 +57,13 @@ pub(crate) struct InFlightOp {
     pub(crate) offset: ByteOffset,
     pub(crate) bounce: Option<BounceBuffer>,
     pub(crate) retries: u8,
-    pub(crate) stage: EngineStage,
+    pub(crate) stage: EngineOrWorker,
 }
 
-/// Where an operation is with its file's engine: tried there, tried there within the file's share, or left to a worker
-/// because it would block.
+/// Who carries an operation out: its file's engine, the engine within the file's share, or a worker because it would
+/// block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum EngineStage {
+pub(crate) enum EngineOrWorker {
     /// The engine tries.
     Tries,
     /// The same, and its file has one turn less until it is over.

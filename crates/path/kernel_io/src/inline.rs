@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 
 use block::Segment;
 
-use crate::allocation::{AllocationAttempt, AllocationMethod};
+use crate::allocation::{DiscardOrZeroAttempt, DiscardOrZeroMethod};
 use crate::in_flight::{IoKind, SlotIndex};
 
 /// The most operations of a turn: four rings' worth of new requests.
@@ -40,10 +40,10 @@ pub(crate) fn suits(work: IoKind) -> bool {
         // A turn's bound cuts transfers; there is nothing to sync in memory.
         IoKind::Read | IoKind::Write(_) | IoKind::Sync => true,
         // Pages that are filled take as long as a transfer.
-        IoKind::Space(AllocationAttempt { method: AllocationMethod::Fill, count, .. }) => {
-            count <= TURN_BYTES_MAX as u64
-        }
-        IoKind::Space(AllocationAttempt { count, .. }) => count <= ALLOCATION_BYTES_MAX,
+        IoKind::Space(DiscardOrZeroAttempt {
+            method: DiscardOrZeroMethod::Fill, count, ..
+        }) => count <= TURN_BYTES_MAX as u64,
+        IoKind::Space(DiscardOrZeroAttempt { count, .. }) => count <= ALLOCATION_BYTES_MAX,
         // Nobody knows how much of the file it looks at.
         IoKind::Extent(_) => false,
     }
@@ -173,7 +173,7 @@ impl InlineQueue {
     /// left of it, or as much as the turn has room for.
     pub(crate) fn charge<'a>(&'a mut self, work: IoKind, memory: &'a [Segment]) -> &'a [Segment] {
         let Self { budget: InlineBudget { bytes_left, .. }, cut, .. } = self;
-        if let IoKind::Space(AllocationAttempt { count, .. }) = work {
+        if let IoKind::Space(DiscardOrZeroAttempt { count, .. }) = work {
             let count = usize::try_from(count).unwrap_or(usize::MAX);
             *bytes_left = bytes_left.saturating_sub(count);
             return memory;

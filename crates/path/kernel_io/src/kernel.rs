@@ -28,28 +28,28 @@ use block::{ByteCount, ByteOffset, Durability, FileId, Medium, Segment};
 use rustix::io::Errno;
 
 use self::io_engine::{BlockingCallPolicy, IoEngine, IothreadFile};
-use crate::allocation::{AllocationAttempt, follow};
+use crate::allocation::{DiscardOrZeroAttempt, follow};
 use crate::blocking_calls::{iovecs, perform};
-use crate::completion_kind::{CompletionKind, classify};
+use crate::completion_kind::{CompletionVerdict, classify};
 use crate::extent::FileExtent;
 use crate::guest_notifier::GuestNotifier;
 use crate::in_flight::{
-    EngineStage, InFlightOp, InFlightTable, IoKind, PollOwner, SlotContent, SlotIndex,
+    EngineOrWorker, InFlightOp, InFlightTable, IoKind, PollOwner, SlotContent, SlotIndex,
     TransferProgress,
 };
 use crate::inline::{self, InlineQueue, ServedRings};
 use crate::linux_aio::LinuxAio;
 use crate::reactor::{Completion, Reactor, ReactorKind};
-use crate::uring::{UringFd, UringOp};
+use crate::uring::{UringFd, UringTransfer};
 use crate::workers::Workers;
 use crate::{
-    AllocationGoal, BOUNCE_BYTES, BounceBuffer, EngineKernel, FairQueue, FairShare, FileKind,
-    FileTable, Interest, IoFailure, StreamTransfer, Tag, WaitMode,
+    BOUNCE_BYTES, BounceBuffer, DiscardOrZeroGoal, EngineKernel, FairShareLimit, FileKind,
+    FileTable, Interest, IoFailure, PartyQueues, StreamTransfer, Tag, WaitMode,
 };
 
 /// Transfers through the page cache that io_uring has at once: for one file 32, if it is alone. For reads the kernel reads ahead
 /// in the iothread, which sleeps if the device has no tag left, so a device that hangs must not get to that.
-const CACHED_READS: FairShare = FairShare::new(32, 8);
+const CACHED_READS: FairShareLimit = FairShareLimit::new(32, 8);
 
 /// What the kernel reports to an iothread: an operation finished, or a descriptor is ready.
 #[derive(Debug)]
@@ -122,7 +122,7 @@ pub struct Kernel {
     removed: u64,
     inline: InlineQueue,
     /// Transfers through the page cache that wait for their file's turns at the ring.
-    cached: FairQueue<SlotIndex>,
+    cached: PartyQueues<SlotIndex>,
     /// Made when a file first needs it.
     native: Option<LinuxAio>,
     /// Their threads are started when an operation first needs them.
@@ -154,7 +154,7 @@ impl Kernel {
             files: Vec::new(),
             removed: 0,
             inline: InlineQueue::default(),
-            cached: FairQueue::new(CACHED_READS),
+            cached: PartyQueues::new(CACHED_READS),
             native: None,
             workers: ManuallyDrop::new(workers),
             done: Vec::new(),
@@ -232,11 +232,11 @@ impl EngineKernel for Kernel {
         file: FileId,
         offset: ByteOffset,
         count: ByteCount,
-        how: AllocationGoal,
+        how: DiscardOrZeroGoal,
         tag: Tag,
     ) {
         let open = &self.iothread_file(file).file;
-        match AllocationAttempt::begin(how, open.kind(), count.0, open.missing_methods()) {
+        match DiscardOrZeroAttempt::begin(how, open.kind(), count.0, open.missing_methods()) {
             Some(space) => {
                 self.start(IoKind::Space(space), file, offset, std::iter::empty(), None, tag);
             }
@@ -341,8 +341,15 @@ impl Kernel {
         bounce: Option<BounceBuffer>,
         tag: Tag,
     ) {
-        let parked =
-            InFlightOp { work, tag, file, offset, bounce, retries: 0, stage: EngineStage::Tries };
+        let parked = InFlightOp {
+            work,
+            tag,
+            file,
+            offset,
+            bounce,
+            retries: 0,
+            stage: EngineOrWorker::Tries,
+        };
         let index = self.in_flight.park(parked, memory);
         self.submit(index);
     }
@@ -427,15 +434,15 @@ impl Kernel {
         let (work, id, offset, stage) = (parked.work, parked.file, parked.offset, parked.stage);
         let memory = self.in_flight.memory(index);
         match way {
-            IoEngine::Uring(place, transfers) if stage != EngineStage::Waits => {
+            IoEngine::Uring(place, transfers) if stage != EngineOrWorker::Waits => {
                 let bytes = || memory.iter().map(|segment| segment.count()).sum();
-                match UringOp::new(work, transfers, bytes) {
+                match UringTransfer::new(work, transfers, bytes) {
                     Some(transfer) if transfer.is_cached() => return self.push_cached(index, id),
                     Some(transfer) => return self.push_transfer(index, transfer, place),
                     None => {}
                 }
             }
-            IoEngine::Native if stage != EngineStage::Waits && LinuxAio::suits(work) => {
+            IoEngine::Native if stage != EngineOrWorker::Waits && LinuxAio::suits(work) => {
                 let memory = iovecs(memory);
                 let file = self.files[id.0 as usize].as_ref().expect("the file is open");
                 let native = self.native.as_mut().expect("made with the file");
@@ -452,7 +459,7 @@ impl Kernel {
     }
 
     /// Queues a transfer for the ring.
-    fn push_transfer(&mut self, index: SlotIndex, transfer: UringOp, place: UringFd) {
+    fn push_transfer(&mut self, index: SlotIndex, transfer: UringTransfer, place: UringFd) {
         let Some(SlotContent::Operation(InFlightOp { offset, .. })) = self.in_flight.get(index)
         else {
             panic!("slot {} holds no operation", index.0)
@@ -480,13 +487,13 @@ impl Kernel {
             let Some(SlotContent::Operation(parked)) = self.in_flight.get(index) else {
                 panic!("slot {} holds no operation", index.0)
             };
-            parked.stage = EngineStage::TakesTurn;
+            parked.stage = EngineOrWorker::TakesTurn;
             let way = self.files[file].as_ref().expect("the file is open").way;
             let IoEngine::Uring(place, _) = way else { panic!("only the ring's files take turns") };
             let transfer = match parked.work {
-                IoKind::Write(durability) => UringOp::CachedWrite(durability),
+                IoKind::Write(durability) => UringTransfer::CachedWrite(durability),
                 IoKind::Read | IoKind::Sync | IoKind::Space(_) | IoKind::Extent(_) => {
-                    UringOp::CachedRead
+                    UringTransfer::CachedRead
                 }
             };
             self.push_transfer(index, transfer, place);
@@ -501,8 +508,8 @@ impl Kernel {
                 return self.complete_poll(poll, completion);
             }
             Some(SlotContent::Operation(parked)) => {
-                if parked.stage == EngineStage::TakesTurn {
-                    parked.stage = EngineStage::Tries;
+                if parked.stage == EngineOrWorker::TakesTurn {
+                    parked.stage = EngineOrWorker::Tries;
                     let file = parked.file.0 as usize;
                     self.cached.done(file);
                     self.take_turns();
@@ -529,12 +536,12 @@ impl Kernel {
             return RetryDecision::Done;
         }
         let result = match (classify(parked, result), parked.work) {
-            (CompletionKind::Retry, _) => return RetryDecision::Retry,
-            (CompletionKind::Partial(count), _) => match self.in_flight.advance(index, count) {
+            (CompletionVerdict::Retry, _) => return RetryDecision::Retry,
+            (CompletionVerdict::Partial(count), _) => match self.in_flight.advance(index, count) {
                 TransferProgress::Partial => return RetryDecision::Retry,
                 TransferProgress::Complete => Ok(()),
             },
-            (CompletionKind::Final(result), IoKind::Space(space)) => {
+            (CompletionVerdict::Final(result), IoKind::Space(space)) => {
                 let iothread_file = self.files[parked.file.0 as usize].as_ref();
                 let file =
                     &iothread_file.expect("it was opened when the operation was submitted").file;
@@ -543,7 +550,7 @@ impl Kernel {
                     None => return RetryDecision::Retry,
                 }
             }
-            (CompletionKind::Final(result), _) => result,
+            (CompletionVerdict::Final(result), _) => result,
         };
         let InFlightOp { tag, bounce, .. } = self.in_flight.take(index);
         self.events.push_back(Event::Finished { tag, result, bounce });

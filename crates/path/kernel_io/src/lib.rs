@@ -36,20 +36,22 @@ mod uring;
 mod workers;
 
 pub use alarm::Alarm;
-pub use allocation::AllocationGoal;
+pub use allocation::DiscardOrZeroGoal;
 /// The words of an operation, which are the same for storage that is no file.
 pub use block::{Interest, IoFailure, Tag};
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use completion_kind::is_withdrawn;
-pub use cpu::{Cpus, ThreadStat, ThreadTimes, process_cpu_time, thread_cpu_time};
+pub use cpu::{
+    ProcessCpus, SchedstatFile, ThreadSchedulerTimes, process_cpu_time, thread_cpu_time,
+};
 pub use engine_kernel::EngineKernel;
 pub use extent::FileExtent;
-pub use fair_share::{FairQueue, FairShare};
+pub use fair_share::{FairShareLimit, PartyQueues};
 pub use file::{
-    Aio, Caching, FileIdentity, FileKind, FlushPolicy, InheritError, OpenError, OpenFile,
-    OpenOptions, StorageKind,
+    Aio, Caching, DescriptorInheritError, FileIdentity, FileKind, FlushPolicy, OpenError, OpenFile,
+    OpenOptions, StorageBlockingKind,
 };
-pub use files::{FileReplacement, FileTable, LockHandOver};
+pub use files::{FileReplacement, FileReplacementGuard, FileTable};
 pub use image_lock::{ImageLocks, LockError, LockOptions, Locking, Sharing};
 pub use inline::{InlineBudget, ServedRings};
 pub use kernel::{Event, Kernel, KernelError};

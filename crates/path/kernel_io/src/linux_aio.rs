@@ -20,13 +20,13 @@ use rustix::io::Errno;
 use crate::blocking_calls::{Iovecs, NOWAIT, write_flags};
 use crate::in_flight::{IoKind, SlotIndex};
 use crate::reactor::Completion;
-use crate::{Caching, FairQueue, FairShare, Notifier, OpenFile, StorageKind};
+use crate::{Caching, FairShareLimit, Notifier, OpenFile, PartyQueues, StorageBlockingKind};
 
 /// The most operations in flight.
 const EVENTS_MAX: u32 = 1024;
 
 /// Those of the files: each may have one while fewer than [`EVENTS_MAX`] files hang.
-const OPERATIONS: FairShare = FairShare::new(EVENTS_MAX as usize / 2, 1);
+const OPERATIONS: FairShareLimit = FairShareLimit::new(EVENTS_MAX as usize / 2, 1);
 
 /// Completions taken with one call.
 const BATCH: usize = 128;
@@ -147,7 +147,7 @@ pub(crate) struct LinuxAio {
     context: AioContext,
     notifier: Notifier,
     /// Those for which their files have no room, by file.
-    waiting: FairQueue<ControlBlock>,
+    waiting: PartyQueues<ControlBlock>,
     /// Those that the kernel gets next.
     queue: VecDeque<ControlBlock>,
     in_flight: usize,
@@ -162,7 +162,7 @@ impl LinuxAio {
         let notifier = Notifier::new()?;
         let context = AioContext::new(EVENTS_MAX)?;
         let events = vec![IoEvent::default(); BATCH];
-        let (waiting, queue) = (FairQueue::new(OPERATIONS), VecDeque::new());
+        let (waiting, queue) = (PartyQueues::new(OPERATIONS), VecDeque::new());
         Ok(Self { context, notifier, waiting, queue, in_flight: 0, no_room: false, events })
     }
 
@@ -217,7 +217,7 @@ impl LinuxAio {
         };
         // Otherwise the submission itself sleeps, and the iothread with it.
         let nowait = match (file.residence(), file.caching()) {
-            (StorageKind::Device, Caching::Direct) => NOWAIT,
+            (StorageBlockingKind::Device, Caching::Direct) => NOWAIT,
             (_, Caching::Direct | Caching::Buffered) => 0,
         };
         let mut block = ControlBlock {

@@ -65,7 +65,7 @@ pub(crate) enum UringFd {
 
 /// Which transfers of a file io_uring can do without a kernel worker (NOWAIT).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NowaitTransfers {
+pub(crate) enum NowaitTransferSupport {
     /// All, past the page cache.
     Direct,
     /// Reads through the page cache: the kernel goes on when the pages are there.
@@ -74,7 +74,7 @@ pub(crate) enum NowaitTransfers {
     Cached,
 }
 
-impl NowaitTransfers {
+impl NowaitTransferSupport {
     /// Those of a file on storage that has NOWAIT.
     pub(crate) fn of(file: &OpenFile) -> Self {
         match file.caching() {
@@ -87,7 +87,7 @@ impl NowaitTransfers {
 
 /// A read or write that io_uring does, past the page cache or through it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum UringOp {
+pub(crate) enum UringTransfer {
     /// Past the page cache; EAGAIN if it would have to wait.
     Read,
     /// The same.
@@ -102,25 +102,30 @@ pub(crate) enum UringOp {
     StreamWrite,
 }
 
-impl UringOp {
+impl UringTransfer {
     /// What of this work a ring does, for a file with these transfers.
     pub(crate) fn new(
         work: IoKind,
-        transfers: NowaitTransfers,
+        transfers: NowaitTransferSupport,
         bytes: impl FnOnce() -> usize,
     ) -> Option<Self> {
         match (work, transfers) {
-            (IoKind::Read, NowaitTransfers::Direct) => Some(Self::Read),
-            (IoKind::Write(durability), NowaitTransfers::Direct) => Some(Self::Write(durability)),
-            (IoKind::Read, NowaitTransfers::CachedReads | NowaitTransfers::Cached) => {
+            (IoKind::Read, NowaitTransferSupport::Direct) => Some(Self::Read),
+            (IoKind::Write(durability), NowaitTransferSupport::Direct) => {
+                Some(Self::Write(durability))
+            }
+            (IoKind::Read, NowaitTransferSupport::CachedReads | NowaitTransferSupport::Cached) => {
                 (bytes() <= CACHED_BYTES_MAX).then_some(Self::CachedRead)
             }
             // A write that is durable waits for the device.
-            (IoKind::Write(durability @ Durability::Cached), NowaitTransfers::Cached) => {
+            (IoKind::Write(durability @ Durability::Cached), NowaitTransferSupport::Cached) => {
                 (bytes() <= CACHED_BYTES_MAX).then_some(Self::CachedWrite(durability))
             }
             // The kernel hands all of these to its workers.
-            (IoKind::Write(_), NowaitTransfers::CachedReads | NowaitTransfers::Cached)
+            (
+                IoKind::Write(_),
+                NowaitTransferSupport::CachedReads | NowaitTransferSupport::Cached,
+            )
             | (IoKind::Sync | IoKind::Space(_) | IoKind::Extent(_), _) => None,
         }
     }
@@ -242,7 +247,7 @@ impl Uring {
     pub(crate) unsafe fn push_transfer(
         &mut self,
         index: SlotIndex,
-        transfer: UringOp,
+        transfer: UringTransfer,
         place: UringFd,
         offset: ByteOffset,
         (iovecs, segments): Iovecs,
@@ -256,22 +261,32 @@ impl Uring {
         let single = (segments == 1).then(|| unsafe { *iovecs }).and_then(whole);
         let rw_flags = transfer.flags();
         let entry = match (transfer, single) {
-            (UringOp::Read | UringOp::CachedRead | UringOp::StreamRead, Some((base, bytes))) => {
+            (
+                UringTransfer::Read | UringTransfer::CachedRead | UringTransfer::StreamRead,
+                Some((base, bytes)),
+            ) => {
                 let read = opcode::Read::new(fd, base, bytes).offset(offset.0);
                 read.rw_flags(rw_flags).build()
             }
-            (UringOp::Read | UringOp::CachedRead | UringOp::StreamRead, None) => {
+            (UringTransfer::Read | UringTransfer::CachedRead | UringTransfer::StreamRead, None) => {
                 let read = opcode::Readv::new(fd, iovecs, count).offset(offset.0);
                 read.rw_flags(rw_flags).build()
             }
             (
-                UringOp::Write(_) | UringOp::CachedWrite(_) | UringOp::StreamWrite,
+                UringTransfer::Write(_)
+                | UringTransfer::CachedWrite(_)
+                | UringTransfer::StreamWrite,
                 Some((base, bytes)),
             ) => {
                 let write = opcode::Write::new(fd, base, bytes).offset(offset.0);
                 write.rw_flags(rw_flags).build()
             }
-            (UringOp::Write(_) | UringOp::CachedWrite(_) | UringOp::StreamWrite, None) => {
+            (
+                UringTransfer::Write(_)
+                | UringTransfer::CachedWrite(_)
+                | UringTransfer::StreamWrite,
+                None,
+            ) => {
                 let write = opcode::Writev::new(fd, iovecs, count).offset(offset.0);
                 write.rw_flags(rw_flags).build()
             }

@@ -23,10 +23,10 @@ use block::{ByteOffset, FileId};
 use crate::blocking_calls::{Iovecs, perform};
 use crate::in_flight::{IoKind, SlotIndex};
 use crate::reactor::Completion;
-use crate::{FairQueue, FairShare, Notifier, OpenFile};
+use crate::{FairShareLimit, Notifier, OpenFile, PartyQueues};
 
 /// What the workers of one iothread do at once: for one file 16 calls, if it is alone.
-const CALLS: FairShare = FairShare::new(16, 1);
+const CALLS: FairShareLimit = FairShareLimit::new(16, 1);
 
 /// How long a worker waits for work before it ends, as in QEMU.
 const IDLE_MAX: Duration = Duration::from_secs(10);
@@ -51,7 +51,7 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     /// Those for which their files have no room.
-    waiting: FairQueue<BlockingCall>,
+    waiting: PartyQueues<BlockingCall>,
     /// Those that workers take next.
     tasks: VecDeque<BlockingCall>,
     /// Those that sleep, each with what wakes it. The last one is taken first, so that those that are not needed end.
@@ -80,7 +80,7 @@ unsafe impl Send for BlockingCall {}
 impl Workers {
     /// No workers yet.
     pub(crate) fn new() -> io::Result<Self> {
-        let (waiting, tasks) = (FairQueue::new(CALLS), VecDeque::new());
+        let (waiting, tasks) = (PartyQueues::new(CALLS), VecDeque::new());
         let (idle, coming) = (Vec::new(), 0);
         let state = State { waiting, tasks, idle, coming, workers: 0, over: false };
         let shared = Shared {

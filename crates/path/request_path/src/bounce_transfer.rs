@@ -12,7 +12,7 @@ use kernel_io::BOUNCE_BYTES;
 
 /// What a bounced transfer does: read, write, or write zeroes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum BounceKind {
+pub(crate) enum BounceOperation {
     /// Storage to request memory.
     Read,
     /// Request memory to storage.
@@ -24,7 +24,7 @@ pub(crate) enum BounceKind {
 /// A transfer that direct I/O cannot do in place, and that goes through bounce buffers chunk by chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BounceTransfer {
-    pub(crate) kind: BounceKind,
+    pub(crate) kind: BounceOperation,
     pub(crate) storage: StorageId,
     /// Where the bytes that are left start there.
     pub(crate) at: u64,
@@ -74,7 +74,7 @@ pub(crate) enum BounceAction {
 impl BounceTransfer {
     /// These bytes, of which nothing was moved yet.
     pub(crate) fn new(
-        kind: BounceKind,
+        kind: BounceOperation,
         (storage, medium): (StorageId, &Medium),
         at: u64,
         skip: usize,
@@ -106,7 +106,7 @@ impl BounceTransfer {
         }
         let chunk = self.chunk();
         let whole = chunk.lead == 0 && chunk.body == chunk.count;
-        if self.kind == BounceKind::Read || !whole {
+        if self.kind == BounceOperation::Read || !whole {
             self.step = BounceStep::Reading;
             BounceAction::Read(chunk)
         } else {
@@ -119,11 +119,11 @@ impl BounceTransfer {
     /// was the transfer's purpose, its bytes must be copied out of the buffer before.
     pub(crate) fn proceed(&mut self) -> BounceAction {
         match (self.step, self.kind) {
-            (BounceStep::Reading, BounceKind::Write | BounceKind::Zero) => {
+            (BounceStep::Reading, BounceOperation::Write | BounceOperation::Zero) => {
                 self.step = BounceStep::Writing;
                 BounceAction::FillAndWrite(self.chunk())
             }
-            (BounceStep::Reading, BounceKind::Read) | (BounceStep::Writing, _) => {
+            (BounceStep::Reading, BounceOperation::Read) | (BounceStep::Writing, _) => {
                 let body = self.chunk().body;
                 self.at += body as u64;
                 self.skip += body;
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use block::FileId;
 
-    fn staged(kind: BounceKind, at: u64, left: u64) -> BounceTransfer {
+    fn staged(kind: BounceOperation, at: u64, left: u64) -> BounceTransfer {
         let (storage, alignment) = (StorageId::File(FileId(0)), 4096);
         let chunk_max = BOUNCE_BYTES as u64;
         BounceTransfer {
@@ -172,7 +172,7 @@ mod tests {
                     let start = usize::try_from(chunk.start.0).unwrap();
                     buffer[..chunk.count].copy_from_slice(&disk[start..start + chunk.count]);
                     log.push(('r', chunk.start.0, chunk.count));
-                    if transfer.kind == BounceKind::Read {
+                    if transfer.kind == BounceOperation::Read {
                         memory[transfer.skip..transfer.skip + chunk.body]
                             .copy_from_slice(&buffer[chunk.lead..chunk.lead + chunk.body]);
                     }
@@ -180,10 +180,10 @@ mod tests {
                 BounceAction::FillAndWrite(chunk) => {
                     let place = &mut buffer[chunk.lead..chunk.lead + chunk.body];
                     match transfer.kind {
-                        BounceKind::Write => place
+                        BounceOperation::Write => place
                             .copy_from_slice(&memory[transfer.skip..transfer.skip + chunk.body]),
-                        BounceKind::Zero => place.fill(0),
-                        BounceKind::Read => panic!("a read writes"),
+                        BounceOperation::Zero => place.fill(0),
+                        BounceOperation::Read => panic!("a read writes"),
                     }
                     let start = usize::try_from(chunk.start.0).unwrap();
                     disk[start..start + chunk.count].copy_from_slice(&buffer[..chunk.count]);
@@ -200,7 +200,7 @@ mod tests {
         let mut memory: Vec<u8> = (0..count).map(|i| u8::try_from(i % 7).unwrap() + 100).collect();
         let mut model = disk.clone();
         model[at..at + count].copy_from_slice(&memory);
-        let transfer = staged(BounceKind::Write, at as u64, count as u64);
+        let transfer = staged(BounceOperation::Write, at as u64, count as u64);
         assert_eq!(play(transfer, &mut disk, &mut memory), expected);
         assert!(disk == model, "{count} bytes at {at} went elsewhere");
     }
@@ -224,7 +224,7 @@ mod tests {
         {
             let mut disk: Vec<u8> = (0..=250).cycle().take(1 << 20).collect();
             let mut memory = vec![0xff; count];
-            play(staged(BounceKind::Read, at as u64, count as u64), &mut disk, &mut memory);
+            play(staged(BounceOperation::Read, at as u64, count as u64), &mut disk, &mut memory);
             assert!(memory == disk[at..at + count], "{count} bytes at {at}");
         }
     }
@@ -232,13 +232,13 @@ mod tests {
     #[test]
     fn zeroing_keeps_the_neighbours() {
         let mut disk = vec![7; 16384];
-        play(staged(BounceKind::Zero, 1000, 6000), &mut disk, &mut []);
+        play(staged(BounceOperation::Zero, 1000, 6000), &mut disk, &mut []);
         assert!(disk[..1000].iter().chain(&disk[7000..]).all(|&byte| byte == 7));
         assert!(disk[1000..7000].iter().all(|&byte| byte == 0));
     }
 
     #[test]
     fn a_transfer_of_nothing_is_finished() {
-        assert_eq!(staged(BounceKind::Read, 5, 0).begin(), BounceAction::Finished);
+        assert_eq!(staged(BounceOperation::Read, 5, 0).begin(), BounceAction::Finished);
     }
 }

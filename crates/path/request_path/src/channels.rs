@@ -1,7 +1,7 @@
 //! The channels of one iothread: storage that is no file of the kernel.
 //!
 //! Where it stands in the life of a request: operations are parked and begun here as in the kernel's in-flight table,
-//! and end as [`ChannelEvent`]. Once in each round those channels are called that have something to do
+//! and end as [`ChannelCompletion`]. Once in each round those channels are called that have something to do
 //! ([`Channels::attend`]).
 //!
 //! Invariants: what an operation works on is parked until its channel says that it is over; of one that was abandoned
@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    BeginResult, ByteOffset, Cancellation, Channel, ChannelId, Extent, IoFailure, LaneContext,
-    Medium, Operation, RangeGuard, Segment, Tag, WakeTime,
+    BeginResult, ByteOffset, CancellationSupport, Channel, ChannelId, Extent, IoFailure,
+    LaneContext, Medium, Operation, RangeGuard, Segment, Tag, WakeTime,
 };
 use kernel_io::{BounceBuffer, EngineKernel};
 use rustix::io::Errno;
@@ -28,14 +28,14 @@ use rustix::io::Errno;
 use crate::LaneIndex;
 use crate::lane_wakeups::LaneWaker;
 use crate::storage_backends::extent;
-use watch::ChannelWatch;
+use watch::ChannelPoll;
 
 /// For so many segments a slot keeps room when its operation is over.
 const ROOM_KEPT: usize = 256;
 
 /// What has ended on a channel: an operation, one that was abandoned, or the loan of a bounce buffer.
 #[derive(Debug)]
-pub(crate) enum ChannelEvent {
+pub(crate) enum ChannelCompletion {
     /// As one of the kernel does.
     Over { tag: Tag, result: Result<(), IoFailure>, bounce: Option<BounceBuffer> },
     /// It was abandoned, and may still be carried out. The bounce buffer, if it has one, comes back later.
@@ -53,7 +53,7 @@ pub(crate) struct Channels {
     /// Whether any of them wants to be called in the next round.
     want_round: bool,
     due: Option<WakeTime>,
-    ended: VecDeque<ChannelEvent>,
+    ended: VecDeque<ChannelCompletion>,
     /// Empty lists, kept for their room.
     done: Vec<(Tag, Result<(), IoFailure>)>,
     part: Vec<Segment>,
@@ -68,7 +68,7 @@ struct OpenChannel {
     lane_called: Arc<LaneWaker>,
     channel: Box<dyn Channel>,
     medium: Arc<Medium>,
-    cancel: Cancellation,
+    cancel: CancellationSupport,
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Slots of operations for which there was no room, in order.
@@ -79,7 +79,7 @@ struct OpenChannel {
     unfenced: usize,
     /// What those may change.
     locked: Vec<RangeGuard>,
-    watch: ChannelWatch,
+    watch: ChannelPoll,
     is_called: bool,
     /// Whether its lane is gone.
     is_closed: bool,
@@ -120,7 +120,7 @@ impl Channels {
                 abandoned: 0,
                 unfenced: 0,
                 locked: Vec::new(),
-                watch: ChannelWatch::default(),
+                watch: ChannelPoll::default(),
                 is_called: true,
                 is_closed: false,
             });
@@ -147,7 +147,7 @@ impl Channels {
     }
 
     pub(crate) fn takes_guest_memory(&self, id: ChannelId) -> bool {
-        self.open[self.place(id)].cancel == Cancellation::Possible
+        self.open[self.place(id)].cancel == CancellationSupport::Possible
     }
 
     /// Begins an operation without memory.
@@ -322,7 +322,7 @@ impl Channels {
     }
 
     /// Takes the next operation that has ended.
-    pub(crate) fn next_ended(&mut self) -> Option<ChannelEvent> {
+    pub(crate) fn next_ended(&mut self) -> Option<ChannelCompletion> {
         self.ended.pop_front()
     }
 
@@ -336,7 +336,7 @@ impl Channels {
     }
 
     /// A channel, which will be called, and where its operations end.
-    fn call(&mut self, id: ChannelId) -> (&mut OpenChannel, &mut VecDeque<ChannelEvent>) {
+    fn call(&mut self, id: ChannelId) -> (&mut OpenChannel, &mut VecDeque<ChannelCompletion>) {
         self.any_woken = true;
         let place = self.place(id);
         let open = &mut self.open[place];
@@ -366,7 +366,7 @@ impl OpenChannel {
 
     /// Begins a parked operation, behind those that wait for room; or ends it, if some were abandoned and are not over:
     /// whoever begins more would wait for the same.
-    fn begin(&mut self, index: u32, ended: &mut VecDeque<ChannelEvent>) {
+    fn begin(&mut self, index: u32, ended: &mut VecDeque<ChannelCompletion>) {
         if self.abandoned > 0 {
             return self.give_up(index, ended);
         }
@@ -399,7 +399,7 @@ impl OpenChannel {
     fn collect(
         &mut self,
         done: &mut Vec<(Tag, Result<(), IoFailure>)>,
-        ended: &mut VecDeque<ChannelEvent>,
+        ended: &mut VecDeque<ChannelCompletion>,
     ) {
         self.channel.collect(done);
         for (Tag(tag), result) in done.drain(..) {
@@ -413,12 +413,12 @@ impl OpenChannel {
             );
             match self.free_slot(index) {
                 State::Begun { tag, bounce, .. } => {
-                    ended.push_back(ChannelEvent::Over { tag, result, bounce })
+                    ended.push_back(ChannelCompletion::Over { tag, result, bounce })
                 }
                 State::Abandoned { is_change, bounce } => {
                     self.abandoned -= 1;
                     self.unfence(is_change);
-                    ended.extend(bounce.map(|bounce| ChannelEvent::Returned { bounce }));
+                    ended.extend(bounce.map(|bounce| ChannelCompletion::Returned { bounce }));
                 }
                 State::Free => {
                     panic!("{} tells the end of an operation twice: {tag:#x}", self.medium.name())
@@ -452,7 +452,7 @@ impl OpenChannel {
     fn abandon(
         &mut self,
         done: &mut Vec<(Tag, Result<(), IoFailure>)>,
-        ended: &mut VecDeque<ChannelEvent>,
+        ended: &mut VecDeque<ChannelCompletion>,
     ) {
         self.channel.abandon();
         self.collect(done, ended);
@@ -464,13 +464,18 @@ impl OpenChannel {
             let State::Begun { operation, tag, bounce } = &mut slot.state else { continue };
             assert_eq!(
                 self.cancel,
-                Cancellation::Impossible,
+                CancellationSupport::Impossible,
                 "{} has not taken back {operation:?}",
                 self.medium.name()
             );
             let (is_change, bounce) = (operation.is_change(), bounce.take());
             let (channel, is_staged, failure) = (self.id, bounce.is_some(), given_up(*operation));
-            ended.push_back(ChannelEvent::Abandoned { channel, tag: *tag, failure, is_staged });
+            ended.push_back(ChannelCompletion::Abandoned {
+                channel,
+                tag: *tag,
+                failure,
+                is_staged,
+            });
             slot.state = State::Abandoned { is_change, bounce };
             self.abandoned += 1;
             self.unfenced += usize::from(is_change);
@@ -481,11 +486,11 @@ impl OpenChannel {
     }
 
     /// Ends an operation of which the channel does not know.
-    fn give_up(&mut self, index: u32, ended: &mut VecDeque<ChannelEvent>) {
+    fn give_up(&mut self, index: u32, ended: &mut VecDeque<ChannelCompletion>) {
         let State::Begun { operation, tag, bounce } = self.free_slot(index) else {
             panic!("what waits for room was not begun")
         };
-        ended.push_back(ChannelEvent::Over { tag, result: Err(given_up(operation)), bounce });
+        ended.push_back(ChannelCompletion::Over { tag, result: Err(given_up(operation)), bounce });
     }
 
     fn watch_for(&mut self, kernel: &mut impl EngineKernel) {
@@ -517,7 +522,7 @@ impl Drop for OpenChannel {
         }
         // The engine goes, and nobody hears of what is under way any more.
         self.channel.abandon();
-        if self.cancel == Cancellation::Impossible {
+        if self.cancel == CancellationSupport::Impossible {
             let name = self.medium.name();
             tracing::warn!("disk {name}: operations stay in flight, their memory leaked");
             let _leaked = ManuallyDrop::new(std::mem::take(&mut self.slots));
@@ -557,13 +562,13 @@ mod tests {
         }
 
         /// Has an operation carried out; returns what the end of it says.
-        fn flush(&mut self) -> Vec<ChannelEvent> {
+        fn flush(&mut self) -> Vec<ChannelCompletion> {
             self.lanes.channels.begin(self.id, Operation::Flush, Tag(5));
             self.work()
         }
 
         /// Calls the channel as long as it has something to do.
-        fn work(&mut self) -> Vec<ChannelEvent> {
+        fn work(&mut self) -> Vec<ChannelCompletion> {
             let channels = &mut self.lanes.channels;
             let mut ended = Vec::new();
             while ended.is_empty() || channels.have_work() {

@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
-use block::{Outcome, RequestSlot};
+use block::{Outcome, SourceRequestSlot};
 
-use crate::{Mailbox, SourceKey, StreamTransfer};
+use crate::{OutcomeMailbox, SourceKey, StreamTransfer};
 
-/// The index of a source's entry in [`CompletionRoutes`].
+/// The index of a source's entry in [`SourceRoutes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RouteIndex(pub(crate) u32);
 
@@ -19,12 +19,12 @@ pub(crate) struct RouteIndex(pub(crate) u32);
 #[must_use = "a request that is never completed hangs its client"]
 pub(crate) struct Ticket {
     route: RouteIndex,
-    slot: RequestSlot,
+    slot: SourceRequestSlot,
 }
 
 impl Ticket {
     /// The request's slot, if it is of the source of this route.
-    pub(crate) fn slot_at(&self, route: RouteIndex) -> Option<RequestSlot> {
+    pub(crate) fn slot_at(&self, route: RouteIndex) -> Option<SourceRequestSlot> {
         (self.route == route).then_some(self.slot)
     }
 }
@@ -32,7 +32,7 @@ impl Ticket {
 /// How outcomes reach one source, and how many requests it has in flight here.
 #[derive(Debug)]
 struct Route {
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<OutcomeMailbox>,
     residence: SourceLocation,
     /// Its requests, and its transfers.
     requests: u32,
@@ -42,7 +42,7 @@ struct Route {
 #[derive(Debug)]
 enum SourceLocation {
     /// The source is served here; finished requests wait for its next turn.
-    Here { key: SourceKey, finished: Vec<(RequestSlot, Outcome)> },
+    Here { key: SourceKey, finished: Vec<(SourceRequestSlot, Outcome)> },
     /// The source has moved away.
     Away,
 }
@@ -50,7 +50,7 @@ enum SourceLocation {
 /// The sources that have requests in flight on this iothread, and how outcomes reach them: directly, or by their
 /// mailbox.
 #[derive(Debug, Default)]
-pub(crate) struct CompletionRoutes {
+pub(crate) struct SourceRoutes {
     entries: Vec<Option<Route>>,
     /// By route: transfers that are over and were not taken, by direction.
     transfers: Vec<[Option<StreamTransfer>; 2]>,
@@ -58,11 +58,11 @@ pub(crate) struct CompletionRoutes {
     called: Vec<RouteIndex>,
 }
 
-impl CompletionRoutes {
+impl SourceRoutes {
     /// Gives a route to a source of so many slots that has arrived.
     pub(crate) fn attach(
         &mut self,
-        mailbox: Arc<Mailbox>,
+        mailbox: Arc<OutcomeMailbox>,
         slots: u16,
         key: SourceKey,
     ) -> RouteIndex {
@@ -99,7 +99,7 @@ impl CompletionRoutes {
     }
 
     /// A request is taken on.
-    pub(crate) fn open(&mut self, route: RouteIndex, slot: RequestSlot) -> Ticket {
+    pub(crate) fn open(&mut self, route: RouteIndex, slot: SourceRequestSlot) -> Ticket {
         self.entry(route).requests += 1;
         Ticket { route, slot }
     }
@@ -153,7 +153,7 @@ impl CompletionRoutes {
     }
 
     /// Takes what is finished for a source, into an empty list that is swapped in.
-    pub(crate) fn take(&mut self, route: RouteIndex, into: &mut Vec<(RequestSlot, Outcome)>) {
+    pub(crate) fn take(&mut self, route: RouteIndex, into: &mut Vec<(SourceRequestSlot, Outcome)>) {
         if let SourceLocation::Here { finished, .. } = &mut self.entry(route).residence {
             std::mem::swap(finished, into);
         }

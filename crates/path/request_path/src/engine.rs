@@ -31,28 +31,30 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use block::{
-    Answer, Buffers, Clock, CompletionAction, InternalIo, LaneError, Mapping, MemoryUse, Node,
-    Operation, Outcome, PieceList, RequestSlot,
+    AfterPiecesAction, Answer, BatchPieces, BufferCopyPolicy, Buffers, Clock, InternalOperation,
+    LaneError, Mapping, Node, Operation, Outcome, SourceRequestSlot,
 };
 use kernel_io::{
-    Alarm, BouncePool, EngineKernel, FairQueue, FairShare, FileTable, InlineBudget, Interest,
-    Kernel, KernelError, Notifier, ReactorChoice, ReactorKind, ServedRings, WaitMode,
+    Alarm, BouncePool, EngineKernel, FairShareLimit, FileTable, InlineBudget, Interest, Kernel,
+    KernelError, Notifier, PartyQueues, ReactorChoice, ReactorKind, ServedRings, WaitMode,
 };
 
-use crate::completion_routes::{CompletionRoutes, RouteIndex};
-use crate::failure_reporter::{FailureCause, FailureReporter};
-use crate::io_request::{EventTarget, RequestIndex, RequestOrigin, RequestPhase, RequestTable};
-use crate::lanes::{LaneIndex, LaneUsage, Lanes, weight};
+use crate::completion_routes::{RouteIndex, SourceRoutes};
+use crate::failure_reporter::{FailureReporter, StorageFailureCause};
+use crate::io_request::{
+    KernelEventTarget, RequestIndex, RequestOrigin, RequestPhase, RequestTable,
+};
+use crate::lanes::{LaneIndex, Lanes, RequestResources, weight};
 use crate::range_locks::{LockRanges, lock_changed_ranges};
-use crate::storage_backends::StorageBackends;
+use crate::storage_backends::FileAndChannelBackends;
 use crate::submit::must_sync;
-use crate::{Mailbox, SourceKey};
-pub use control::ControlEngines;
+use crate::{OutcomeMailbox, SourceKey};
+pub use control::ControlEngineFactory;
 use syncs::PendingSyncs;
 use timed_turns::TimedTurns;
 
 /// The bounce buffers of the lanes: 4 MiB of one that is alone. A request keeps its buffer until all of it is through.
-const BUFFERS: FairShare = FairShare::new(16, 1);
+const BUFFERS: FairShareLimit = FairShareLimit::new(16, 1);
 
 /// The most calls in one round of lanes that can go on: what goes on by itself, without end, does not
 /// keep its iothread from the rings. A lane goes on with all of its requests in one call.
@@ -60,7 +62,7 @@ const LANE_CALLS_MAX: u32 = 64;
 
 /// What the engine reports to the event loop: a kick, finished requests, a poll that ended, a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EngineEvent {
+pub enum EventLoopEvent {
     /// The client has kicked: give the source a turn.
     Kicked(SourceKey),
     /// What the client is told by has room again, which is no kick: give the source a turn.
@@ -75,7 +77,7 @@ pub enum EngineEvent {
 
 /// Whether some of a batch was carried out at once by this thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum BatchExecution {
+pub(crate) enum BatchStartResult {
     /// This thread, some of it at least, and that is over.
     Inline,
     /// The kernel or nobody.
@@ -92,11 +94,11 @@ pub struct Engine<K = Kernel> {
     waker: Waker,
     clock: Arc<dyn Clock>,
     lanes: Lanes,
-    routes: CompletionRoutes,
+    routes: SourceRoutes,
     jobs: RequestTable,
     bounce: BouncePool,
     /// Jobs that wait for a bounce buffer, by lane.
-    buffer_waiters: FairQueue<RequestIndex>,
+    buffer_waiters: PartyQueues<RequestIndex>,
     /// Jobs that wait for a range somebody else is changing.
     range_waiters: VecDeque<RequestIndex>,
     /// Jobs whose pieces were not all begun, in order.
@@ -108,11 +110,11 @@ pub struct Engine<K = Kernel> {
     syncs: PendingSyncs,
     /// What is new, or was held and may go on, and the answers.
     mappings: Vec<Mapping>,
-    pieces: PieceList,
+    pieces: BatchPieces,
     /// How many more calls of lanes this round has room for.
     lane_calls_left: u32,
     /// An empty list, kept for its room.
-    internal_ios: Vec<InternalIo>,
+    internal_ios: Vec<InternalOperation>,
     /// Requests that lanes hold.
     held: usize,
     /// Those among them that were answered already.
@@ -152,24 +154,24 @@ impl Engine {
 impl<K: EngineKernel> Engine<K> {
     /// An engine on that kernel, which the calling thread uses; `notifier` is how others wake it.
     pub fn with(mut kernel: K, notifier: Arc<Notifier>, clock: Arc<dyn Clock>) -> Self {
-        kernel.poll(notifier.as_fd(), Interest::Read, EventTarget::Bell.to_tag());
+        kernel.poll(notifier.as_fd(), Interest::Read, KernelEventTarget::Bell.to_tag());
         Self {
             kernel,
             lanes: Lanes::new(Arc::clone(&notifier)),
             waker: Waker::from(Arc::clone(&notifier)),
             notifier,
             clock: Arc::clone(&clock),
-            routes: CompletionRoutes::default(),
+            routes: SourceRoutes::default(),
             jobs: RequestTable::default(),
             bounce: BouncePool::default(),
-            buffer_waiters: FairQueue::new(BUFFERS),
+            buffer_waiters: PartyQueues::new(BUFFERS),
             range_waiters: VecDeque::new(),
             partly_submitted: VecDeque::new(),
             copy_budget: InlineBudget::default(),
             wanted: LockRanges::default(),
             syncs: PendingSyncs::default(),
             mappings: Vec::new(),
-            pieces: PieceList::default(),
+            pieces: BatchPieces::default(),
             lane_calls_left: LANE_CALLS_MAX,
             internal_ios: Vec::new(),
             held: 0,
@@ -254,7 +256,7 @@ impl<K: EngineKernel> Engine<K> {
     /// Gives a source of so many slots that has arrived a route.
     pub(crate) fn attach(
         &mut self,
-        mailbox: &Arc<Mailbox>,
+        mailbox: &Arc<OutcomeMailbox>,
         slots: u16,
         key: SourceKey,
     ) -> RouteIndex {
@@ -266,14 +268,14 @@ impl<K: EngineKernel> Engine<K> {
         self.routes.leave(route);
     }
 
-    /// Watches a source's kick; [`EngineEvent::Kicked`] follows each time that it becomes ready.
+    /// Watches a source's kick; [`EventLoopEvent::Kicked`] follows each time that it becomes ready.
     pub fn watch(&mut self, kick: BorrowedFd<'_>, interest: Interest, key: SourceKey) {
-        self.kernel.poll(kick, interest, EventTarget::Kick(key).to_tag());
+        self.kernel.poll(kick, interest, KernelEventTarget::Kick(key).to_tag());
     }
 
-    /// Ends watching; [`EngineEvent::Unwatched`] follows. The descriptor must stay open until then.
+    /// Ends watching; [`EventLoopEvent::Unwatched`] follows. The descriptor must stay open until then.
     pub fn unwatch(&mut self, key: SourceKey) {
-        self.kernel.cancel_poll(EventTarget::Kick(key).to_tag());
+        self.kernel.cancel_poll(KernelEventTarget::Kick(key).to_tag());
     }
 
     /// Tells the other side of a front end by its eventfd. Does not sleep, whatever that side did to it.
@@ -294,7 +296,7 @@ impl<K: EngineKernel> Engine<K> {
         &mut self,
         route: RouteIndex,
         lane: LaneIndex,
-        slot: RequestSlot,
+        slot: SourceRequestSlot,
         operation: Operation,
         memory: &mut Buffers,
     ) {
@@ -307,9 +309,9 @@ impl<K: EngineKernel> Engine<K> {
     }
 
     /// Maps and starts everything added since the last batch, with one call of the lane.
-    pub(crate) fn start_batch(&mut self, lane: LaneIndex) -> BatchExecution {
+    pub(crate) fn start_batch(&mut self, lane: LaneIndex) -> BatchStartResult {
         if self.mappings.is_empty() {
-            return BatchExecution::Asynchronous;
+            return BatchStartResult::Asynchronous;
         }
         let (segments, bytes) =
             (std::mem::take(&mut self.new_segments), std::mem::take(&mut self.new_bytes));
@@ -340,7 +342,7 @@ impl<K: EngineKernel> Engine<K> {
                 job.after = mapping.after;
                 job.eof_policy = mapping.eof_policy;
                 self.pieces.take(range, &mut job.pieces);
-                if mapping.memory == MemoryUse::Copied {
+                if mapping.memory == BufferCopyPolicy::Copied {
                     let bytes = job.copy_memory();
                     self.lanes.internal_begun(lane, bytes);
                 }
@@ -368,12 +370,12 @@ impl<K: EngineKernel> Engine<K> {
     }
 
     /// What was done at once is answered in the same turn.
-    fn deliver_finished(&mut self) -> BatchExecution {
-        let mut started = BatchExecution::Asynchronous;
+    fn deliver_finished(&mut self) -> BatchStartResult {
+        let mut started = BatchStartResult::Asynchronous;
         loop {
             while let Some((tag, result, bounce)) = self.kernel.next_finished() {
                 self.operation_over(tag, result, bounce);
-                started = BatchExecution::Inline;
+                started = BatchStartResult::Inline;
             }
             if !self.run_woken_lanes() {
                 return started;
@@ -385,7 +387,7 @@ impl<K: EngineKernel> Engine<K> {
     pub(crate) fn take_finished(
         &mut self,
         route: RouteIndex,
-        into: &mut Vec<(RequestSlot, Outcome)>,
+        into: &mut Vec<(SourceRequestSlot, Outcome)>,
     ) {
         self.routes.take(route, into);
     }
@@ -394,7 +396,7 @@ impl<K: EngineKernel> Engine<K> {
     pub(crate) fn reads_in_flight(
         &self,
         route: RouteIndex,
-    ) -> impl Iterator<Item = (RequestSlot, &Buffers)> {
+    ) -> impl Iterator<Item = (SourceRequestSlot, &Buffers)> {
         self.jobs
             .open_reads()
             .filter_map(move |(ticket, memory)| Some((ticket.slot_at(route)?, memory)))
@@ -450,12 +452,12 @@ impl<K: EngineKernel> Engine<K> {
     /// Starts a mapped job, once nobody else is changing what it changes.
     fn start(&mut self, index: RequestIndex) {
         let Self { jobs, wanted, kernel, lanes, waker, .. } = self;
-        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
+        let mut storages = FileAndChannelBackends { kernel, channels: &mut lanes.channels };
         let job = jobs.get(index);
         let is_free = lock_changed_ranges(job, wanted, &mut storages, waker);
         // Looked at after that: who fences something off wakes those that wait for a range.
         if let Some(storage) = storages.unfenced(job) {
-            self.fail(index, storage, FailureCause::Unfenced);
+            self.fail(index, storage, StorageFailureCause::Unfenced);
             self.advance(index);
         } else if is_free {
             job.phase = RequestPhase::Transfer;
@@ -467,8 +469,8 @@ impl<K: EngineKernel> Engine<K> {
     }
 
     /// Its files and channels.
-    fn storages(&mut self) -> StorageBackends<'_, K> {
-        StorageBackends { kernel: &mut self.kernel, channels: &mut self.lanes.channels }
+    fn storages(&mut self) -> FileAndChannelBackends<'_, K> {
+        FileAndChannelBackends { kernel: &mut self.kernel, channels: &mut self.lanes.channels }
     }
 
     fn retry_ranges(&mut self) {
@@ -483,7 +485,7 @@ impl<K: EngineKernel> Engine<K> {
     /// or the end.
     fn advance(&mut self, index: RequestIndex) {
         let Self { jobs, kernel, lanes, .. } = self;
-        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
+        let mut storages = FileAndChannelBackends { kernel, channels: &mut lanes.channels };
         let job = jobs.get(index);
         if job.outstanding > 0 {
             return;
@@ -502,8 +504,8 @@ impl<K: EngineKernel> Engine<K> {
         }
         let outcome = job.failure.map_or(Outcome::Done, Outcome::Failed);
         match job.after {
-            CompletionAction::Finish => self.finish(index, outcome),
-            CompletionAction::NotifyLane => self.notify_lane(index, outcome),
+            AfterPiecesAction::Finish => self.finish(index, outcome),
+            AfterPiecesAction::NotifyLane => self.notify_lane(index, outcome),
         }
     }
 
@@ -519,14 +521,14 @@ impl<K: EngineKernel> Engine<K> {
         let ended = match self.jobs.remove(index) {
             RequestOrigin::Ring(ticket) => {
                 self.routes.complete(ticket, outcome);
-                LaneUsage { pieces, segments, request_bytes, internal_bytes: copied }
+                RequestResources { pieces, segments, request_bytes, internal_bytes: copied }
             }
             RequestOrigin::Cancelled => {
-                LaneUsage { pieces, segments, request_bytes, internal_bytes: copied }
+                RequestResources { pieces, segments, request_bytes, internal_bytes: copied }
             }
             RequestOrigin::Lane(internal_io) => {
                 internal_io.finish(outcome);
-                LaneUsage { pieces, segments: 0, request_bytes: 0, internal_bytes: bytes }
+                RequestResources { pieces, segments: 0, request_bytes: 0, internal_bytes: bytes }
             }
         };
         self.lanes.over(lane, ended);

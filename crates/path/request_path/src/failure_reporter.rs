@@ -12,9 +12,10 @@ use kernel_io::IoFailure;
 
 use crate::io_request::RequestPhase;
 
-/// Why an operation failed: an I/O error, or an earlier failed sync.
+/// Why storage failed an operation: an I/O error, an earlier failed sync, or storage that was given up or left to
+/// another process.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum FailureCause {
+pub(crate) enum StorageFailureCause {
     /// The kernel, or the end of the file.
     Failure(IoFailure),
     /// A sync that failed before: nobody knows what it lost.
@@ -50,7 +51,7 @@ impl FailureReporter {
         medium: &str,
         operation: Operation,
         phase: RequestPhase,
-        cause: FailureCause,
+        cause: StorageFailureCause,
     ) -> Option<Duration> {
         let now = self.clock.now();
         say(&mut self.failures, now, || sentence(medium, operation, phase, cause))
@@ -170,30 +171,32 @@ fn sentence(
     medium: &str,
     operation: Operation,
     phase: RequestPhase,
-    cause: FailureCause,
+    cause: StorageFailureCause,
 ) -> String {
     let what = place(operation);
     let why = match (cause, phase) {
-        (FailureCause::GivenUp, _) => "the storage does not answer, and was given up".to_owned(),
-        (FailureCause::Unfenced, _) => {
+        (StorageFailureCause::GivenUp, _) => {
+            "the storage does not answer, and was given up".to_owned()
+        }
+        (StorageFailureCause::Unfenced, _) => {
             "changes that were given up may still be carried out".to_owned()
         }
-        (FailureCause::Foreign, _) => {
+        (StorageFailureCause::Foreign, _) => {
             let name = operation.name();
             return format!("disk {medium}: {name} refused: another process owns the image");
         }
-        (FailureCause::EarlierSync, _) => {
+        (StorageFailureCause::EarlierSync, _) => {
             "an earlier flush failed, so what was written may be lost; no \
              flush succeeds until the file is opened again"
                 .to_owned()
         }
-        (FailureCause::Failure(IoFailure::Errno { errno, .. }), RequestPhase::Sync) => {
+        (StorageFailureCause::Failure(IoFailure::Errno { errno, .. }), RequestPhase::Sync) => {
             format!("cannot be made durable: {errno}")
         }
-        (FailureCause::Failure(IoFailure::Errno { offset, errno }), _) => {
+        (StorageFailureCause::Failure(IoFailure::Errno { offset, errno }), _) => {
             format!("error at byte {offset}: {errno}")
         }
-        (FailureCause::Failure(end @ IoFailure::EndOfFile { .. }), _) => end.to_string(),
+        (StorageFailureCause::Failure(end @ IoFailure::EndOfFile { .. }), _) => end.to_string(),
     };
     format!("disk {medium}: {what} failed: {why}")
 }
@@ -205,7 +208,12 @@ mod tests {
     use rustix::io::Errno;
 
     #[track_caller]
-    fn check(operation: Operation, phase: RequestPhase, cause: FailureCause, expected: &str) {
+    fn check(
+        operation: Operation,
+        phase: RequestPhase,
+        cause: StorageFailureCause,
+        expected: &str,
+    ) {
         assert_eq!(sentence("/a b", operation, phase, cause), expected);
     }
 
@@ -213,7 +221,8 @@ mod tests {
     fn a_sentence_names_file_operation_place_and_error() {
         let extent = DiskSize(ByteCount(1 << 20)).check(ByteOffset(4096), ByteCount(512)).unwrap();
         let offset = ByteOffset(4608);
-        let no_space = FailureCause::Failure(IoFailure::Errno { offset, errno: Errno::NOSPC });
+        let no_space =
+            StorageFailureCause::Failure(IoFailure::Errno { offset, errno: Errno::NOSPC });
         let write = Operation::Write(extent, Durability::Stable);
         check(
             write,
@@ -232,19 +241,19 @@ mod tests {
         check(
             Operation::Read(extent),
             RequestPhase::Transfer,
-            FailureCause::Failure(IoFailure::EndOfFile { offset }),
+            StorageFailureCause::Failure(IoFailure::EndOfFile { offset }),
             "disk /a b: read of 512 bytes at byte 4096 failed: the file has no byte 4608 any more",
         );
         check(
             Operation::Flush,
             RequestPhase::Sync,
-            FailureCause::Foreign,
+            StorageFailureCause::Foreign,
             "disk /a b: flush refused: another process owns the image",
         );
         check(
             Operation::Flush,
             RequestPhase::Sync,
-            FailureCause::EarlierSync,
+            StorageFailureCause::EarlierSync,
             "disk /a b: flush failed: an earlier flush failed, so what was written may be lost; no flush \
              succeeds until the file is opened again",
         );

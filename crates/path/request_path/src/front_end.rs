@@ -4,7 +4,7 @@
 //! asks a front end for new requests, tells it how they ended and has it show its client the answers; everything
 //! between is the same for all protocols and stands in `FrontEndSource`.
 //!
-//! Invariants: a [`RequestSlot`] that was brought is not brought again before it was answered (`FrontEndSource` checks
+//! Invariants: a [`SourceRequestSlot`] that was brought is not brought again before it was answered (`FrontEndSource` checks
 //! it). Answers and transfers that are over come on the iothread that serves the front end, each exactly once. Threads: a front end belongs to one
 //! iothread at a time and travels whole, with its requests in flight. Limits: [`FrontEnd::slots`] requests in flight.
 //! Not here: turns, fairness and drains (`front_end_source`), when a source gets a turn (`iothread`).
@@ -13,7 +13,7 @@ use std::error::Error;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
-use block::{Buffers, FailKind, Operation, Outcome, RequestSlot};
+use block::{Buffers, FailKind, Operation, Outcome, SourceRequestSlot};
 
 use crate::{FrontEndContext, Interest, SleepDecision, StreamTransfer};
 
@@ -42,7 +42,7 @@ pub trait FrontEnd: fmt::Debug + Send + 'static {
     fn take(&mut self) -> Result<Option<NewRequest<'_, Self::Reply>>, Self::Fault>;
 
     /// Answers a request that it has brought. Its client need not see that before [`FrontEnd::publish`].
-    fn answer(&mut self, slot: RequestSlot, reply: Self::Reply, outcome: Outcome);
+    fn answer(&mut self, slot: SourceRequestSlot, reply: Self::Reply, outcome: Outcome);
 
     /// Shows its client everything answered since the last time, or as much as there is room for. Called at the end of
     /// each turn.
@@ -91,13 +91,13 @@ pub trait FrontEnd: fmt::Debug + Send + 'static {
 
 /// The number of a disk among those a front end serves (a LUN).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct UnitIndex(pub u16);
+pub struct LogicalUnitIndex(pub u16);
 
 /// A request that a front end has decoded.
 #[derive(Debug)]
 pub struct NewRequest<'a, R> {
     /// Names it until it is answered.
-    pub slot: RequestSlot,
+    pub slot: SourceRequestSlot,
     /// Comes back with its answer.
     pub reply: R,
     /// What is to be done for it.
@@ -110,7 +110,7 @@ pub enum RequestAction<'a> {
     /// An operation on a disk.
     Disk {
         /// Which of them.
-        unit: UnitIndex,
+        unit: LogicalUnitIndex,
         /// Inside the disk, allowed there and of whole sectors.
         operation: Operation,
         /// What is read into or written from; swapped for an empty list. It stays mapped until the answer.
@@ -121,15 +121,15 @@ pub enum RequestAction<'a> {
     /// Nothing: it cannot be carried out. The operator hears of it.
     Refuse {
         /// Of which disk the sentence is.
-        unit: UnitIndex,
+        unit: LogicalUnitIndex,
         /// Why.
         kind: FailKind,
         /// Says what was asked, such as `a guest's request of type 77`.
-        what: &'a dyn RequestDescription,
+        what: &'a dyn RefusedRequestText,
     },
 }
 
 /// The text of a refused request for the log.
-pub trait RequestDescription: fmt::Debug + fmt::Display {}
+pub trait RefusedRequestText: fmt::Debug + fmt::Display {}
 
-impl<T: fmt::Debug + fmt::Display> RequestDescription for T {}
+impl<T: fmt::Debug + fmt::Display> RefusedRequestText for T {}

@@ -8,7 +8,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use block::{Buffers, RequestSlot};
+use block::{Buffers, SourceRequestSlot};
 
 use crate::open_transfers::OpenTransfers;
 use crate::{Engine, RouteIndex, StreamDirection, StreamGoal, StreamTransfer};
@@ -19,20 +19,20 @@ pub struct FrontEndContext<'a> {
     engine: &'a mut Engine,
     route: RouteIndex,
     /// A read that waits for room in its lane.
-    waiting: Option<(RequestSlot, &'a Buffers)>,
+    waiting: Option<(SourceRequestSlot, &'a Buffers)>,
     wants_turn: bool,
     transfers: OpenTransfers,
     /// The request that waits for room in its lane, until it is cancelled.
-    unstarted: Option<RequestSlot>,
+    unstarted: Option<SourceRequestSlot>,
 }
 
 impl<'a> FrontEndContext<'a> {
     pub(crate) fn new(
         engine: &'a mut Engine,
         route: RouteIndex,
-        waiting: Option<(RequestSlot, &'a Buffers)>,
+        waiting: Option<(SourceRequestSlot, &'a Buffers)>,
         transfers: OpenTransfers,
-        unstarted: Option<RequestSlot>,
+        unstarted: Option<SourceRequestSlot>,
     ) -> Self {
         Self { engine, route, waiting, wants_turn: false, transfers, unstarted }
     }
@@ -63,7 +63,7 @@ impl<'a> FrontEndContext<'a> {
     }
 
     /// The reads that were brought and are carried out on this iothread, or wait, and where their data go.
-    pub fn open_reads(&self) -> impl Iterator<Item = (RequestSlot, &Buffers)> {
+    pub fn open_reads(&self) -> impl Iterator<Item = (SourceRequestSlot, &Buffers)> {
         self.engine.reads_in_flight(self.route).chain(self.waiting)
     }
 
@@ -126,7 +126,7 @@ impl<'a> FrontEndContext<'a> {
     /// What a lane holds, what waits for room, for a range that others change, for a bounce buffer or for a sync, and what
     /// was not begun ends at once. What the kernel or a server works on is waited for, and what another iothread carries
     /// out, which the source has left, ends as if nothing had been asked.
-    pub fn cancel(&mut self, slot: RequestSlot) {
+    pub fn cancel(&mut self, slot: SourceRequestSlot) {
         if self.unstarted == Some(slot) {
             self.unstarted = None;
         } else {
@@ -135,7 +135,7 @@ impl<'a> FrontEndContext<'a> {
     }
 
     /// The request that waits for room, if it was not cancelled.
-    pub(crate) fn unstarted(&self) -> Option<RequestSlot> {
+    pub(crate) fn unstarted(&self) -> Option<SourceRequestSlot> {
         self.unstarted
     }
 

@@ -17,16 +17,16 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use block::{Buffers, ByteCount, Gauges, Node, Operation, Outcome, RequestSlot};
+use block::{Buffers, ByteCount, Gauges, Node, Operation, Outcome, SourceRequestSlot};
 
-use crate::engine::BatchExecution;
-use crate::front_end::{NewRequest, RequestAction, UnitIndex};
-use crate::gauges::{SourceGauges, SourceMeter, Ticks, WaitingCounts};
+use crate::engine::BatchStartResult;
+use crate::front_end::{LogicalUnitIndex, NewRequest, RequestAction};
+use crate::gauges::{SourceGauges, SourceMeter, Ticks, TurnStartCounts};
 use crate::open_requests::{OpenRequests, RequestKind};
 use crate::open_transfers::OpenTransfers;
 use crate::{
-    BatchLimit, Counters, Engine, FrontEnd, FrontEndContext, Interest, LaneIndex, Mailbox,
-    RouteIndex, SharedBudget, SleepDecision, Source, SourceKey, StreamDirection, StreamTransfer,
+    BatchLimit, Counters, Engine, FairTurnBudget, FrontEnd, FrontEndContext, Interest, LaneIndex,
+    OutcomeMailbox, RouteIndex, SleepDecision, Source, SourceKey, StreamDirection, StreamTransfer,
     TurnBudget, TurnResult, Wake,
 };
 
@@ -38,7 +38,7 @@ pub struct FrontEndSource<F: FrontEnd> {
     front: F,
     /// The disks that its requests go to, by unit.
     nodes: Vec<Arc<dyn Node>>,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<OutcomeMailbox>,
     attachment: Option<Attachment>,
     health: FrontEndHealth,
     open: OpenRequests<F::Reply>,
@@ -46,7 +46,7 @@ pub struct FrontEndSource<F: FrontEnd> {
     meter: SourceMeter,
     /// New requests that the last measured turn has left.
     left: u32,
-    wait: Option<TurnWait>,
+    wait: Option<TurnWaitSample>,
     /// New requests that this turn has taken.
     taken: u32,
     /// What times of requests are counted from.
@@ -56,7 +56,7 @@ pub struct FrontEndSource<F: FrontEnd> {
     inline: bool,
     /// Whether it has brought anything since it arrived.
     has_had_requests: bool,
-    finished: Vec<(RequestSlot, Outcome)>,
+    finished: Vec<(SourceRequestSlot, Outcome)>,
 }
 
 /// Where a source is served: its route and its lanes there.
@@ -70,15 +70,15 @@ struct Attachment {
 /// A request that waits for room in the lane of its disk.
 #[derive(Debug)]
 struct PendingRequest {
-    slot: RequestSlot,
-    unit: UnitIndex,
+    slot: SourceRequestSlot,
+    unit: LogicalUnitIndex,
     operation: Operation,
     memory: Buffers,
 }
 
 /// How long a source waited for its turn, and how many new requests it had when the wait began.
 #[derive(Debug)]
-struct TurnWait {
+struct TurnWaitSample {
     time: Duration,
     /// New requests that were seen when it began.
     found: u32,
@@ -94,7 +94,7 @@ enum FrontEndHealth {
 /// The requests that are taken on for one unit and not started yet.
 #[derive(Debug)]
 struct Batch {
-    unit: UnitIndex,
+    unit: LogicalUnitIndex,
     lane: LaneIndex,
     /// How many more there may be. Asked once: the step bounds what a batch can add.
     room: usize,
@@ -117,7 +117,7 @@ impl<F: FrontEnd> FrontEndSource<F> {
         Self {
             front,
             nodes,
-            mailbox: Arc::new(Mailbox::new(slots, owner)),
+            mailbox: Arc::new(OutcomeMailbox::new(slots, owner)),
             attachment: None,
             health: FrontEndHealth::Sound,
             open: OpenRequests::new(slots),
@@ -182,10 +182,10 @@ impl<F: FrontEnd> FrontEndSource<F> {
     }
 
     /// Counts how long requests have waited for the turn that is over.
-    fn count_wait(&mut self, wait: &TurnWait, carried_out: u32) {
+    fn count_wait(&mut self, wait: &TurnWaitSample, carried_out: u32) {
         let found = wait.found.max(self.taken);
         let left = std::mem::take(&mut self.left).min(found);
-        self.meter.waited(wait.time, WaitingCounts { left, came: found - left, carried_out });
+        self.meter.waited(wait.time, TurnStartCounts { left, came: found - left, carried_out });
     }
 
     fn attachment(&self) -> &Attachment {
@@ -224,7 +224,7 @@ impl<F: FrontEnd> FrontEndSource<F> {
     }
 
     /// Takes new requests on: a step, and more steps while nobody else has something new.
-    fn take_share(&mut self, engine: &mut Engine, share: SharedBudget<'_>) -> TurnResult {
+    fn take_share(&mut self, engine: &mut Engine, share: FairTurnBudget<'_>) -> TurnResult {
         let mut left = share.requests;
         loop {
             let step = if self.inline { share.inline_step } else { share.step };
@@ -248,7 +248,7 @@ impl<F: FrontEnd> FrontEndSource<F> {
 
     /// Takes new requests on and starts them. Returns how many it were, too.
     fn take_on(&mut self, engine: &mut Engine, step: BatchLimit) -> (TurnResult, u32) {
-        let mut batch = Batch::of(UnitIndex(0), self.attachment(), engine);
+        let mut batch = Batch::of(LogicalUnitIndex(0), self.attachment(), engine);
         let (turn, taken) = self.take(engine, step, &mut batch);
         if let TurnResult::Broken(_) = turn {
             self.health = FrontEndHealth::Broken;
@@ -256,7 +256,7 @@ impl<F: FrontEnd> FrontEndSource<F> {
         if taken > 0 {
             self.taken += taken;
             self.has_had_requests = true;
-            self.inline = engine.start_batch(batch.lane) == BatchExecution::Inline;
+            self.inline = engine.start_batch(batch.lane) == BatchStartResult::Inline;
             self.collect_here(engine);
             self.time_new(engine);
         }
@@ -337,7 +337,7 @@ impl<F: FrontEnd> FrontEndSource<F> {
         }
         if let Some(PendingRequest { slot, operation, mut memory, .. }) = self.waiting.take() {
             engine.add(self.attachment().route, batch.lane, slot, operation, &mut memory);
-            self.inline = engine.start_batch(batch.lane) == BatchExecution::Inline;
+            self.inline = engine.start_batch(batch.lane) == BatchStartResult::Inline;
             self.collect_here(engine);
             self.time_new(engine);
         }
@@ -423,7 +423,7 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
         &self.attachment().lanes
     }
 
-    fn mailbox(&self) -> &Arc<Mailbox> {
+    fn mailbox(&self) -> &Arc<OutcomeMailbox> {
         &self.mailbox
     }
 
@@ -470,7 +470,7 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
     }
 
     fn waited(&mut self, time: Duration) {
-        self.wait = Some(TurnWait { time, found: self.front.waiting() });
+        self.wait = Some(TurnWaitSample { time, found: self.front.waiting() });
     }
 
     fn has_new(&self) -> bool {
@@ -478,7 +478,7 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
     }
 
     fn has_room(&self, engine: &Engine) -> bool {
-        let unit = self.waiting.as_ref().map_or(UnitIndex(0), |waiting| waiting.unit);
+        let unit = self.waiting.as_ref().map_or(LogicalUnitIndex(0), |waiting| waiting.unit);
         engine.room(self.attachment().lanes[usize::from(unit.0)]) > 0
     }
 
@@ -526,14 +526,14 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
 
 impl PendingRequest {
     /// Where its data go, of a read.
-    fn as_read(&self) -> Option<(RequestSlot, &Buffers)> {
+    fn as_read(&self) -> Option<(SourceRequestSlot, &Buffers)> {
         matches!(self.operation, Operation::Read(_) | Operation::Status(_))
             .then_some((self.slot, &self.memory))
     }
 }
 
 impl Batch {
-    fn of(unit: UnitIndex, attachment: &Attachment, engine: &Engine) -> Self {
+    fn of(unit: LogicalUnitIndex, attachment: &Attachment, engine: &Engine) -> Self {
         let lane = attachment.lanes[usize::from(unit.0)];
         Self { unit, lane, room: engine.room(lane) }
     }
@@ -545,7 +545,7 @@ fn answer<F: FrontEnd>(
     front: &mut F,
     open: &mut OpenRequests<F::Reply>,
     meter: &mut SourceMeter,
-    slot: RequestSlot,
+    slot: SourceRequestSlot,
     outcome: Outcome,
 ) {
     let reply = open.answer(slot, outcome, meter);

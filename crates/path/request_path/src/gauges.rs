@@ -170,9 +170,9 @@ pub(crate) enum SampleWeight {
     Sampled,
 }
 
-/// How many requests of a source were there when a turn began, by how they came.
+/// How many requests of a source were there when a turn began: left by the turn before, come since, carried out since.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct WaitingCounts {
+pub(crate) struct TurnStartCounts {
     /// New ones that the turn before it has left.
     pub(crate) left: u32,
     /// New ones that have come since.
@@ -213,8 +213,8 @@ impl SourceMeter {
     }
 
     /// In a sampled round the turn came so long after the one before it, while the iothread served others.
-    pub(crate) fn waited(&mut self, time: Duration, waits: WaitingCounts) {
-        let WaitingCounts { left, came, carried_out } = waits;
+    pub(crate) fn waited(&mut self, time: Duration, waits: TurnStartCounts) {
+        let TurnStartCounts { left, came, carried_out } = waits;
         let half = nanoseconds(time) / 2;
         let of_each = |count: u64| half.saturating_mul(count).saturating_mul(SAMPLED);
         // Those that were left have waited all the time, the others half of it.
@@ -316,9 +316,9 @@ mod tests {
         let mut meter = SourceMeter::new();
         let gauges = meter.gauges();
         let time = Duration::from_nanos(100);
-        meter.waited(time, WaitingCounts { left: 0, came: 3, carried_out: 5 });
+        meter.waited(time, TurnStartCounts { left: 0, came: 3, carried_out: 5 });
         assert_eq!([&gauges.take_wait_ns, &gauges.answer_wait_ns].map(Gauge::get), [9600, 16_000]);
-        meter.waited(time, WaitingCounts { left: 1, came: 0, carried_out: 0 });
+        meter.waited(time, TurnStartCounts { left: 1, came: 0, carried_out: 0 });
         assert_eq!([&gauges.take_wait_ns, &gauges.answer_wait_ns].map(Gauge::get), [16_000; 2]);
     }
 }

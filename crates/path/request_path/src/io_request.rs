@@ -6,8 +6,9 @@
 //! short.
 
 use block::{
-    Buffers, ChannelId, CompletionAction, EofPolicy, FailKind, FileId, InternalIo, MemoryCopy,
-    Operation, Piece, RangeGuard, RequestSlot, StatusRuns, StorageId, Tag, Token,
+    AfterPiecesAction, Buffers, ChannelId, EofPolicy, FailKind, FileId, InternalOperation,
+    Operation, Piece, RangeGuard, RequestMemoryCopy, SourceRequestSlot, StatusRuns, StorageId, Tag,
+    Token,
 };
 
 use crate::bounce_transfer::BounceTransfer;
@@ -63,7 +64,7 @@ pub(crate) enum RequestOrigin {
     /// The ring that brought the request.
     Ring(Ticket),
     /// The lane whose internal I/O it is.
-    Lane(InternalIo),
+    Lane(InternalOperation),
     /// Nobody any more: it was answered while its lane held it, and is not carried out.
     Cancelled,
 }
@@ -75,7 +76,7 @@ pub(crate) struct IoRequest {
     pub(crate) operation: Operation,
     pub(crate) memory: Buffers,
     /// What a write is carried out with, if that is not the memory as it is now.
-    pub(crate) copy: Option<MemoryCopy>,
+    pub(crate) copy: Option<RequestMemoryCopy>,
     /// What a request counts for, in bytes ([`weight`](crate::lanes::weight)).
     pub(crate) weight: usize,
     /// The lane that is asked where its bytes live.
@@ -88,7 +89,7 @@ pub(crate) struct IoRequest {
     /// Whether pieces are begun later, which counts as something outstanding.
     pub(crate) has_pieces_later: bool,
     /// What becomes of it when the answer was carried out.
-    pub(crate) after: CompletionAction,
+    pub(crate) after: AfterPiecesAction,
     pub(crate) eof_policy: EofPolicy,
     /// Kernel operations in flight, and syncs that it waits for.
     pub(crate) outstanding: u32,
@@ -132,7 +133,7 @@ impl RequestTable {
     /// Takes an internal I/O on, which is mapped already.
     pub(crate) fn add_internal_io(
         &mut self,
-        mut internal_io: InternalIo,
+        mut internal_io: InternalOperation,
         lane: LaneIndex,
     ) -> RequestIndex {
         let (operation, memory) = (internal_io.operation(), internal_io.memory());
@@ -155,7 +156,7 @@ impl RequestTable {
         let job = &mut self.jobs[index.0 as usize];
         job.lane = lane;
         job.operation = operation;
-        job.after = CompletionAction::Finish;
+        job.after = AfterPiecesAction::Finish;
         job.eof_policy = EofPolicy::Error;
         job.failure = None;
         job.phase = RequestPhase::Held;
@@ -182,7 +183,11 @@ impl RequestTable {
     }
 
     /// The request of that slot of a source, if it is here and not over. Looks at all of them.
-    pub(crate) fn of_slot(&self, route: RouteIndex, slot: RequestSlot) -> Option<RequestIndex> {
+    pub(crate) fn of_slot(
+        &self,
+        route: RouteIndex,
+        slot: SourceRequestSlot,
+    ) -> Option<RequestIndex> {
         let is_it = |job: &IoRequest| match &job.owner {
             Some(RequestOrigin::Ring(ticket)) => ticket.slot_at(route) == Some(slot),
             Some(RequestOrigin::Lane(_) | RequestOrigin::Cancelled) | None => false,
@@ -252,7 +257,7 @@ impl IoRequest {
     pub(crate) fn copy_memory(&mut self) -> usize {
         match self.operation {
             Operation::Write(..) if self.copy.is_none() => {
-                self.copy = Some(MemoryCopy::of(&self.memory));
+                self.copy = Some(RequestMemoryCopy::of(&self.memory));
                 self.memory.count()
             }
             Operation::Write(..)
@@ -297,7 +302,7 @@ impl IoRequest {
             next_piece: 0,
             moved: 0,
             has_pieces_later: false,
-            after: CompletionAction::Finish,
+            after: AfterPiecesAction::Finish,
             eof_policy: EofPolicy::Error,
             outstanding: 0,
             failure: None,
@@ -329,7 +334,7 @@ impl PieceIndex {
 
 /// What a kernel event concerns, encoded in its tag: a piece of a request, a sync, a kick, the notifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum EventTarget {
+pub(crate) enum KernelEventTarget {
     /// A piece of a job, by its place in the answer.
     Job(RequestIndex, PieceIndex),
     /// The sync of a file, or of what is behind a channel.
@@ -354,7 +359,7 @@ const ALARM: u64 = 1 << 61;
 const KICK: u64 = 1 << 62;
 const BELL: u64 = 1 << 63;
 
-impl EventTarget {
+impl KernelEventTarget {
     pub(crate) fn to_tag(self) -> Tag {
         Tag(match self {
             Self::Job(job, piece) => u64::from(job.0) | u64::from(piece.0) << 32,
@@ -403,18 +408,18 @@ mod tests {
     #[test]
     fn a_tag_names_its_addressee() {
         for addressee in [
-            EventTarget::Job(RequestIndex(0), PieceIndex::FIRST),
-            EventTarget::Job(RequestIndex(u32::MAX), PieceIndex::new(block::PIECES_MAX)),
-            EventTarget::Sync(StorageId::File(FileId(u32::MAX))),
-            EventTarget::Sync(StorageId::Channel(ChannelId(u32::MAX))),
-            EventTarget::Channel(ChannelId(u32::MAX)),
-            EventTarget::Kick(SourceKey(u32::MAX)),
-            EventTarget::Transfer(RouteIndex(u32::MAX), StreamDirection::Receive),
-            EventTarget::Transfer(RouteIndex(0), StreamDirection::Send),
-            EventTarget::Bell,
-            EventTarget::Alarm,
+            KernelEventTarget::Job(RequestIndex(0), PieceIndex::FIRST),
+            KernelEventTarget::Job(RequestIndex(u32::MAX), PieceIndex::new(block::PIECES_MAX)),
+            KernelEventTarget::Sync(StorageId::File(FileId(u32::MAX))),
+            KernelEventTarget::Sync(StorageId::Channel(ChannelId(u32::MAX))),
+            KernelEventTarget::Channel(ChannelId(u32::MAX)),
+            KernelEventTarget::Kick(SourceKey(u32::MAX)),
+            KernelEventTarget::Transfer(RouteIndex(u32::MAX), StreamDirection::Receive),
+            KernelEventTarget::Transfer(RouteIndex(0), StreamDirection::Send),
+            KernelEventTarget::Bell,
+            KernelEventTarget::Alarm,
         ] {
-            assert_eq!(EventTarget::from_tag(addressee.to_tag()), addressee);
+            assert_eq!(KernelEventTarget::from_tag(addressee.to_tag()), addressee);
         }
     }
 }

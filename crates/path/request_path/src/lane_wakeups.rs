@@ -10,14 +10,14 @@ use crate::sync::{AtomicBool, Ordering, ThreadId, current_thread};
 
 /// Whether any lane of an iothread was woken: one flag for all, and how to wake the iothread.
 #[derive(Debug)]
-pub(crate) struct LaneWakeups {
+pub(crate) struct IothreadWakeFlag {
     /// Whether any of the flags may be set.
     any: AtomicBool,
     notifier: Arc<dyn Wake>,
     iothread: ThreadId,
 }
 
-impl LaneWakeups {
+impl IothreadWakeFlag {
     /// Of the calling thread, which this notifier wakes.
     pub(crate) fn new(notifier: Arc<dyn Wake>) -> Arc<Self> {
         Arc::new(Self { any: AtomicBool::new(false), notifier, iothread: current_thread() })
@@ -47,11 +47,11 @@ impl LaneWakeups {
 #[derive(Debug)]
 pub(crate) struct LaneWaker {
     is_set: AtomicBool,
-    calls: Arc<LaneWakeups>,
+    calls: Arc<IothreadWakeFlag>,
 }
 
 impl LaneWaker {
-    pub(crate) fn new(calls: Arc<LaneWakeups>) -> Self {
+    pub(crate) fn new(calls: Arc<IothreadWakeFlag>) -> Self {
         Self { is_set: AtomicBool::new(false), calls }
     }
 
@@ -88,6 +88,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;
 
+    /// Counts its wakes in loom tests, in place of the iothread's notifier.
     #[derive(Debug, Default)]
     struct Bell(AtomicUsize);
 
@@ -100,7 +101,7 @@ mod tests {
     #[test]
     fn the_bell_rings_once_and_not_for_the_iothread_itself() {
         let notifier = Arc::new(Bell::default());
-        let calls = LaneWakeups::new(Arc::clone(&notifier) as Arc<dyn Wake>);
+        let calls = IothreadWakeFlag::new(Arc::clone(&notifier) as Arc<dyn Wake>);
         let called = LaneWaker::new(Arc::clone(&calls));
         let rung = || notifier.0.load(Ordering::Relaxed);
         assert!(!calls.take());
@@ -135,7 +136,7 @@ mod loom_tests {
     /// One iothread's two lanes, and the work that others have done for each of them.
     struct Rig {
         notifier: Arc<Bell>,
-        calls: Arc<LaneWakeups>,
+        calls: Arc<IothreadWakeFlag>,
         called: [LaneWaker; 2],
         work: [AtomicUsize; 2],
     }
@@ -143,7 +144,7 @@ mod loom_tests {
     impl Rig {
         fn new() -> Arc<Self> {
             let notifier = Arc::new(Bell::default());
-            let calls = LaneWakeups::new(Arc::clone(&notifier) as Arc<dyn Wake>);
+            let calls = IothreadWakeFlag::new(Arc::clone(&notifier) as Arc<dyn Wake>);
             let called = [(); 2].map(|()| LaneWaker::new(Arc::clone(&calls)));
             Arc::new(Self {
                 notifier,

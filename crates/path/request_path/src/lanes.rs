@@ -15,26 +15,26 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Buffers, ChannelIds, InternalIo, Lane, LaneContext, LaneError, LaneOpener, Mapping, Node,
-    Operation, PieceList, WakeTime,
+    BatchPieces, Buffers, ChannelIds, InternalOperation, Lane, LaneContext, LaneError, LaneOpener,
+    Mapping, Node, Operation, WakeTime,
 };
-use kernel_io::{FairShare, Notifier};
+use kernel_io::{FairShareLimit, Notifier};
 
 use self::failing_lane::FailingLane;
 use crate::channels::Channels;
-use crate::lane_wakeups::{LaneWaker, LaneWakeups};
+use crate::lane_wakeups::{IothreadWakeFlag, LaneWaker};
 
 /// The requests and internal I/Os that are carried out: of a lane that is alone sixteen full rings of 256. A disk that
 /// hangs keeps what it has for ever.
-const REQUESTS: FairShare = FairShare::new(4096, 64);
+const REQUESTS: FairShareLimit = FairShareLimit::new(4096, 64);
 
 /// Their pieces: who has that many gets nothing new. Together with what one batch may add it bounds the memory that
 /// requests take which are spread over many small chunks.
-const PIECES: FairShare = FairShare::new(1 << 20, 1 << 12);
+const PIECES: FairShareLimit = FairShareLimit::new(1 << 20, 1 << 12);
 
 /// The segments of their memory, and of that of requests which are held: who has that many gets nothing new. The dirty log
 /// takes as much again for reads (`noted`).
-const SEGMENTS: FairShare = FairShare::new(1 << 20, 1 << 12);
+const SEGMENTS: FairShareLimit = FairShareLimit::new(1 << 20, 1 << 12);
 
 /// With so many bytes of requests that are not over nothing new is taken for their lane: a stop, and whoever takes the
 /// process's place, waits for all of them, and zeroes of that many bytes are written by hand within a second or two.
@@ -86,7 +86,7 @@ impl LaneIndex {
 #[derive(Debug)]
 pub(crate) struct Lanes {
     /// How others have them called.
-    calls: Arc<LaneWakeups>,
+    calls: Arc<IothreadWakeFlag>,
     places: Vec<Option<OpenLane>>,
     /// Those that have internal I/Os or may have to be called, in order.
     to_run: VecDeque<LaneIndex>,
@@ -131,9 +131,9 @@ struct OpenLane {
     to_run: bool,
 }
 
-/// The resources of its lane that a finished request had used.
+/// What a request takes of its lane's room, to be given back when it is finished: pieces, segments, bytes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LaneUsage {
+pub(crate) struct RequestResources {
     /// The pieces of its last answer.
     pub(crate) pieces: usize,
     /// The segments of a request's memory.
@@ -162,7 +162,7 @@ impl Lanes {
     pub(crate) fn new(notifier: Arc<Notifier>) -> Self {
         let (places, to_run) = (Vec::new(), VecDeque::new());
         let (channels, numbers) = (Channels::default(), ChannelIds::default());
-        let calls = LaneWakeups::new(notifier);
+        let calls = IothreadWakeFlag::new(notifier);
         Self { calls, places, to_run, due: None, segments: 0, channels, numbers }
     }
 
@@ -357,7 +357,12 @@ impl Lanes {
     }
 
     /// Asks the lane about a whole batch of new requests.
-    pub(crate) fn map(&mut self, index: LaneIndex, batch: &mut [Mapping], pieces: &mut PieceList) {
+    pub(crate) fn map(
+        &mut self,
+        index: LaneIndex,
+        batch: &mut [Mapping],
+        pieces: &mut BatchPieces,
+    ) {
         self.with(index, |lane| lane.map(batch, pieces));
     }
 
@@ -406,7 +411,7 @@ impl Lanes {
         index: LaneIndex,
         now: Instant,
         late: &mut Vec<Mapping>,
-        pieces: &mut PieceList,
+        pieces: &mut BatchPieces,
     ) {
         self.with(index, |lane| lane.resume(now, late, pieces));
         self.get(index).held -= late.len();
@@ -433,7 +438,7 @@ impl Lanes {
     }
 
     /// Takes the internal I/Os that the lane has submitted since; of a lane that is closed there are none.
-    pub(crate) fn take_internal_io(&mut self, index: LaneIndex, into: &mut Vec<InternalIo>) {
+    pub(crate) fn take_internal_io(&mut self, index: LaneIndex, into: &mut Vec<InternalOperation>) {
         let Some(open) = &mut self.places[index.0] else { return };
         let begun = into.len();
         open.io.take_submitted(into);
@@ -504,7 +509,7 @@ impl Lanes {
     }
 
     /// A request or an internal I/O is over.
-    pub(crate) fn over(&mut self, index: LaneIndex, ended: LaneUsage) {
+    pub(crate) fn over(&mut self, index: LaneIndex, ended: RequestResources) {
         self.segments -= ended.segments;
         let open = self.get(index);
         open.pieces -= ended.pieces;
@@ -583,7 +588,7 @@ impl OpenLane {
 }
 
 /// What a new lane of the iothread with these calls uses of it, and what says that it has to be called.
-fn new_io(calls: &Arc<LaneWakeups>, numbers: &ChannelIds) -> (Arc<LaneWaker>, LaneContext) {
+fn new_io(calls: &Arc<IothreadWakeFlag>, numbers: &ChannelIds) -> (Arc<LaneWaker>, LaneContext) {
     let called = Arc::new(LaneWaker::new(Arc::clone(calls)));
     (Arc::clone(&called), LaneContext::numbered(called.into(), numbers))
 }

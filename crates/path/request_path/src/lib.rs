@@ -2,7 +2,7 @@
 //!
 //! Where it stands in the life of a request: all of it. A [`FrontEnd`] takes and decodes, [`FrontEndSource`] has its
 //! requests carried out by the [`Engine`] of its iothread, which maps, submits and finishes, and the outcome goes back
-//! to whoever serves the front end by then: directly, or through its [`Mailbox`].
+//! to whoever serves the front end by then: directly, or through its [`OutcomeMailbox`].
 //!
 //! Not here: any protocol (`virtio_blk`); when a source gets its turn, and on which thread (`iothread`).
 
@@ -31,8 +31,8 @@ mod submit;
 mod sync;
 
 pub(crate) use completion_routes::RouteIndex;
-pub use engine::{ControlEngines, Engine, EngineEvent};
-pub use front_end::{FrontEnd, NewRequest, RequestAction, RequestDescription, UnitIndex};
+pub use engine::{ControlEngineFactory, Engine, EventLoopEvent};
+pub use front_end::{FrontEnd, LogicalUnitIndex, NewRequest, RefusedRequestText, RequestAction};
 pub use front_end_context::FrontEndContext;
 pub use front_end_source::FrontEndSource;
 pub use gauges::{LatencyHistogram, Sampler, SourceGauges};
@@ -41,9 +41,9 @@ pub use kernel_io::Interest;
 /// Transfers on the socket of a front end.
 pub use kernel_io::{StreamDirection, StreamEnd, StreamGoal, StreamTransfer};
 pub use lanes::LaneIndex;
-pub use mailbox::{Mailbox, Wake};
-pub use requests::Requests;
+pub use mailbox::{OutcomeMailbox, Wake};
+pub use requests::SourcelessRequests;
 pub use source::{
-    BatchLimit, Counters, OtherSources, SharedBudget, SleepDecision, Source, SourceFault,
+    BatchLimit, Counters, FairTurnBudget, OtherSources, SleepDecision, Source, SourceFault,
     SourceKey, TurnBudget, TurnResult,
 };

@@ -15,7 +15,7 @@
 use std::ops::DerefMut;
 use std::sync::Arc;
 
-use block::{FailKind, Outcome, RequestSlot};
+use block::{FailKind, Outcome, SourceRequestSlot};
 
 use crate::StreamTransfer;
 use crate::sync::{AtomicU8, AtomicU64, Mutex, Ordering};
@@ -35,7 +35,7 @@ impl Wake for kernel_io::Notifier {
 /// What a source has left on another iothread and has ended there, until its owner takes it: outcomes of requests, and
 /// transfers on its socket.
 #[derive(Debug)]
-pub struct Mailbox {
+pub struct OutcomeMailbox {
     /// One bit for each slot whose outcome waits.
     waiting: Box<[AtomicU64]>,
     /// The outcomes by slot; valid where the bit is set.
@@ -49,7 +49,7 @@ pub struct Mailbox {
 
 const SLOTS_PER_WORD: usize = 64;
 
-impl Mailbox {
+impl OutcomeMailbox {
     /// An empty mailbox for a source of so many slots, owned by `owner`.
     pub fn new(slots: u16, owner: Arc<dyn Wake>) -> Self {
         let slots = usize::from(slots);
@@ -68,7 +68,7 @@ impl Mailbox {
     }
 
     /// Leaves an outcome for the source's owner and wakes it. From any thread.
-    pub fn post(&self, slot: RequestSlot, outcome: Outcome) {
+    pub fn post(&self, slot: SourceRequestSlot, outcome: Outcome) {
         let slot = usize::from(slot.0);
         self.outcomes[slot].store(encode(outcome), Ordering::Relaxed);
         let bit = 1 << (slot % SLOTS_PER_WORD);
@@ -112,7 +112,7 @@ impl Mailbox {
     }
 
     /// Takes out all outcomes that wait. Only the owner may call it.
-    pub fn drain(&self, mut take: impl FnMut(RequestSlot, Outcome)) {
+    pub fn drain(&self, mut take: impl FnMut(SourceRequestSlot, Outcome)) {
         for (place, word) in self.waiting.iter().enumerate() {
             if word.load(Ordering::Relaxed) == 0 {
                 continue;
@@ -122,7 +122,7 @@ impl Mailbox {
                 let slot = place * SLOTS_PER_WORD + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
                 let outcome = decode(self.outcomes[slot].load(Ordering::Relaxed));
-                take(RequestSlot(u16::try_from(slot).expect("slots are 16 bit")), outcome);
+                take(SourceRequestSlot(u16::try_from(slot).expect("slots are 16 bit")), outcome);
             }
         }
     }
@@ -166,7 +166,7 @@ mod tests {
         fn wake(&self) {}
     }
 
-    fn drained(mailbox: &Mailbox) -> Vec<(u16, Outcome)> {
+    fn drained(mailbox: &OutcomeMailbox) -> Vec<(u16, Outcome)> {
         let mut all = Vec::new();
         mailbox.drain(|slot, outcome| all.push((slot.0, outcome)));
         all
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn every_outcome_comes_out_as_it_went_in_and_only_once() {
-        let mailbox = Mailbox::new(256, Arc::new(Nobody));
+        let mailbox = OutcomeMailbox::new(256, Arc::new(Nobody));
         let kinds = [
             Outcome::Done,
             Outcome::Failed(FailKind::Io),
@@ -187,7 +187,7 @@ mod tests {
         ];
         let slots = [0, 1, 63, 64, 127, 200, 254, 255];
         for (slot, outcome) in slots.into_iter().zip(kinds) {
-            mailbox.post(RequestSlot(slot), outcome);
+            mailbox.post(SourceRequestSlot(slot), outcome);
         }
         assert!(!mailbox.is_empty());
         assert_eq!(drained(&mailbox), slots.into_iter().zip(kinds).collect::<Vec<_>>());
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_transfer_of_each_direction_comes_out_once() {
-        let mailbox = Mailbox::new(1, Arc::new(Nobody));
+        let mailbox = OutcomeMailbox::new(1, Arc::new(Nobody));
         // Both are receives, as new ones are.
         mailbox.post_transfer(StreamTransfer::default());
         assert!(!mailbox.is_empty());
@@ -212,16 +212,16 @@ mod tests {
     #[test]
     #[should_panic(expected = "a Receive was over twice")]
     fn a_second_transfer_of_a_direction_is_a_mistake() {
-        let mailbox = Mailbox::new(1, Arc::new(Nobody));
+        let mailbox = OutcomeMailbox::new(1, Arc::new(Nobody));
         mailbox.post_transfer(StreamTransfer::default());
         mailbox.post_transfer(StreamTransfer::default());
     }
 
     #[test]
     fn a_full_mailbox_holds_an_outcome_for_every_slot() {
-        let mailbox = Mailbox::new(100, Arc::new(Nobody));
+        let mailbox = OutcomeMailbox::new(100, Arc::new(Nobody));
         for slot in 0..100 {
-            mailbox.post(RequestSlot(slot), Outcome::Done);
+            mailbox.post(SourceRequestSlot(slot), Outcome::Done);
         }
         assert_eq!(drained(&mailbox).len(), 100);
     }
@@ -246,7 +246,7 @@ mod loom_tests {
         }
     }
 
-    fn drain(mailbox: &Mailbox, seen: &mut [u32]) {
+    fn drain(mailbox: &OutcomeMailbox, seen: &mut [u32]) {
         mailbox.drain(|slot, outcome| {
             assert_eq!(outcome, Outcome::Failed(FailKind::Io));
             seen[usize::from(slot.0)] += 1;
@@ -254,7 +254,7 @@ mod loom_tests {
     }
 
     /// What an iothread does after it was woken: clear the notifier first, then look.
-    fn serve(mailbox: &Mailbox, notifier: &Bell, seen: &mut [u32]) {
+    fn serve(mailbox: &OutcomeMailbox, notifier: &Bell, seen: &mut [u32]) {
         if notifier.rung.swap(0, Ordering::SeqCst) > 0 {
             drain(mailbox, seen);
         }
@@ -264,11 +264,11 @@ mod loom_tests {
     fn loom_an_outcome_posted_while_the_ring_moves_is_found_once_and_never_forgotten() {
         loom::model(|| {
             let (a, b) = (Arc::new(Bell::default()), Arc::new(Bell::default()));
-            let mailbox = Arc::new(Mailbox::new(2, a.clone() as Arc<dyn Wake>));
+            let mailbox = Arc::new(OutcomeMailbox::new(2, a.clone() as Arc<dyn Wake>));
             let poster = {
                 let mailbox = mailbox.clone();
                 loom::thread::spawn(move || {
-                    mailbox.post(RequestSlot(1), Outcome::Failed(FailKind::Io))
+                    mailbox.post(SourceRequestSlot(1), Outcome::Failed(FailKind::Io))
                 })
             };
             // The ring moves from A to B: B becomes the owner, then drains once unconditionally.
@@ -294,17 +294,17 @@ mod loom_tests {
     fn loom_a_ring_that_comes_back_finds_what_both_threads_left() {
         loom::model(|| {
             let (a, b) = (Arc::new(Bell::default()), Arc::new(Bell::default()));
-            let mailbox = Arc::new(Mailbox::new(2, a.clone() as Arc<dyn Wake>));
+            let mailbox = Arc::new(OutcomeMailbox::new(2, a.clone() as Arc<dyn Wake>));
             let late_on_a = {
                 let mailbox = mailbox.clone();
                 loom::thread::spawn(move || {
-                    mailbox.post(RequestSlot(0), Outcome::Failed(FailKind::Io))
+                    mailbox.post(SourceRequestSlot(0), Outcome::Failed(FailKind::Io))
                 })
             };
             let late_on_b = {
                 let mailbox = mailbox.clone();
                 loom::thread::spawn(move || {
-                    mailbox.post(RequestSlot(1), Outcome::Failed(FailKind::Io))
+                    mailbox.post(SourceRequestSlot(1), Outcome::Failed(FailKind::Io))
                 })
             };
             // A to B, B drains; B to A, A drains.
@@ -324,7 +324,7 @@ mod loom_tests {
     fn loom_a_transfer_that_ends_while_its_source_moves_is_found_once_and_never_forgotten() {
         loom::model(|| {
             let (a, b) = (Arc::new(Bell::default()), Arc::new(Bell::default()));
-            let mailbox = Arc::new(Mailbox::new(1, a.clone() as Arc<dyn Wake>));
+            let mailbox = Arc::new(OutcomeMailbox::new(1, a.clone() as Arc<dyn Wake>));
             let poster = {
                 let mailbox = mailbox.clone();
                 loom::thread::spawn(move || mailbox.post_transfer(StreamTransfer::default()))

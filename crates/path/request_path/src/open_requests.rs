@@ -4,7 +4,7 @@
 //! for each, also if a front end or an iothread is wrong.
 //! Threads: travels with its source.
 
-use block::{ByteCount, Operation, Outcome, RequestSlot, SECTOR_BYTES};
+use block::{ByteCount, Operation, Outcome, SECTOR_BYTES, SourceRequestSlot};
 
 use crate::Counters;
 use crate::gauges::{SampleWeight, SourceMeter, Ticks};
@@ -52,7 +52,7 @@ pub(crate) struct OpenRequests<R> {
     /// How many of them have a time at which they began.
     timed: usize,
     /// Those without one that may get it yet.
-    new: Vec<RequestSlot>,
+    new: Vec<SourceRequestSlot>,
     /// When the requests that are brought now began, if that is measured.
     pub(crate) begin: Option<Ticks>,
     /// What the clock says for the answers that are given now.
@@ -95,7 +95,7 @@ impl<R: Copy> OpenRequests<R> {
     #[inline(always)]
     pub(crate) fn enter(
         &mut self,
-        slot: RequestSlot,
+        slot: SourceRequestSlot,
         kind: RequestKind,
         bytes: ByteCount,
         reply: R,
@@ -138,7 +138,7 @@ impl<R: Copy> OpenRequests<R> {
     #[inline(always)]
     pub(crate) fn answer(
         &mut self,
-        slot: RequestSlot,
+        slot: SourceRequestSlot,
         outcome: Outcome,
         meter: &mut SourceMeter,
     ) -> R {
@@ -200,13 +200,16 @@ mod tests {
     #[test]
     fn an_answer_has_what_the_request_came_with_and_is_counted() {
         let (mut open, mut meter) = (OpenRequests::new(4), SourceMeter::new());
-        open.enter(RequestSlot(3), RequestKind::Read, BLOCK, 'r');
-        open.enter(RequestSlot(0), RequestKind::Flush, ByteCount(0), 'f');
-        open.enter(RequestSlot(1), RequestKind::Other, ByteCount(0), 'o');
+        open.enter(SourceRequestSlot(3), RequestKind::Read, BLOCK, 'r');
+        open.enter(SourceRequestSlot(0), RequestKind::Flush, ByteCount(0), 'f');
+        open.enter(SourceRequestSlot(1), RequestKind::Other, ByteCount(0), 'o');
         assert_eq!(open.count(), 3);
-        assert_eq!(open.answer(RequestSlot(3), Outcome::Done, &mut meter), 'r');
-        assert_eq!(open.answer(RequestSlot(0), Outcome::Failed(FailKind::Io), &mut meter), 'f');
-        assert_eq!(open.answer(RequestSlot(1), Outcome::Done, &mut meter), 'o');
+        assert_eq!(open.answer(SourceRequestSlot(3), Outcome::Done, &mut meter), 'r');
+        assert_eq!(
+            open.answer(SourceRequestSlot(0), Outcome::Failed(FailKind::Io), &mut meter),
+            'f'
+        );
+        assert_eq!(open.answer(SourceRequestSlot(1), Outcome::Done, &mut meter), 'o');
         assert_eq!(open.count(), 0);
         let counters = Counters {
             reads: 1,
@@ -216,8 +219,11 @@ mod tests {
             ..Counters::default()
         };
         assert_eq!(*open.counters(), counters);
-        open.enter(RequestSlot(3), RequestKind::Write, BLOCK, 'w');
-        assert_eq!(open.answer(RequestSlot(3), Outcome::Failed(FailKind::Io), &mut meter), 'w');
+        open.enter(SourceRequestSlot(3), RequestKind::Write, BLOCK, 'w');
+        assert_eq!(
+            open.answer(SourceRequestSlot(3), Outcome::Failed(FailKind::Io), &mut meter),
+            'w'
+        );
         assert_eq!((open.counters().writes, open.counters().written_bytes), (1, 0));
     }
 
@@ -225,17 +231,17 @@ mod tests {
     fn what_is_open_after_its_batch_was_started_is_timed_from_then_on() {
         let (mut open, mut meter) = (OpenRequests::new(4), SourceMeter::new());
         let ticks = |count: u64| Ticks::after(std::time::Duration::from_nanos(count * 256));
-        open.enter(RequestSlot(0), RequestKind::Read, BLOCK, ());
-        open.enter(RequestSlot(1), RequestKind::Read, BLOCK, ());
-        open.answer(RequestSlot(0), Outcome::Done, &mut meter);
+        open.enter(SourceRequestSlot(0), RequestKind::Read, BLOCK, ());
+        open.enter(SourceRequestSlot(1), RequestKind::Read, BLOCK, ());
+        open.answer(SourceRequestSlot(0), Outcome::Done, &mut meter);
         assert!(open.has_untimed() && !open.are_timed());
         open.time(ticks(100));
         assert!(!open.has_untimed() && open.are_timed());
         open.begin = Some(ticks(101));
-        open.enter(RequestSlot(0), RequestKind::Read, BLOCK, ());
+        open.enter(SourceRequestSlot(0), RequestKind::Read, BLOCK, ());
         open.now = Some(ticks(103));
-        open.answer(RequestSlot(0), Outcome::Done, &mut meter);
-        open.answer(RequestSlot(1), Outcome::Done, &mut meter);
+        open.answer(SourceRequestSlot(0), Outcome::Done, &mut meter);
+        open.answer(SourceRequestSlot(1), Outcome::Done, &mut meter);
         assert!(!open.are_timed());
         let gauges = meter.gauges();
         let found: Vec<_> =
@@ -248,16 +254,16 @@ mod tests {
     #[should_panic(expected = "request 2 was completed twice")]
     fn a_second_answer_is_a_mistake() {
         let (mut open, mut meter) = (OpenRequests::new(4), SourceMeter::new());
-        open.enter(RequestSlot(2), RequestKind::Read, BLOCK, ());
-        open.answer(RequestSlot(2), Outcome::Done, &mut meter);
-        open.answer(RequestSlot(2), Outcome::Done, &mut meter);
+        open.enter(SourceRequestSlot(2), RequestKind::Read, BLOCK, ());
+        open.answer(SourceRequestSlot(2), Outcome::Done, &mut meter);
+        open.answer(SourceRequestSlot(2), Outcome::Done, &mut meter);
     }
 
     #[test]
     #[should_panic(expected = "request 2 was brought twice")]
     fn a_slot_that_is_in_flight_is_not_brought_again() {
         let mut open = OpenRequests::new(4);
-        open.enter(RequestSlot(2), RequestKind::Read, BLOCK, ());
-        open.enter(RequestSlot(2), RequestKind::Write, BLOCK, ());
+        open.enter(SourceRequestSlot(2), RequestKind::Read, BLOCK, ());
+        open.enter(SourceRequestSlot(2), RequestKind::Write, BLOCK, ());
     }
 }

@@ -10,7 +10,7 @@ use block::{RangeGuard, StorageId};
 use kernel_io::EngineKernel;
 
 use crate::io_request::IoRequest;
-use crate::storage_backends::StorageBackends;
+use crate::storage_backends::FileAndChannelBackends;
 
 /// The file ranges that a request has to lock, in order once [`LockRanges::merge`] was called. Kept for their capacity.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ impl LockRanges {
 pub(crate) fn lock_changed_ranges(
     job: &mut IoRequest,
     wanted: &mut LockRanges,
-    storages: &mut StorageBackends<'_, impl EngineKernel>,
+    storages: &mut FileAndChannelBackends<'_, impl EngineKernel>,
     waker: &Waker,
 ) -> bool {
     if !job.operation.is_change() {

@@ -4,28 +4,28 @@
 
 use std::sync::Arc;
 
-use block::{Buffers, LaneError, Node, Operation, Outcome, RequestSlot};
+use block::{Buffers, LaneError, Node, Operation, Outcome, SourceRequestSlot};
 use kernel_io::EngineKernel;
 
 use crate::mailbox::Wake;
-use crate::{Engine, LaneIndex, Mailbox, RouteIndex, SourceKey};
+use crate::{Engine, LaneIndex, OutcomeMailbox, RouteIndex, SourceKey};
 
-/// The requests of one thread to one disk.
+/// Requests to one disk that come from no source: submits them to an engine and takes their outcomes (for tests).
 #[derive(Debug)]
-pub struct Requests {
+pub struct SourcelessRequests {
     route: RouteIndex,
     lane: LaneIndex,
 }
 
-/// Nobody is woken: outcomes are looked for.
+/// A [`Wake`] that wakes nobody: outcomes are looked for.
 #[derive(Debug)]
-struct Nobody;
+struct NoopWake;
 
-impl Wake for Nobody {
+impl Wake for NoopWake {
     fn wake(&self) {}
 }
 
-impl Requests {
+impl SourcelessRequests {
     /// None yet, of at most so many slots. Opens the engine's lane on the disk.
     pub fn new<K: EngineKernel>(
         engine: &mut Engine<K>,
@@ -33,7 +33,7 @@ impl Requests {
         slots: u16,
     ) -> Result<Self, LaneError> {
         let lane = engine.open_lanes(std::slice::from_ref(disk))?.remove(0);
-        let mailbox = Arc::new(Mailbox::new(slots, Arc::new(Nobody)));
+        let mailbox = Arc::new(OutcomeMailbox::new(slots, Arc::new(NoopWake)));
         Ok(Self { route: engine.attach(&mailbox, slots, SourceKey(0)), lane })
     }
 
@@ -42,7 +42,7 @@ impl Requests {
     pub fn begin<K: EngineKernel>(
         &self,
         engine: &mut Engine<K>,
-        batch: impl Iterator<Item = (RequestSlot, Operation, Buffers)>,
+        batch: impl Iterator<Item = (SourceRequestSlot, Operation, Buffers)>,
     ) {
         for (slot, operation, mut memory) in batch {
             engine.add(self.route, self.lane, slot, operation, &mut memory);
@@ -54,7 +54,7 @@ impl Requests {
     pub fn take_finished<K: EngineKernel>(
         &self,
         engine: &mut Engine<K>,
-        into: &mut Vec<(RequestSlot, Outcome)>,
+        into: &mut Vec<(SourceRequestSlot, Outcome)>,
     ) {
         engine.take_finished(self.route, into);
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use block::{ByteCount, Node};
 
-use crate::{Engine, Interest, LaneIndex, Mailbox};
+use crate::{Engine, Interest, LaneIndex, OutcomeMailbox};
 
 /// The index of a source in its iothread's table, while it is served there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,14 +22,14 @@ pub enum TurnBudget<'a> {
     /// At most so many new requests.
     Alone(u32),
     /// What is fair while other sources are served too.
-    Shared(SharedBudget<'a>),
+    Shared(FairTurnBudget<'a>),
     /// None: only finish what is in flight.
     CompletionsOnly,
 }
 
 /// The budget of a turn beside other sources: batches, as long as no other source has new requests.
 #[derive(Debug, Clone, Copy)]
-pub struct SharedBudget<'a> {
+pub struct FairTurnBudget<'a> {
     /// At most so many new requests in the whole turn; at least 1.
     pub requests: u32,
     /// How far to go before the others are asked.
@@ -130,7 +130,7 @@ pub trait Source: Any + std::fmt::Debug + Send {
     fn lanes(&self) -> &[LaneIndex];
 
     /// Where outcomes from other threads arrive.
-    fn mailbox(&self) -> &Arc<Mailbox>;
+    fn mailbox(&self) -> &Arc<OutcomeMailbox>;
 
     /// Settles down on the calling iothread, with lanes that it has opened on [`Source::nodes`].
     fn arrive(&mut self, engine: &mut Engine, lanes: Vec<LaneIndex>, key: SourceKey);

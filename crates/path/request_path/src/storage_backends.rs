@@ -7,19 +7,19 @@ use block::{
     ByteCount, ByteOffset, ChannelId, DiskSize, Durability, Extent, Medium, Operation, Segment,
     StorageId, Tag, Unmap,
 };
-use kernel_io::{AllocationGoal, BounceBuffer, EngineKernel};
+use kernel_io::{BounceBuffer, DiscardOrZeroGoal, EngineKernel};
 
 use crate::channels::Channels;
 use crate::io_request::IoRequest;
 
 /// The two ways of an iothread to storage: kernel files and channels.
 #[derive(Debug)]
-pub(crate) struct StorageBackends<'a, K> {
+pub(crate) struct FileAndChannelBackends<'a, K> {
     pub(crate) kernel: &'a mut K,
     pub(crate) channels: &'a mut Channels,
 }
 
-impl<K: EngineKernel> StorageBackends<'_, K> {
+impl<K: EngineKernel> FileAndChannelBackends<'_, K> {
     /// What does not depend on the kind of storage.
     pub(crate) fn medium(&mut self, storage: StorageId) -> &Medium {
         match storage {
@@ -133,7 +133,7 @@ impl<K: EngineKernel> StorageBackends<'_, K> {
         &mut self,
         (storage, offset): (StorageId, ByteOffset),
         count: ByteCount,
-        how: AllocationGoal,
+        how: DiscardOrZeroGoal,
         tag: Tag,
     ) {
         match storage {
@@ -142,9 +142,9 @@ impl<K: EngineKernel> StorageBackends<'_, K> {
                 let extent = extent(offset, count.0);
                 let zeroes = |unmap| Operation::WriteZeroes(extent, unmap, Durability::Cached);
                 let operation = match how {
-                    AllocationGoal::Discard => Operation::Discard(extent, Durability::Cached),
-                    AllocationGoal::PunchHole => zeroes(Unmap::Allowed),
-                    AllocationGoal::Zero => zeroes(Unmap::Keep),
+                    DiscardOrZeroGoal::Discard => Operation::Discard(extent, Durability::Cached),
+                    DiscardOrZeroGoal::PunchHole => zeroes(Unmap::Allowed),
+                    DiscardOrZeroGoal::Zero => zeroes(Unmap::Keep),
                 };
                 self.channels.begin(channel, operation, tag);
             }

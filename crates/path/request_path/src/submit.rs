@@ -4,14 +4,14 @@
 //! Where it stands in the life of a request: `engine` calls it for each piece in a file.
 
 use block::{
-    Alignments, Buffers, ByteCount, ByteOffset, Durability, FailKind, Medium, Operation, Piece,
-    Segment, StableWrites, StorageId, Tag, Unmap,
+    Alignments, Buffers, ByteCount, ByteOffset, Durability, DurableWriteMethod, FailKind, Medium,
+    Operation, Piece, Segment, StorageId, Tag, Unmap,
 };
-use kernel_io::{AllocationGoal, EngineKernel, IoFailure};
+use kernel_io::{DiscardOrZeroGoal, EngineKernel, IoFailure};
 
-use crate::bounce_transfer::{BounceKind, BounceTransfer};
-use crate::io_request::{EventTarget, IoRequest, RequestPhase};
-use crate::storage_backends::StorageBackends;
+use crate::bounce_transfer::{BounceOperation, BounceTransfer};
+use crate::io_request::{IoRequest, KernelEventTarget, RequestPhase};
+use crate::storage_backends::FileAndChannelBackends;
 
 /// How many pieces of an answer are begun in one go, and the most that go to the kernel together: 1 MiB of chunks of
 /// 4 KiB.
@@ -73,12 +73,12 @@ fn bytes(piece: &Piece) -> usize {
 /// Submits one run and returns how many operations that is. What direct I/O cannot do in place is
 /// added to `staged`.
 pub(crate) fn submit_run(
-    storages: &mut StorageBackends<'_, impl EngineKernel>,
+    storages: &mut FileAndChannelBackends<'_, impl EngineKernel>,
     operation: Operation,
     run: PieceRun<'_>,
     memory: &Buffers,
     staged: &mut Vec<BounceTransfer>,
-    addressee: EventTarget,
+    addressee: KernelEventTarget,
 ) -> u32 {
     let PieceRun { storage, offset, pieces, .. } = run;
     let tag = addressee.to_tag();
@@ -107,8 +107,8 @@ pub(crate) fn submit_run(
         0
     };
     match operation {
-        Operation::Read(_) if !in_place => stage(BounceKind::Read),
-        Operation::Write(..) if !in_place => stage(BounceKind::Write),
+        Operation::Read(_) if !in_place => stage(BounceOperation::Read),
+        Operation::Write(..) if !in_place => stage(BounceOperation::Write),
         Operation::Read(_) => match pieces {
             [one] => storages.read((storage, offset), memory.range(skip(one), bytes(one)), tag),
             _ => storages.read((storage, offset), run.memory(memory), tag),
@@ -125,12 +125,12 @@ pub(crate) fn submit_run(
             }
         }
         Operation::Discard(..) => {
-            submit_allocation(storages, run, AllocationGoal::Discard, None, tag)
+            submit_allocation(storages, run, DiscardOrZeroGoal::Discard, None, tag)
         }
         Operation::WriteZeroes(_, unmap, _) => {
             let how = match unmap {
-                Unmap::Allowed => AllocationGoal::PunchHole,
-                Unmap::Keep => AllocationGoal::Zero,
+                Unmap::Allowed => DiscardOrZeroGoal::PunchHole,
+                Unmap::Keep => DiscardOrZeroGoal::Zero,
             };
             submit_allocation(storages, run, how, Some(staged), tag)
         }
@@ -141,9 +141,9 @@ pub(crate) fn submit_run(
 /// Discards or zeroes the whole blocks of a run and returns how many operations that is. The
 /// parts of blocks at its ends are added to `zero_ends`, or left alone.
 fn submit_allocation(
-    storages: &mut StorageBackends<'_, impl EngineKernel>,
+    storages: &mut FileAndChannelBackends<'_, impl EngineKernel>,
     run: PieceRun<'_>,
-    how: AllocationGoal,
+    how: DiscardOrZeroGoal,
     zero_ends: Option<&mut Vec<BounceTransfer>>,
     tag: Tag,
 ) -> u32 {
@@ -155,7 +155,7 @@ fn submit_allocation(
             let (at, left) = (end.start, end.end - end.start);
             if left > 0 {
                 staged.push(BounceTransfer::new(
-                    BounceKind::Zero,
+                    BounceOperation::Zero,
                     (run.storage, medium),
                     at,
                     0,
@@ -175,7 +175,7 @@ fn submit_allocation(
 /// Whether a job whose bytes are there has to sync their storage before it is over.
 pub(crate) fn must_sync(
     job: &IoRequest,
-    storages: &mut StorageBackends<'_, impl EngineKernel>,
+    storages: &mut FileAndChannelBackends<'_, impl EngineKernel>,
 ) -> bool {
     if job.phase == RequestPhase::Sync {
         return false;
@@ -188,7 +188,7 @@ pub(crate) fn must_sync(
         Operation::Write(..) => {
             let by_sync = |piece: &Piece| {
                 piece.target.storage().is_some_and(|(storage, _)| {
-                    storages.medium(storage).stable_writes() == StableWrites::BySync
+                    storages.medium(storage).stable_writes() == DurableWriteMethod::BySync
                 })
             };
             stable && job.pieces.iter().any(by_sync)

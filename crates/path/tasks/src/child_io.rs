@@ -13,9 +13,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use block::{
-    Answer, ByteCount, ByteOffset, CompletionAction, CompletionDecision, DiskSize, Durability,
-    Extent, FailKind, HostMemory, Lane, LaneContext, Mapping, MemoryUse, Operation, Outcome, Piece,
-    PieceList, StatusRecord, StatusRun, StatusRuns, Target, Token, Unmap, WakeTime,
+    AfterPiecesAction, Answer, BatchPieces, BufferCopyPolicy, ByteCount, ByteOffset, DiskSize,
+    Durability, Extent, FailKind, HostMemory, Lane, LaneCompletionDecision, LaneContext, Mapping,
+    Operation, Outcome, Piece, StatusRecord, StatusRun, StatusRuns, Target, Token, Unmap, WakeTime,
 };
 
 /// How many runs a file is asked for at once.
@@ -23,9 +23,9 @@ const EXTENTS_MAX: usize = 256;
 
 /// A child node as the tasks of one lane use it: async reads, writes and syncs. Clones share it.
 #[derive(Debug, Clone)]
-pub struct ChildIo(Rc<Shared>);
+pub struct AsyncChild(Rc<Shared>);
 
-/// What all clones of a [`ChildIo`] share.
+/// What all clones of a [`AsyncChild`] share.
 #[derive(Debug)]
 struct Shared {
     io: LaneContext,
@@ -34,11 +34,11 @@ struct Shared {
     alignment: u64,
 }
 
-/// The child's lane, and what it was asked.
+/// The child's lane, and the state of every operation that it was asked about.
 #[derive(Debug)]
 struct State {
     lane: Box<dyn Lane>,
-    pieces: PieceList,
+    pieces: BatchPieces,
     late: Vec<Mapping>,
     asked: Vec<QueryState>,
     free: Vec<usize>,
@@ -54,29 +54,29 @@ enum QueryState {
     /// It is held, and nobody wants the answer any more.
     Abandoned,
     /// It is answered.
-    Answered(Operation, Result<(Vec<Piece>, MemoryUse, CompletionAction), FailKind>),
+    Answered(Operation, Result<(Vec<Piece>, BufferCopyPolicy, AfterPiecesAction), FailKind>),
 }
 
 /// Where a child's lane says that the bytes of an operation are.
 #[derive(Debug)]
-pub struct ChildAnswer {
+pub struct ChildMapAnswer {
     /// The operation as the lanes below leave it.
     pub operation: Operation,
     /// Where the bytes are.
     pub pieces: Vec<Piece>,
     /// How the memory of a write is used.
-    pub memory: MemoryUse,
+    pub memory: BufferCopyPolicy,
     /// There if the lane below asked to be told.
     pub notice: Option<CompletionNotice>,
 }
 
 /// A child lane's reply to an operation: an answer, or that it holds the operation.
 #[derive(Debug)]
-pub enum ChildReply {
+pub enum ChildMapReply {
     /// Where the bytes are.
-    Found(ChildAnswer),
+    Found(ChildMapAnswer),
     /// That comes later.
-    Held(HeldQuery),
+    Held(HeldChildOperation),
 }
 
 /// What a child's lane decides when it is notified of a completion.
@@ -85,7 +85,7 @@ pub enum NoticeReply {
     /// It is over.
     Finished(Outcome),
     /// The lane holds it again.
-    Held(HeldQuery),
+    Held(HeldChildOperation),
 }
 
 /// The duty to notify a child's lane that its answer was carried out. Dropped, the lane is told that it was not: until
@@ -95,12 +95,12 @@ pub struct CompletionNotice(Option<Query>);
 
 /// An operation that a child's lane holds. Dropped, its answer is not used.
 #[derive(Debug)]
-pub struct HeldQuery(Option<Query>);
+pub struct HeldChildOperation(Option<Query>);
 
 /// The token of an operation that a child's lane was asked about; freed when nothing more comes of it.
 #[derive(Debug)]
 struct Query {
-    storage: ChildIo,
+    storage: AsyncChild,
     token: Token,
 }
 
@@ -120,9 +120,9 @@ impl Drop for CompletionNotice {
     }
 }
 
-impl HeldQuery {
+impl HeldChildOperation {
     /// Takes the answer, if it is there.
-    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<ChildAnswer, FailKind>> {
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<ChildMapAnswer, FailKind>> {
         let question = self.0.take().expect("an answer is taken once");
         let polled = question.storage.poll_answer(question.token, context);
         if polled.is_pending() {
@@ -132,12 +132,12 @@ impl HeldQuery {
     }
 
     /// Waits for the answer.
-    pub async fn answer(mut self) -> Result<ChildAnswer, FailKind> {
+    pub async fn answer(mut self) -> Result<ChildMapAnswer, FailKind> {
         std::future::poll_fn(|context| self.poll(context)).await
     }
 }
 
-impl Drop for HeldQuery {
+impl Drop for HeldChildOperation {
     fn drop(&mut self) {
         if let Some(Query { storage, token }) = self.0.take() {
             storage.abandon(token);
@@ -149,14 +149,17 @@ impl Query {
     fn tell(self, outcome: Outcome) -> NoticeReply {
         let state = &mut *self.storage.0.state.borrow_mut();
         match state.lane.completed(self.token, outcome) {
-            CompletionDecision::Finish(outcome) => {
+            LaneCompletionDecision::Finish(outcome) => {
                 state.free_token(self.token);
                 NoticeReply::Finished(outcome)
             }
-            CompletionDecision::HoldAgain => {
+            LaneCompletionDecision::HoldAgain => {
                 state.asked[self.token.0 as usize] = QueryState::Held(None);
                 let Self { ref storage, token } = self;
-                NoticeReply::Held(HeldQuery(Some(Self { storage: storage.clone(), token })))
+                NoticeReply::Held(HeldChildOperation(Some(Self {
+                    storage: storage.clone(),
+                    token,
+                })))
             }
         }
     }
@@ -179,11 +182,11 @@ pub fn extent(bytes: Range<u64>) -> Result<Extent, FailKind> {
         .map_err(|_too_large| FailKind::OutOfRange)
 }
 
-impl ChildIo {
+impl AsyncChild {
     /// Over a lane; writes should be a multiple of that many bytes.
     pub fn new(lane: Box<dyn Lane>, io: &LaneContext, alignment: u64) -> Self {
         let (pieces, late, asked, free) =
-            (PieceList::default(), Vec::new(), Vec::new(), Vec::new());
+            (BatchPieces::default(), Vec::new(), Vec::new(), Vec::new());
         let state = RefCell::new(State { lane, pieces, late, asked, free });
         Self(Rc::new(Shared { io: io.clone(), state, alignment }))
     }
@@ -199,8 +202,8 @@ impl ChildIo {
     }
 
     /// Asks the lane below about a batch, at once. Whoever asked takes the answer of a question that is
-    /// not over with [`ChildIo::reply`].
-    pub fn map(&self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    /// not over with [`AsyncChild::reply`].
+    pub fn map(&self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         let state = &mut *self.0.state.borrow_mut();
         state.lane.map(batch, pieces);
         for mapping in batch {
@@ -226,16 +229,17 @@ impl ChildIo {
     }
 
     /// The answer to a question of a batch. Takes its name along, and gives it back when it is over.
-    pub fn reply(&self, asked: &Mapping, pieces: &PieceList) -> Result<ChildReply, FailKind> {
+    pub fn reply(&self, asked: &Mapping, pieces: &BatchPieces) -> Result<ChildMapReply, FailKind> {
         let Mapping { token, operation, answer, after, memory, .. } = *asked;
         match answer {
-            Answer::Held => {
-                Ok(ChildReply::Held(HeldQuery(Some(Query { storage: self.clone(), token }))))
-            }
+            Answer::Held => Ok(ChildMapReply::Held(HeldChildOperation(Some(Query {
+                storage: self.clone(),
+                token,
+            })))),
             Answer::Now(range) => {
                 let pieces = pieces.get(range).to_vec();
                 let notice = self.notice(token, after);
-                Ok(ChildReply::Found(ChildAnswer { operation, pieces, memory, notice }))
+                Ok(ChildMapReply::Found(ChildMapAnswer { operation, pieces, memory, notice }))
             }
             Answer::Refused(kind) => {
                 self.free_token(token);
@@ -244,12 +248,12 @@ impl ChildIo {
         }
     }
 
-    fn notice(&self, token: Token, after: CompletionAction) -> Option<CompletionNotice> {
+    fn notice(&self, token: Token, after: AfterPiecesAction) -> Option<CompletionNotice> {
         match after {
-            CompletionAction::NotifyLane => {
+            AfterPiecesAction::NotifyLane => {
                 Some(CompletionNotice(Some(Query { storage: self.clone(), token })))
             }
-            CompletionAction::Finish => {
+            AfterPiecesAction::Finish => {
                 self.free_token(token);
                 None
             }
@@ -260,7 +264,7 @@ impl ChildIo {
         &self,
         token: Token,
         context: &mut Context<'_>,
-    ) -> Poll<Result<ChildAnswer, FailKind>> {
+    ) -> Poll<Result<ChildMapAnswer, FailKind>> {
         let state = &mut *self.0.state.borrow_mut();
         let asked = &mut state.asked[token.0 as usize];
         match std::mem::replace(asked, QueryState::Nothing) {
@@ -268,13 +272,16 @@ impl ChildIo {
                 *asked = QueryState::Held(Some(context.waker().clone()));
                 Poll::Pending
             }
-            QueryState::Answered(operation, Ok((pieces, memory, CompletionAction::NotifyLane))) => {
+            QueryState::Answered(
+                operation,
+                Ok((pieces, memory, AfterPiecesAction::NotifyLane)),
+            ) => {
                 let notice = Some(CompletionNotice(Some(Query { storage: self.clone(), token })));
-                Poll::Ready(Ok(ChildAnswer { operation, pieces, memory, notice }))
+                Poll::Ready(Ok(ChildMapAnswer { operation, pieces, memory, notice }))
             }
             QueryState::Answered(operation, answer) => {
                 state.free_token(token);
-                Poll::Ready(answer.map(|(pieces, memory, _)| ChildAnswer {
+                Poll::Ready(answer.map(|(pieces, memory, _)| ChildMapAnswer {
                     operation,
                     pieces,
                     memory,
@@ -305,7 +312,7 @@ impl ChildIo {
     }
 
     /// Asks where the bytes of an operation are.
-    pub fn ask(&self, operation: Operation) -> Result<ChildReply, FailKind> {
+    pub fn ask(&self, operation: Operation) -> Result<ChildMapReply, FailKind> {
         let mut batch = [Mapping::new(self.name(), operation)];
         let mut pieces = std::mem::take(&mut self.0.state.borrow_mut().pieces);
         self.map(&mut batch, &mut pieces);
@@ -316,10 +323,10 @@ impl ChildIo {
     }
 
     /// Asks, and waits for the answer.
-    pub async fn resolve(&self, operation: Operation) -> Result<ChildAnswer, FailKind> {
+    pub async fn resolve(&self, operation: Operation) -> Result<ChildMapAnswer, FailKind> {
         match self.ask(operation)? {
-            ChildReply::Found(found) => Ok(found),
-            ChildReply::Held(waiting) => waiting.answer().await,
+            ChildMapReply::Found(found) => Ok(found),
+            ChildMapReply::Held(waiting) => waiting.answer().await,
         }
     }
 
@@ -381,7 +388,7 @@ impl ChildIo {
         let mut found = self.resolve(operation).await?;
         loop {
             // What is carried out here is on memory that nobody changes.
-            let ChildAnswer { operation, pieces, notice, .. } = found;
+            let ChildMapAnswer { operation, pieces, notice, .. } = found;
             let result = carry_out(operation, &pieces).await;
             let Some(notice) = notice else { return result };
             let outcome = result.map_or_else(Outcome::Failed, |()| Outcome::Done);
@@ -398,7 +405,7 @@ impl ChildIo {
     }
 
     /// Lets the lane below end what has failed.
-    async fn give_up(&self, mut found: ChildAnswer, kind: FailKind) -> Result<(), FailKind> {
+    async fn give_up(&self, mut found: ChildMapAnswer, kind: FailKind) -> Result<(), FailKind> {
         loop {
             let Some(notice) = found.notice else { return Err(kind) };
             match notice.tell(Outcome::Failed(kind)) {
@@ -438,7 +445,7 @@ impl ChildIo {
         self.run(Operation::Flush, HostMemory::zeroed(0)).await.map(drop)
     }
 
-    /// When [`ChildIo::resume`] has something to do.
+    /// When [`AsyncChild::resume`] has something to do.
     pub fn due(&self) -> Option<WakeTime> {
         self.0.state.borrow().lane.due()
     }

@@ -6,17 +6,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    CompletionDecision, ControlEngine, EngineFactory, Lane, LaneContext, LaneError, Mapping, Node,
-    Outcome, PieceList, Token, WakeTime,
+    BatchPieces, ControlEngine, EngineFactory, Lane, LaneCompletionDecision, LaneContext,
+    LaneError, Mapping, Node, Outcome, Token, WakeTime,
 };
 
-use crate::child_io::ChildIo;
+use crate::child_io::AsyncChild;
 
 /// Runs futures over lanes to their end on a thread that owns no ring, and carries out their I/O.
 #[derive(Debug)]
 pub struct ControlExecutor {
     engine: Box<dyn ControlEngine>,
-    storage: ChildIo,
+    storage: AsyncChild,
 }
 
 impl ControlExecutor {
@@ -44,14 +44,14 @@ impl ControlExecutor {
         let mut opened = None;
         engine.open(node, &mut |io| {
             let io = stage(io);
-            let storage = ChildIo::new(node.open_lane(&io)?, &io, alignment.into());
+            let storage = AsyncChild::new(node.open_lane(&io)?, &io, alignment.into());
             Ok(Box::new(ControlLane(opened.insert(storage).clone())))
         })?;
         Ok(Self { engine, storage: opened.expect("the engine has made its lane") })
     }
 
     /// The node, for futures.
-    pub fn storage(&self) -> ChildIo {
+    pub fn storage(&self) -> AsyncChild {
         self.storage.clone()
     }
 
@@ -66,10 +66,10 @@ impl ControlExecutor {
 
 /// The lane on top of a child that a control engine calls. No client brings requests to it.
 #[derive(Debug)]
-struct ControlLane(ChildIo);
+struct ControlLane(AsyncChild);
 
 impl Lane for ControlLane {
-    fn map(&mut self, batch: &mut [Mapping], _: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], _: &mut BatchPieces) {
         panic!("nobody brings requests to a control thread: {batch:?}");
     }
 
@@ -77,7 +77,7 @@ impl Lane for ControlLane {
         self.0.due()
     }
 
-    fn resume(&mut self, now: Instant, _: &mut Vec<Mapping>, _: &mut PieceList) {
+    fn resume(&mut self, now: Instant, _: &mut Vec<Mapping>, _: &mut BatchPieces) {
         self.0.resume(now);
     }
 
@@ -85,7 +85,7 @@ impl Lane for ControlLane {
         self.0.release();
     }
 
-    fn completed(&mut self, token: Token, _: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, _: Outcome) -> LaneCompletionDecision {
         panic!("{token:?} did not ask to be told")
     }
 }

@@ -133,7 +133,8 @@ impl fmt::Debug for TaskExecutor {
     }
 }
 
-/// An async mutex: one task at a time has the value, across all threads; others wait in no particular order.
+/// An async mutex for tasks of any thread: one of them at a time has the value; the others are woken in no particular
+/// order.
 #[derive(Debug)]
 pub struct AsyncMutex<T> {
     turns: RangeLock,

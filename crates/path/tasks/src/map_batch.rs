@@ -3,25 +3,25 @@
 //! Where it stands in the life of a request: the fast path puts its questions here, and asks them with one
 //! call. Names are kept from batch to batch; only what is not over with its answer takes one away.
 
-use block::{Answer, CompletionAction, FailKind, Mapping, Operation, PieceList, Token};
+use block::{AfterPiecesAction, Answer, BatchPieces, FailKind, Mapping, Operation, Token};
 
-use crate::child_io::{ChildAnswer, ChildIo, ChildReply};
+use crate::child_io::{AsyncChild, ChildMapAnswer, ChildMapReply};
 
 /// What the list keeps of its room after a batch.
 const ASKED_KEPT: usize = 1024;
 
 /// A batch of operations that a child's lane is asked to map with one call.
 #[derive(Debug)]
-pub struct MapBatch {
-    storage: ChildIo,
+pub struct ChildMapBatch {
+    storage: AsyncChild,
     asked: Vec<Mapping>,
     /// Names for so many questions.
     names: Vec<Token>,
 }
 
-impl MapBatch {
+impl ChildMapBatch {
     /// None yet.
-    pub fn new(storage: &ChildIo) -> Self {
+    pub fn new(storage: &AsyncChild) -> Self {
         Self { storage: storage.clone(), asked: Vec::new(), names: Vec::new() }
     }
 
@@ -56,21 +56,21 @@ impl MapBatch {
     }
 
     /// Asks them all.
-    pub fn ask(&mut self, pieces: &mut PieceList) {
+    pub fn ask(&mut self, pieces: &mut BatchPieces) {
         if !self.asked.is_empty() {
             self.storage.map(&mut self.asked, pieces);
         }
     }
 
     /// The answer to a question, for a task. Of one that is not over it takes the name along, once.
-    pub fn reply(&self, number: usize, pieces: &PieceList) -> Result<ChildReply, FailKind> {
+    pub fn reply(&self, number: usize, pieces: &BatchPieces) -> Result<ChildMapReply, FailKind> {
         let question = &self.asked[number];
         match question.answer {
             _ if !is_over(question) => self.storage.reply(question, pieces),
             Answer::Now(range) => {
                 let (operation, memory) = (question.operation, question.memory);
                 let pieces = pieces.get(range).to_vec();
-                Ok(ChildReply::Found(ChildAnswer { operation, pieces, memory, notice: None }))
+                Ok(ChildMapReply::Found(ChildMapAnswer { operation, pieces, memory, notice: None }))
             }
             Answer::Refused(kind) => Err(kind),
             Answer::Held => panic!("what is held is not over"),
@@ -92,7 +92,7 @@ impl MapBatch {
 pub fn is_over(question: &Mapping) -> bool {
     match question.answer {
         Answer::Held => false,
-        Answer::Now(_) => question.after == CompletionAction::Finish,
+        Answer::Now(_) => question.after == AfterPiecesAction::Finish,
         Answer::Refused(_) => true,
     }
 }

@@ -11,10 +11,11 @@
 use std::ops::Range;
 use std::task::Poll;
 
-use block::{FailKind, MemoryUse, Operation, Outcome, Piece, Target};
+use block::{BufferCopyPolicy, FailKind, Operation, Outcome, Piece, Target};
 
 use crate::child_io::{
-    ChildAnswer, ChildIo, ChildReply, CompletionNotice, HeldQuery, NoticeReply, extent,
+    AsyncChild, ChildMapAnswer, ChildMapReply, CompletionNotice, HeldChildOperation, NoticeReply,
+    extent,
 };
 
 /// The parts of one guest request: answers of child lanes to carry out, and parts that child lanes still hold.
@@ -27,16 +28,16 @@ pub struct RequestParts {
     /// Where they begin in the request, of parts to be told of when the pieces were carried out.
     notice: Vec<(u64, CompletionNotice)>,
     /// Likewise of parts that are held.
-    held: Vec<(u64, HeldQuery)>,
+    held: Vec<(u64, HeldChildOperation)>,
     failed: Option<FailKind>,
     /// How the memory of a write is used by all of them.
-    memory: MemoryUse,
+    memory: BufferCopyPolicy,
 }
 
 impl Default for RequestParts {
     fn default() -> Self {
         let (pieces, notice, held) = Default::default();
-        Self { pieces, kept: 0, notice, held, failed: None, memory: MemoryUse::Live }
+        Self { pieces, kept: 0, notice, held, failed: None, memory: BufferCopyPolicy::Live }
     }
 }
 
@@ -72,16 +73,22 @@ impl RequestParts {
     }
 
     /// Adds what a lane below has answered for the part that begins there in the request.
-    pub fn add(&mut self, skip: u64, reply: Result<ChildReply, FailKind>) {
+    pub fn add(&mut self, skip: u64, reply: Result<ChildMapReply, FailKind>) {
         match reply {
-            Ok(ChildReply::Found(found)) => self.found(skip, found),
-            Ok(ChildReply::Held(waiting)) => self.held.push((skip, waiting)),
+            Ok(ChildMapReply::Found(found)) => self.found(skip, found),
+            Ok(ChildMapReply::Held(waiting)) => self.held.push((skip, waiting)),
             Err(kind) => self.fail(kind),
         }
     }
 
     /// Asks a child where bytes of it are that begin there in the request.
-    pub fn ask(&mut self, storage: &ChildIo, operation: Operation, skip: u64, bytes: Range<u64>) {
+    pub fn ask(
+        &mut self,
+        storage: &AsyncChild,
+        operation: Operation,
+        skip: u64,
+        bytes: Range<u64>,
+    ) {
         let reply = extent(bytes).and_then(|bytes| storage.ask(operation.on(bytes)));
         self.add(skip, reply);
     }
@@ -117,7 +124,7 @@ impl RequestParts {
     }
 
     /// Takes what is to be carried out now, and how the memory of a write is used for that: nothing if the request fails.
-    pub fn take_pieces(&mut self) -> (Vec<Piece>, MemoryUse) {
+    pub fn take_pieces(&mut self) -> (Vec<Piece>, BufferCopyPolicy) {
         if self.failed.is_some() {
             self.pieces.clear();
         }
@@ -163,8 +170,8 @@ impl RequestParts {
         }
     }
 
-    fn found(&mut self, skip: u64, found: ChildAnswer) {
-        let ChildAnswer { pieces, notice, memory, .. } = found;
+    fn found(&mut self, skip: u64, found: ChildMapAnswer) {
+        let ChildMapAnswer { pieces, notice, memory, .. } = found;
         self.memory = self.memory.and(memory);
         for piece in pieces {
             self.push(Piece { skip: skip + piece.skip, ..piece });

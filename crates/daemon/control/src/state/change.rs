@@ -22,7 +22,7 @@ use block::{Claim, ClaimError, LaneError, SystemClock};
 use exports::{ClaimLock, Export, ExportedDisk};
 use graph::{Graph, GraphChange, GraphChangeRefusal, ModelError, NodeReplacement};
 use iothread::{DrainTimeout, DrainedSection};
-use kernel_io::{FileReplacement, LockHandOver};
+use kernel_io::{FileReplacement, FileReplacementGuard};
 
 use super::DaemonState;
 
@@ -91,7 +91,7 @@ struct GraphTransaction<'a> {
     // given back.
     drained: Option<DrainedSection>,
     above: Vec<AffectedExport<'a>>,
-    _hand_over: LockHandOver<'a>,
+    _hand_over: FileReplacementGuard<'a>,
     graph: &'a mut Graph,
 }
 

@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use block::OwnerProcess;
+use block::TakeoverOwner;
 use exports::{ExportedDisk, WaitPolicy};
 use graph::{ExportStorage, GraphPath, NodeDescription};
-use kernel_io::{ImageLocks, InheritError, OpenFile};
+use kernel_io::{DescriptorInheritError, ImageLocks, OpenFile};
 use qcow2::{ImageState, Qcow2Node};
 
 use super::{BuildError, DaemonState, PreparedExport};
@@ -70,7 +70,7 @@ impl DaemonState {
         &self,
         files: BTreeMap<GraphPath, (OwnedFd, ImageLocks)>,
         images: BTreeMap<GraphPath, ImageState>,
-    ) -> Result<(), (String, InheritError)> {
+    ) -> Result<(), (String, DescriptorInheritError)> {
         let exports: BTreeSet<&String> =
             files.keys().chain(images.keys()).map(|(export, _)| export).collect();
         let below: BTreeMap<String, ExportStorage> =
@@ -89,10 +89,10 @@ impl DaemonState {
     }
 
     /// Proves that the other process owns every file below an export: none can be changed here.
-    pub fn check_inherited(&self, export: &str) -> Result<(), InheritError> {
+    pub fn check_inherited(&self, export: &str) -> Result<(), DescriptorInheritError> {
         let ExportStorage { files, images: _ } = self.graph.storage_below(export);
-        match files.into_values().find(|file| file.medium().owner() == OwnerProcess::This) {
-            Some(file) => Err(InheritError::Missing(file.path().to_path_buf())),
+        match files.into_values().find(|file| file.medium().owner() == TakeoverOwner::This) {
+            Some(file) => Err(DescriptorInheritError::Missing(file.path().to_path_buf())),
             None => Ok(()),
         }
     }

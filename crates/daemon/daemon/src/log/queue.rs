@@ -11,7 +11,7 @@ use super::Severity;
 
 /// Whether a line goes to the log only, or is also said on stderr by other means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LineDestination {
+pub(super) enum StderrEcho {
     /// Where the log goes.
     Usual,
     /// There as well, unless that is stderr, where it is said by other means.
@@ -22,7 +22,7 @@ pub(super) enum LineDestination {
 #[derive(Debug)]
 pub(super) struct LogLine {
     pub(super) severity: Severity,
-    pub(super) kind: LineDestination,
+    pub(super) kind: StderrEcho,
     pub(super) text: Vec<u8>,
 }
 
@@ -111,7 +111,7 @@ mod tests {
     fn line(text: &str) -> LogLine {
         LogLine {
             severity: Severity::Info,
-            kind: LineDestination::Usual,
+            kind: StderrEcho::Usual,
             text: text.as_bytes().to_vec(),
         }
     }

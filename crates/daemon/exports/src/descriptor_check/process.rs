@@ -1,7 +1,7 @@
 //! The process that looks at descriptors: what it does, and what becomes of those that are not to be closed.
 //!
 //! Invariants: nothing is asked of a descriptor that its file system answers: seals, which only memory has; of which
-//! family a socket is; where a link in /proc leads; and what the kernel remembers of a file (`virtio::MemoryFiles`).
+//! family a socket is; where a link in /proc leads; and what the kernel remembers of a file (`virtio::GuestMemoryFilePolicy`).
 //! The first thread closes only what was found to ask nobody, and never is the last to have a connection, so it waits
 //! for nothing but questions. All others are closed by another thread, which may never come back. Threads: the first
 //! one, and for each export that has sent such descriptors one that closes them. Limits: [`KEPT_MAX`] of an export, and
@@ -22,7 +22,7 @@ use rustix::net::{
 use rustix::process::{Resource, getrlimit};
 use sandbox::{self, SandboxMode};
 use vhost_user::{DESCRIPTORS_PER_MESSAGE, HEADER_BYTES};
-use virtio::MemoryFiles;
+use virtio::GuestMemoryFilePolicy;
 
 use super::{ASKS_NOBODY, CONFINED, MAY_WAIT, NO_ROOM};
 
@@ -36,7 +36,7 @@ const OWN: usize = 16 + DESCRIPTORS_PER_MESSAGE;
 const STACK_BYTES: usize = 128 << 10;
 
 /// Answers until the daemon is gone.
-pub(super) fn run(socket: &OwnedFd, memory_files: &MemoryFiles, sandbox: SandboxMode) {
+pub(super) fn run(socket: &OwnedFd, memory_files: &GuestMemoryFilePolicy, sandbox: SandboxMode) {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(links) = rustix::fs::open("/proc/self/fd", flags, Mode::empty()) else { return };
     // Where a fence cannot be had, the daemon cannot have it either, and says so.
@@ -48,7 +48,7 @@ pub(super) fn run(socket: &OwnedFd, memory_files: &MemoryFiles, sandbox: Sandbox
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let room = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(OWN);
     let kept = Arc::new(PendingCloses { room, exports: Mutex::default() });
-    let known = SafeDescriptors { memory_files, links };
+    let known = DescriptorInspector { memory_files, links };
     loop {
         match receive(socket) {
             CheckInput::Question(question) => question.answer(&known, &kept),
@@ -101,7 +101,7 @@ fn descriptors(control: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
 }
 
 impl CheckQuestion {
-    fn answer(self, known: &SafeDescriptors<'_>, kept: &Arc<PendingCloses>) {
+    fn answer(self, known: &DescriptorInspector<'_>, kept: &Arc<PendingCloses>) {
         let Self { export, connection, answers } = self;
         let found = if kept.has_room(export) {
             known.look(connection.as_fd())
@@ -132,14 +132,14 @@ enum CheckResult {
     NoRoom,
 }
 
-/// Recognises descriptors whose close never blocks.
-struct SafeDescriptors<'a> {
-    memory_files: &'a MemoryFiles,
+/// Looks at received descriptors and finds those whose close never blocks.
+struct DescriptorInspector<'a> {
+    memory_files: &'a GuestMemoryFilePolicy,
     /// The links to this process's descriptors.
     links: OwnedFd,
 }
 
-impl SafeDescriptors<'_> {
+impl DescriptorInspector<'_> {
     fn look(&self, connection: BorrowedFd<'_>) -> CheckResult {
         let mut space =
             [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE))];

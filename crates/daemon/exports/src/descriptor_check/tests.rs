@@ -15,7 +15,7 @@ fn send(stream: &UnixStream, fds: &[BorrowedFd<'_>]) {
     sendmsg(stream, &[IoSlice::new(&header)], &mut control, SendFlags::empty()).unwrap();
 }
 
-fn look(check: &ExportDescriptorCheck, fds: &[BorrowedFd<'_>]) -> CloseRisk {
+fn look(check: &ExportDescriptorCheck, fds: &[BorrowedFd<'_>]) -> DescriptorCloseRisk {
     let (ours, theirs) = UnixStream::pair().unwrap();
     send(&theirs, fds);
     check.look(ours.as_fd(), &answers().unwrap()).unwrap()
@@ -31,11 +31,11 @@ fn what_asks_nobody_is_taken_wherever_it_is_among_the_descriptors() {
     let good = [memory.as_fd(), event.as_fd(), socket.as_fd()];
     for count in [1, 2, 3, 8, 31, 32] {
         let mut fds: Vec<BorrowedFd<'_>> = good.into_iter().cycle().take(count).collect();
-        assert_eq!(look(&check, &fds), CloseRisk::None, "{count}");
+        assert_eq!(look(&check, &fds), DescriptorCloseRisk::None, "{count}");
         for place in [0, count / 2, count - 1] {
             for foreign in &foreign {
                 let good = std::mem::replace(&mut fds[place], foreign.as_fd());
-                assert_eq!(look(&check, &fds), CloseRisk::MayBlock, "{place} of {count}");
+                assert_eq!(look(&check, &fds), DescriptorCloseRisk::MayBlock, "{place} of {count}");
                 fds[place] = good;
             }
         }
@@ -49,7 +49,7 @@ fn the_message_stays_and_a_session_asks_again_and_again() {
     let answers = answers().unwrap();
     send(&theirs, &[theirs.as_fd()]);
     for _ in 0..100 {
-        assert_eq!(check.look(ours.as_fd(), &answers).unwrap(), CloseRisk::None);
+        assert_eq!(check.look(ours.as_fd(), &answers).unwrap(), DescriptorCloseRisk::None);
     }
 }
 

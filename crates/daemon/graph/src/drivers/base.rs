@@ -59,7 +59,8 @@ pub struct BaseOptions {
     pub force_share: bool,
 }
 
-/// Whether a node is opened read-only as long as nobody writes to it (`auto-read-only=`).
+/// Whether a file is opened read-only although writing is allowed, if nothing on the command line writes to it (`auto-
+/// read-only=`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AutoReadOnly {
     /// It is opened as it is told.

@@ -8,7 +8,7 @@ use syntax::{ArgumentError, Keys, OptionFields, ValueType, optional, required};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, pair};
 use super::driver::{
-    Driver, DriverOptions, MadeNode, NodeContext, NodeDependencies, NodeError, Options,
+    Driver, DriverOptions, MadeNode, NodeContext, NodeError, NodeRequirements, Options,
     ThrottleGroups,
 };
 use super::raw;
@@ -46,8 +46,8 @@ fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentE
 }
 
 impl DriverOptions for CopyOnReadOptions {
-    fn needs(&self) -> NodeDependencies<'_> {
-        NodeDependencies { bottom: self.bottom.as_deref(), ..NodeDependencies::default() }
+    fn needs(&self) -> NodeRequirements<'_> {
+        NodeRequirements { bottom: self.bottom.as_deref(), ..NodeRequirements::default() }
     }
 
     fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {

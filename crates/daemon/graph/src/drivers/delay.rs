@@ -11,14 +11,14 @@ use std::sync::Arc;
 use kernel_io::FileKind;
 use layers::{
     DelayNode, DelayOrder, DelaySettings, Distribution, Histogram, HistogramError, Latency,
-    LatencyBounds, LatencyTooLong,
+    LatencyTooLong, UniformLatency,
 };
 use syntax::{ArgumentError, Key, Keys, OptionFields, Union, ValueType, optional, required};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, on_off, pair};
 use super::driver::{
-    Driver, DriverOptions, HostFile, MadeNode, NodeContext, NodeDependencies, NodeError, Options,
-    ThrottleGroups,
+    Driver, DriverOptions, HostFileSpec, MadeNode, NodeContext, NodeError, NodeRequirements,
+    Options, ThrottleGroups,
 };
 use super::{file_check, raw};
 use crate::model::ChildRole;
@@ -151,7 +151,7 @@ fn distribution(
     Ok(match name {
         "uniform" => {
             let (min, max) = (latency(&MIN)?, latency(&MAX)?);
-            let bounds = LatencyBounds::new(min, max).ok_or_else(|| DelayOptionsError::Bounds {
+            let bounds = UniformLatency::new(min, max).ok_or_else(|| DelayOptionsError::Bounds {
                 least: (fields.path(MIN.name), min.ns()),
                 most: (fields.path(MAX.name), max.ns()),
             });
@@ -178,7 +178,7 @@ fn latency(fields: &mut OptionFields, key: &Key) -> Result<Option<Latency>, Argu
 /// Reads a file with a histogram of latencies.
 fn histogram(path: &Path) -> Result<Arc<Histogram>, ArgumentError> {
     // The type comes first: opening a FIFO would wait for its other end.
-    let file = HostFile { path, kind: FileKind::Regular };
+    let file = HostFileSpec { path, kind: FileKind::Regular };
     file_check::check_kind(DELAY.name, &file).map_err(ArgumentError::own)?;
     let mut content = Vec::new();
     let limit = u64::try_from(Histogram::BYTES_MAX).expect("64-bit host") + 1;
@@ -189,8 +189,8 @@ fn histogram(path: &Path) -> Result<Arc<Histogram>, ArgumentError> {
 }
 
 impl DriverOptions for DelayOptions {
-    fn needs(&self) -> NodeDependencies<'_> {
-        NodeDependencies::default()
+    fn needs(&self) -> NodeRequirements<'_> {
+        NodeRequirements::default()
     }
 
     fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {

@@ -16,7 +16,7 @@ use qcow2::Qcow2Node;
 use syntax::{ArgumentError, Keys, OptionFields};
 
 use super::base::BaseOptions;
-use crate::model::{ChildRole, ObjectName};
+use crate::model::{ChildRole, TypedObjectId};
 use crate::storage_watchdog::StorageWatchdog;
 
 /// A block driver of `--blockdev`: its name, keys, children's roles, and how its options are read (QEMU's BlockDriver).
@@ -57,7 +57,7 @@ pub(crate) type Options = Arc<dyn DriverOptions>;
 /// The options of one node that only its driver has: what they need, how they are described, and how the node is made.
 pub(crate) trait DriverOptions: Debug + Send + Sync {
     /// What it needs that is no node.
-    fn needs(&self) -> NodeDependencies<'_>;
+    fn needs(&self) -> NodeRequirements<'_>;
 
     /// All options but the children and files, in words that stay the same from version to version: what is served by two
     /// processes in turn is compared so.
@@ -67,37 +67,37 @@ pub(crate) trait DriverOptions: Debug + Send + Sync {
     fn make(&self, context: &NodeContext<'_>) -> Result<MadeNode, NodeError>;
 }
 
-/// What a node depends on besides nodes: files and objects.
+/// What a driver says that its node needs besides child nodes: files, objects, and files that its image names.
 #[derive(Default)]
-pub(crate) struct NodeDependencies<'a> {
+pub(crate) struct NodeRequirements<'a> {
     /// Files that it opens: checked before anything is started, kept open if they are descriptors of the process, fenced.
-    pub files: Vec<HostFile<'a>>,
+    pub files: Vec<HostFileSpec<'a>>,
     /// Objects that it names.
-    pub objects: Vec<ObjectName<'a>>,
+    pub objects: Vec<TypedObjectId<'a>>,
     /// The node that ends the part of its chain of backing files that it has to do with.
     pub bottom: Option<&'a str>,
     /// What finds files that are only named in the node's image, if there can be any.
-    pub(crate) names_files: Option<&'a dyn NamedFileSource>,
+    pub(crate) names_files: Option<&'a dyn ImageFileFinder>,
 }
 
-/// A file of the host.
+/// The host file that a node is to open: its path, and the kind that it must be.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct HostFile<'a> {
+pub(crate) struct HostFileSpec<'a> {
     /// Where it is.
     pub path: &'a Path,
     /// What it must be.
     pub kind: FileKind,
 }
 
-/// A format whose images may name other files (backing file, data file).
-pub(crate) trait NamedFileSource {
+/// What finds the files that only a node's image names (backing file, data file).
+pub(crate) trait ImageFileFinder {
     /// The files that are to stand below the node and that only its image names, lower ones last. Blocks.
-    fn named(&self, context: &NodeContext<'_>) -> Result<Vec<NamedFile>, NodeError>;
+    fn named(&self, context: &NodeContext<'_>) -> Result<Vec<ImageFileReference>, NodeError>;
 }
 
-/// A file that an image names.
+/// A file that an image names: its backing file or its data file.
 #[derive(Debug)]
-pub(crate) enum NamedFile {
+pub(crate) enum ImageFileReference {
     /// What shows where the image has nothing.
     Backing {
         /// The key of the child that it becomes.

@@ -9,8 +9,8 @@ use syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional, requir
 
 use super::base::{BASE, BASE_LATER, BaseOptions, pair};
 use super::driver::{
-    Driver, DriverOptions, HostFile, MadeNode, NodeContext, NodeDependencies, NodeError, Options,
-    ThrottleGroups,
+    Driver, DriverOptions, HostFileSpec, MadeNode, NodeContext, NodeError, NodeRequirements,
+    Options, ThrottleGroups,
 };
 
 const OWN: &[Key] = &[
@@ -110,9 +110,9 @@ fn read(
 }
 
 impl DriverOptions for FileOptions {
-    fn needs(&self) -> NodeDependencies<'_> {
-        let files = vec![HostFile { path: &self.filename, kind: self.kind }];
-        NodeDependencies { files, ..NodeDependencies::default() }
+    fn needs(&self) -> NodeRequirements<'_> {
+        let files = vec![HostFileSpec { path: &self.filename, kind: self.kind }];
+        NodeRequirements { files, ..NodeRequirements::default() }
     }
 
     fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {

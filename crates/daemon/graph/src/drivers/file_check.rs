@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use kernel_io::FileKind;
 use syntax::ArgumentError;
 
-use super::driver::HostFile;
+use super::driver::HostFileSpec;
 use super::node::Blockdev;
 use crate::storage_watchdog;
 
@@ -64,7 +64,7 @@ impl Blockdev {
     }
 }
 
-fn check(node: &Blockdev, file: &HostFile<'_>) -> Result<(), FileCheckError> {
+fn check(node: &Blockdev, file: &HostFileSpec<'_>) -> Result<(), FileCheckError> {
     // The type comes first: opening a FIFO would wait for its other end.
     check_kind(node.driver.name, file)?;
     let open = |write| OpenOptions::new().read(true).write(write).open(file.path);
@@ -79,7 +79,10 @@ fn check(node: &Blockdev, file: &HostFile<'_>) -> Result<(), FileCheckError> {
 }
 
 /// Checks that a file is of the kind that its driver serves.
-pub(super) fn check_kind(driver: &'static str, file: &HostFile<'_>) -> Result<(), FileCheckError> {
+pub(super) fn check_kind(
+    driver: &'static str,
+    file: &HostFileSpec<'_>,
+) -> Result<(), FileCheckError> {
     if file_kind(file.path)? == Some(file.kind) {
         return Ok(());
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use kernel_io::FileKind;
 
 use super::base::{BaseOptions, on_off, pair};
-use super::driver::{Driver, NodeDependencies, Options, ThrottleGroups};
+use super::driver::{Driver, NodeRequirements, Options, ThrottleGroups};
 use super::file;
 use crate::model::{Activity, Edge, NewNode, NodeOwner};
 
@@ -82,7 +82,7 @@ impl Blockdev {
     /// The node for the model, under this name and above this.
     pub fn entry<'a>(&'a self, name: &'a str, edges: Vec<Edge>, owner: NodeOwner) -> NewNode<'a> {
         let (access, activity) = (self.base.access(), self.activity);
-        let NodeDependencies { objects, bottom, .. } = self.options.needs();
+        let NodeRequirements { objects, bottom, .. } = self.options.needs();
         let passes_on = edges.iter().any(|edge| edge.role.is_same_disk());
         // A format that shows another node's bytes as they are is none.
         let is_filter = passes_on && self.driver.as_format.is_none();

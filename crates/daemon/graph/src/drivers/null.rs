@@ -10,7 +10,7 @@ use syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, on_off, pair};
 use super::driver::{
-    Driver, DriverOptions, MadeNode, NodeContext, NodeDependencies, NodeError, Options,
+    Driver, DriverOptions, MadeNode, NodeContext, NodeError, NodeRequirements, Options,
     ThrottleGroups,
 };
 
@@ -68,8 +68,8 @@ fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentE
 }
 
 impl DriverOptions for NullOptions {
-    fn needs(&self) -> NodeDependencies<'_> {
-        NodeDependencies::default()
+    fn needs(&self) -> NodeRequirements<'_> {
+        NodeRequirements::default()
     }
 
     fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use block::ByteCount;
 use disk::DiscardPolicy;
-use qcow2::{Children, Header, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
-use request_path::ControlEngines;
+use qcow2::{Children, FreedClusterDiscards, Header, OverlapCheck, Qcow2Node, Qcow2Settings};
+use request_path::ControlEngineFactory;
 use syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional, required};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, pair};
 use super::driver::{
-    Driver, DriverOptions, MadeNode, NamedFile, NamedFileSource, NodeContext, NodeDependencies,
-    NodeError, Options, ThrottleGroups,
+    Driver, DriverOptions, ImageFileFinder, ImageFileReference, MadeNode, NodeContext, NodeError,
+    NodeRequirements, Options, ThrottleGroups,
 };
 use crate::model::ChildRole;
 
@@ -199,8 +199,8 @@ fn overlap_check(fields: &mut OptionFields) -> Result<OverlapCheck, ArgumentErro
 struct CacheTooBig(&'static str);
 
 impl DriverOptions for Qcow2Options {
-    fn needs(&self) -> NodeDependencies<'_> {
-        NodeDependencies { names_files: Some(self), ..NodeDependencies::default() }
+    fn needs(&self) -> NodeRequirements<'_> {
+        NodeRequirements { names_files: Some(self), ..NodeRequirements::default() }
     }
 
     fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {
@@ -234,8 +234,8 @@ impl DriverOptions for Qcow2Options {
         let sizes = sizes(self.caches, &header).map_err(CacheTooBig);
         let (l2_cache, refcount_cache) = sizes.map_err(|error| context.failed(error))?;
         let discards = match context.base.discard {
-            DiscardPolicy::Ignore => Qcow2Discards::Ignored,
-            DiscardPolicy::Unmap => Qcow2Discards::Passed,
+            DiscardPolicy::Ignore => FreedClusterDiscards::Ignored,
+            DiscardPolicy::Unmap => FreedClusterDiscards::Passed,
         };
         let seconds = self.clean_seconds.unwrap_or(CLEAN_SECONDS);
         let clean_after = (seconds > 0).then_some(Duration::from_secs(seconds));
@@ -254,16 +254,16 @@ impl DriverOptions for Qcow2Options {
     }
 }
 
-impl NamedFileSource for Qcow2Options {
-    fn named(&self, context: &NodeContext<'_>) -> Result<Vec<NamedFile>, NodeError> {
+impl ImageFileFinder for Qcow2Options {
+    fn named(&self, context: &NodeContext<'_>) -> Result<Vec<ImageFileReference>, NodeError> {
         let header = header(context)?;
         let mut named = Vec::new();
         if let (BackingSource::OfImage, Some(name)) = (self.backing, header.backing) {
             let format = header.backing_format;
-            named.push(NamedFile::Backing { key: BACKING, name, format });
+            named.push(ImageFileReference::Backing { key: BACKING, name, format });
         }
         if header.features.external_data && context.child(DATA_FILE).is_none() {
-            named.push(NamedFile::Data { key: DATA_FILE, name: header.data_file });
+            named.push(ImageFileReference::Data { key: DATA_FILE, name: header.data_file });
         }
         Ok(named)
     }
@@ -279,8 +279,8 @@ fn header(context: &NodeContext<'_>) -> Result<Header, NodeError> {
 }
 
 /// What control threads read and write the image with.
-fn engines(context: &NodeContext<'_>) -> ControlEngines {
-    ControlEngines::new(context.files, context.clock)
+fn engines(context: &NodeContext<'_>) -> ControlEngineFactory {
+    ControlEngineFactory::new(context.files, context.clock)
 }
 
 /// How large the caches are for L2 tables and refcount blocks, by QEMU's rules; or which of them is too
@@ -338,7 +338,7 @@ mod tests {
         let file = disk::FileNode::open("n", &options, DiscardPolicy::Ignore, &files).unwrap();
         let file = Arc::new(file) as Arc<dyn block::Node>;
         let clock = Arc::new(block::SystemClock) as Arc<dyn block::Clock>;
-        qcow2::read_header(&file, &ControlEngines::new(&files, &clock)).unwrap()
+        qcow2::read_header(&file, &ControlEngineFactory::new(&files, &clock)).unwrap()
     }
 
     #[track_caller]

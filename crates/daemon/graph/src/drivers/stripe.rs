@@ -9,7 +9,7 @@ use syntax::{ArgumentError, Keys, OptionFields, ValueType, required};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, pair};
 use super::driver::{
-    Driver, DriverOptions, MadeNode, NodeContext, NodeDependencies, NodeError, Options,
+    Driver, DriverOptions, MadeNode, NodeContext, NodeError, NodeRequirements, Options,
     ThrottleGroups,
 };
 use crate::model::ChildRole;
@@ -68,8 +68,8 @@ fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentE
 }
 
 impl DriverOptions for StripeOptions {
-    fn needs(&self) -> NodeDependencies<'_> {
-        NodeDependencies::default()
+    fn needs(&self) -> NodeRequirements<'_> {
+        NodeRequirements::default()
     }
 
     fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {

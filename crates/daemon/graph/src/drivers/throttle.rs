@@ -8,11 +8,11 @@ use syntax::{ArgumentError, Keys, OptionFields, ValueType, required};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, pair};
 use super::driver::{
-    Driver, DriverOptions, MadeNode, NodeContext, NodeDependencies, NodeError, Options,
+    Driver, DriverOptions, MadeNode, NodeContext, NodeError, NodeRequirements, Options,
     ThrottleGroups,
 };
 use super::raw;
-use crate::model::{ChildRole, ObjectName, THROTTLE_GROUP};
+use crate::model::{ChildRole, THROTTLE_GROUP, TypedObjectId};
 
 /// `driver=throttle`.
 pub(super) static THROTTLE: Driver = Driver {
@@ -49,9 +49,9 @@ fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentE
 }
 
 impl DriverOptions for ThrottleOptions {
-    fn needs(&self) -> NodeDependencies<'_> {
-        let objects = vec![ObjectName { kind: THROTTLE_GROUP, id: &self.group }];
-        NodeDependencies { objects, ..NodeDependencies::default() }
+    fn needs(&self) -> NodeRequirements<'_> {
+        let objects = vec![TypedObjectId { kind: THROTTLE_GROUP, id: &self.group }];
+        NodeRequirements { objects, ..NodeRequirements::default() }
     }
 
     fn describe(&self, groups: &ThrottleGroups) -> Vec<(String, String)> {

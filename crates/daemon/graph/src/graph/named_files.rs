@@ -20,7 +20,7 @@ use kernel_io::FileKind;
 use syntax::NameList;
 
 use super::{ChildEdge, Graph, GraphError};
-use crate::drivers::{BaseOptions, Blockdev, NamedFile, image_format, image_formats};
+use crate::drivers::{BaseOptions, Blockdev, ImageFileReference, image_format, image_formats};
 use crate::model::{ChildRole, Edge, NodeOwner};
 
 /// How many images may name each other in a row, so that reading them ends; as many as libvirt bears.
@@ -170,10 +170,12 @@ impl Graph {
         let (allowed, image) = (&self.named_files, path.as_deref());
         let policy = NamedFileResolver { allowed, image, above, depth };
         let inner = named.into_iter().map(|named| match named {
-            NamedFile::Backing { key, name, format } => {
+            ImageFileReference::Backing { key, name, format } => {
                 policy.backing_node(&name, format.as_deref()).map(|node| (key, node))
             }
-            NamedFile::Data { key, name } => policy.data_node(name).map(|node| (key, node)),
+            ImageFileReference::Data { key, name } => {
+                policy.data_node(name).map(|node| (key, node))
+            }
         });
         let inner = inner.collect::<Result<Vec<_>, _>>().map_err(|source| {
             let image = path.clone().unwrap_or_else(|| PathBuf::from(&file.edge.node));

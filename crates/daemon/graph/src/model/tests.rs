@@ -38,7 +38,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, ModelError>, expected: &str) {
 #[test]
 fn what_is_refused_leaves_everything_as_it_was() {
     let mut model = GraphModel::default();
-    let group = ObjectName { kind: THROTTLE_GROUP, id: "g" };
+    let group = TypedObjectId { kind: THROTTLE_GROUP, id: "g" };
     model.add_object(group).unwrap();
     model.add_node(new("n", &[])).unwrap();
     model.add_node(NewNode { objects: vec![group], ..filter("t", "n") }).unwrap();
@@ -49,7 +49,7 @@ fn what_is_refused_leaves_everything_as_it_was() {
     refused(model.add_object(group), "object id 'g' exists already");
     refused(model.add_node(new("n", &[])), "node-name 'n' exists already");
     refused(model.add_node(filter("u", "m")), "there is no node 'm'");
-    let other = ObjectName { kind: IOTHREAD, id: "g" };
+    let other = TypedObjectId { kind: IOTHREAD, id: "g" };
     refused(
         model.add_node(NewNode { objects: vec![other], ..filter("u", "n") }),
         "there is no iothread 'g'",

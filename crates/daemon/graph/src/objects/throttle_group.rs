@@ -49,10 +49,10 @@ const fn limit(name: &'static str) -> Key {
     optional(name, ValueType::Number)
 }
 
-/// A limit that was given under both of its names, with different values.
+/// A throttle limit that was given under both of its names, `limits.X` and `x-X`, with different values.
 #[derive(Debug, thiserror::Error)]
 #[error("{key}={limit} and {property}={other} are the same limit")]
-struct LimitConflict {
+struct LimitAliasConflict {
     /// The key in `limits`.
     key: String,
     limit: u64,
@@ -69,7 +69,7 @@ fn read(fields: &mut OptionFields) -> Result<ObjectKind, ArgumentError> {
         match (as_limit, as_property) {
             (Some(limit), Some(other)) if limit != other => {
                 let key = format!("limits.{key}");
-                Err(ArgumentError::own(LimitConflict { key, limit, property, other }))
+                Err(ArgumentError::own(LimitAliasConflict { key, limit, property, other }))
             }
             (limit, property) => Ok(limit.or(property)),
         }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use layers::{DelayOrder, Distribution, Histogram, Latency, LatencyBounds};
+use layers::{DelayOrder, Distribution, Histogram, Latency, UniformLatency};
 
 use super::{node, own, refuse};
 
@@ -42,7 +42,7 @@ fn every_distribution_can_be_said_for_every_kind_of_request() {
     check(",latency-ns=5,write.latency-ns=7", [fixed(5), fixed(7), fixed(5)], any, 0);
     check(",flush.distribution=fixed,flush.latency-ns=9", [none(), none(), fixed(9)], any, 0);
     check(",ordered=on,seed=0x10", [none(), none(), none()], DelayOrder::AsBegun, 16);
-    let uniform = Distribution::Uniform(LatencyBounds::new(latency(3), latency(8)).unwrap());
+    let uniform = Distribution::Uniform(UniformLatency::new(latency(3), latency(8)).unwrap());
     let uniform_said = ",read.distribution=uniform,read.min-ns=3,read.max-ns=8";
     check(uniform_said, [uniform, none(), none()], any, 0);
     let normal = Distribution::Normal { mean: latency(100), deviation: latency(20) };

@@ -11,9 +11,9 @@
 
 use std::path::{Path, PathBuf};
 
-/// What a path is granted for: removing a socket or pidfile, or new log files.
+/// What a directory is granted for: removing a socket or the pidfile, or making new log files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum GrantPurpose {
+pub(super) enum DirectoryGrantPurpose {
     /// A socket or the pidfile is removed from this directory at the end.
     Removal,
     /// The log file is made anew in this directory, which holds nothing but logs.
@@ -26,19 +26,19 @@ pub(super) struct FileGrant {
     /// Where, without links.
     pub(super) path: PathBuf,
     /// What for.
-    pub(super) for_what: GrantPurpose,
+    pub(super) for_what: DirectoryGrantPurpose,
 }
 
 /// The places of what is removed at the end, and of the log, seen from the current directory; each place once.
 pub(super) fn of(removed: &[&Path], log_file: Option<&Path>) -> Vec<FileGrant> {
     let mut grants = Vec::new();
     for path in removed {
-        add_parent(&mut grants, path, GrantPurpose::Removal);
+        add_parent(&mut grants, path, DirectoryGrantPurpose::Removal);
     }
     if let Some(log_file) = log_file
         && real_parent(log_file).is_some_and(|directory| holds_only_logs(&directory))
     {
-        add_parent(&mut grants, log_file, GrantPurpose::Logs);
+        add_parent(&mut grants, log_file, DirectoryGrantPurpose::Logs);
     }
     grants
 }
@@ -54,7 +54,7 @@ fn holds_only_logs(directory: &Path) -> bool {
         .is_ok_and(|mut entries| entries.all(|entry| entry.is_ok_and(is_log)))
 }
 
-fn add_parent(grants: &mut Vec<FileGrant>, path: &Path, for_what: GrantPurpose) {
+fn add_parent(grants: &mut Vec<FileGrant>, path: &Path, for_what: DirectoryGrantPurpose) {
     let Some(path) = real_parent(path) else { return };
     let grant = FileGrant { path, for_what };
     if !grants.contains(&grant) {
@@ -81,7 +81,8 @@ mod tests {
         }
         std::os::unix::fs::symlink(root.join("run"), root.join("link")).unwrap();
         let removed = ["link/a.sock", "link/b.sock", "pids/pid"].map(|name| root.join(name));
-        let granted = |name| FileGrant { path: root.join(name), for_what: GrantPurpose::Removal };
+        let granted =
+            |name| FileGrant { path: root.join(name), for_what: DirectoryGrantPurpose::Removal };
         assert_eq!(
             of(&removed.each_ref().map(PathBuf::as_path), None),
             [granted("run"), granted("pids")]
@@ -94,7 +95,7 @@ mod tests {
         let root = dir.path().canonicalize().unwrap();
         let file = root.join("a.log");
         let of = || of(&[], Some(&file));
-        let granted = [FileGrant { path: root.clone(), for_what: GrantPurpose::Logs }];
+        let granted = [FileGrant { path: root.clone(), for_what: DirectoryGrantPurpose::Logs }];
         assert_eq!(of(), granted);
         for name in ["a.log", "a.log.1.gz", "b.log"] {
             std::fs::write(root.join(name), []).unwrap();

@@ -10,7 +10,7 @@ use landlock::{
     RulesetStatus, Scope,
 };
 
-use super::file_grants::{FileGrant, GrantPurpose};
+use super::file_grants::{DirectoryGrantPurpose, FileGrant};
 
 /// The newest version of landlock that is asked for.
 const NEWEST: ABI = ABI::V9;
@@ -75,9 +75,9 @@ impl LandlockRules {
     }
 }
 
-fn rights(for_what: GrantPurpose) -> BitFlags<AccessFs> {
+fn rights(for_what: DirectoryGrantPurpose) -> BitFlags<AccessFs> {
     match for_what {
-        GrantPurpose::Removal => AccessFs::RemoveFile.into(),
-        GrantPurpose::Logs => AccessFs::MakeReg | AccessFs::WriteFile,
+        DirectoryGrantPurpose::Removal => AccessFs::RemoveFile.into(),
+        DirectoryGrantPurpose::Logs => AccessFs::MakeReg | AccessFs::WriteFile,
     }
 }

@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use virtio_blk::BlkRing;
 
 use crate::clock;
-use crate::cpus::Cpus;
+use crate::cpus::ProcessCpus;
 use crate::disks::{DISK_BYTES, DiskFile};
 use crate::measure::{Values, as_f64, percentiles};
 use crate::refill::guest::{Guest, Shape};
@@ -57,7 +57,7 @@ impl Fairness {
         self,
         company: Company,
         file: Option<DiskFile<'_>>,
-        cpus: &Cpus,
+        cpus: &ProcessCpus,
         runtime: Duration,
     ) -> Result<Vec<(Contender, Values)>> {
         let (stage, iothread) = cpus.as_server(|| -> Result<_> {
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn all_three_companies_give_values() {
-        let cpus = Cpus::split(None, None).unwrap();
+        let cpus = ProcessCpus::split(None, None).unwrap();
         let fairness = Fairness { disk: Disk::Null, quiet: 2, block: 4096 };
         let measure = |company| {
             let values = fairness.measure(company, None, &cpus, Duration::from_millis(50));

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use block::{DiskSize, Durability, Node, Operation, Outcome};
 use iothread::{Iothread, PlacedFrontEnd, SourceName};
 use kernel_io::Notifier;
-use request_path::{FrontEnd, FrontEndSource, UnitIndex};
+use request_path::{FrontEnd, FrontEndSource, LogicalUnitIndex};
 use testkit::conformance::workload::{Ended, Request};
 use testkit::plain_front::{PlainClient, PlainFront, PlainRequest};
 use testkit::rng::Rng;
@@ -197,7 +197,7 @@ impl Client for OnPlainMemory {
             Operation::Discard(..) | Operation::WriteZeroes(..) | Operation::Flush => Vec::new(),
         };
         self.open[usize::from(slot.0)] = Some(Open { request, segments: segments.clone() });
-        self.client.submit(PlainRequest { slot, unit: UnitIndex(0), operation, segments })
+        self.client.submit(PlainRequest { slot, unit: LogicalUnitIndex(0), operation, segments })
     }
 
     fn collect(&mut self) -> Result<Vec<(Request, Ended)>> {
@@ -281,7 +281,7 @@ impl Client for OnStream {
             | Operation::WriteZeroes(..)
             | Operation::Flush => &[],
         };
-        self.client.submit(slot, UnitIndex(0), request.operation, data)?;
+        self.client.submit(slot, LogicalUnitIndex(0), request.operation, data)?;
         self.open[usize::from(slot.0)] = Some(request);
         Ok(())
     }

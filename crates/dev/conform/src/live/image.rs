@@ -12,7 +12,7 @@ use block::{Access, Child, Claim, Clock, Node, Rights, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use kernel_io::{Aio, Caching, FileTable, OpenOptions};
 use qcow2::{Children, Qcow2Node, Qcow2Settings};
-use request_path::ControlEngines;
+use request_path::ControlEngineFactory;
 use testkit::channel::{self, Remote, RemoteNode};
 use testkit::conformance::layout::Layout;
 use testkit::conformance::stamp::SECTOR_BYTES;
@@ -143,7 +143,7 @@ impl Image {
         let children =
             Children { file: file(IMAGE, "file", Access::ReadWrite)?, backing, data_file };
         let clock = Arc::new(SystemClock) as Arc<dyn Clock>;
-        let engines = Arc::new(ControlEngines::new(table, &clock));
+        let engines = Arc::new(ControlEngineFactory::new(table, &clock));
         Ok(Arc::new(Qcow2Node::open("image", children, habits.settings, engines)?))
     }
 }

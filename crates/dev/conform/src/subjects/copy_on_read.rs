@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use block::{
-    Access, BlockLimits, Child, Claim, ClaimError, DiskSize, Lane, LaneContext, LaneError, Mapping,
-    Node, Operation, PieceList, Rights, Target,
+    Access, BatchPieces, BlockLimits, Child, Claim, ClaimError, DiskSize, Lane, LaneContext,
+    LaneError, Mapping, Node, Operation, Rights, Target,
 };
 use layers::{CopyOnReadNode, CopySource};
 use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
@@ -115,7 +115,7 @@ struct DeeperLane {
 }
 
 impl Lane for DeeperLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         self.below.map(batch, pieces);
         for mapping in batch {
             self.deepen(mapping, pieces);
@@ -126,7 +126,12 @@ impl Lane for DeeperLane {
         self.below.due()
     }
 
-    fn resume(&mut self, now: std::time::Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(
+        &mut self,
+        now: std::time::Instant,
+        late: &mut Vec<Mapping>,
+        pieces: &mut BatchPieces,
+    ) {
         let first = late.len();
         self.below.resume(now, late, pieces);
         late[first..].iter_mut().for_each(|mapping| self.deepen(mapping, pieces));
@@ -140,13 +145,13 @@ impl Lane for DeeperLane {
         &mut self,
         token: block::Token,
         outcome: block::Outcome,
-    ) -> block::CompletionDecision {
+    ) -> block::LaneCompletionDecision {
         self.below.completed(token, outcome)
     }
 }
 
 impl DeeperLane {
-    fn deepen(&self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn deepen(&self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         let (Operation::Status(_), block::Answer::Now(range)) = (mapping.operation, mapping.answer)
         else {
             return;
@@ -169,7 +174,7 @@ mod tests {
     use std::collections::HashMap;
     use std::time::Instant;
 
-    use block::{CompletionDecision, Outcome, Token, WakeTime};
+    use block::{LaneCompletionDecision, Outcome, Token, WakeTime};
     use testkit::conformance::play::play;
     use testkit::conformance::stack::Which;
 
@@ -282,7 +287,7 @@ mod tests {
     }
 
     impl Lane for ForkLane {
-        fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+        fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
             for mapping in batch {
                 let is_past = mapping.operation.is_change() && self.changes == Changes::Past;
                 self.is_past.insert(mapping.token, is_past);
@@ -295,7 +300,7 @@ mod tests {
             WakeTime::first(self.copies.due(), self.past.due())
         }
 
-        fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+        fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
             self.copies.resume(now, late, pieces);
             self.past.resume(now, late, pieces);
         }
@@ -305,7 +310,7 @@ mod tests {
             self.past.release();
         }
 
-        fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+        fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
             let lane = if self.is_past[&token] { &mut self.past } else { &mut self.copies };
             lane.completed(token, outcome)
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use block::{Access, Node};
-use layers::{DelayNode, DelayOrder, DelaySettings, Distribution, Latency, LatencyBounds};
+use layers::{DelayNode, DelayOrder, DelaySettings, Distribution, Latency, UniformLatency};
 use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
 use testkit::rng::Rng;
 
@@ -31,7 +31,7 @@ impl Delay {
             1 => Distribution::Fixed(self.latency(rng)),
             2 => {
                 let (one, other) = (self.latency(rng), self.latency(rng));
-                let bounds = LatencyBounds::new(one.min(other), one.max(other));
+                let bounds = UniformLatency::new(one.min(other), one.max(other));
                 bounds.map_or(Distribution::NONE, Distribution::Uniform)
             }
             3 => Distribution::Normal { mean: self.latency(rng), deviation: self.latency(rng) },

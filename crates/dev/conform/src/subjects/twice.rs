@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use block::{MemoryUse, Node};
+use block::{BufferCopyPolicy, Node};
 use testkit::channel::{Habits, Remote};
 use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
 use testkit::rng::Rng;
@@ -58,7 +58,7 @@ impl Chosen for ChosenTwice {
     }
 
     fn build(&self, parts: Parts<'_>) -> Result<Arc<dyn Node>> {
-        let (below, copied) = (&parts.children[0], MemoryUse::Copied);
+        let (below, copied) = (&parts.children[0], BufferCopyPolicy::Copied);
         Ok(Arc::new(TwiceNode::new(parts.name, below, &self.remote, copied)))
     }
 

@@ -9,8 +9,8 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use block::{
-    BeginResult, Buffers, ByteOffset, Cancellation, Channel, ChannelWakeup, Clock, Interest,
-    IoFailure, Medium, Operation, Segment, SystemClock, Tag, WakeTime,
+    BeginResult, Buffers, ByteOffset, CancellationSupport, Channel, ChannelWakeCondition, Clock,
+    Interest, IoFailure, Medium, Operation, Segment, SystemClock, Tag, WakeTime,
 };
 use rustix::io::Errno;
 
@@ -63,7 +63,7 @@ impl RemoteChannel {
     /// Whether the server uses the memory itself.
     fn lends_memory(&self) -> bool {
         let habits = self.remote.habits;
-        habits.cancel == Cancellation::Impossible || habits.mischief == Mischief::KeepsMemory
+        habits.cancel == CancellationSupport::Impossible || habits.mischief == Mischief::KeepsMemory
     }
 
     fn send(&self, sent: &Sent) {
@@ -93,7 +93,7 @@ impl RemoteChannel {
             assert!(count <= self.remote.medium.transfer_max(), "{operation:?} is too long");
         }
         if operation.durability() == block::Durability::Stable {
-            let by_itself = block::StableWrites::ByThemselves;
+            let by_itself = block::DurableWriteMethod::ByThemselves;
             let is_write = matches!(operation, Operation::Write(..));
             assert!(is_write && self.remote.habits.stable_writes == by_itself, "{operation:?}");
         }
@@ -134,7 +134,7 @@ impl Channel for RemoteChannel {
         &self.remote.medium
     }
 
-    fn cancel(&self) -> Cancellation {
+    fn cancel(&self) -> CancellationSupport {
         self.remote.habits.cancel
     }
 
@@ -173,12 +173,12 @@ impl Channel for RemoteChannel {
         }
     }
 
-    fn wants(&self) -> ChannelWakeup<'_> {
+    fn wants(&self) -> ChannelWakeCondition<'_> {
         let hears = self.remote.habits.hears == Hears::Descriptor;
         let connection = self.connection.as_ref();
         let descriptor = connection.filter(|_| hears);
         let has_replies = connection.is_some_and(Connection::has_replies);
-        ChannelWakeup {
+        ChannelWakeCondition {
             descriptor: descriptor.map(|connection| (connection.bell(), Interest::Read)),
             again: has_replies || !self.over.is_empty() || !self.again.is_empty(),
             due: self.reconnect.map(|at| WakeTime { at, slack: Duration::from_millis(1) }),
@@ -186,7 +186,7 @@ impl Channel for RemoteChannel {
     }
 
     fn abandon(&mut self) {
-        if self.remote.habits.cancel == Cancellation::Impossible {
+        if self.remote.habits.cancel == CancellationSupport::Impossible {
             return;
         }
         let failed = |sent: Sent| {

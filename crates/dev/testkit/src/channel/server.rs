@@ -142,7 +142,7 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         let keeps = self.remote.habits.mischief == Mischief::KeepsMemory
-            || self.remote.habits.cancel == block::Cancellation::Impossible;
+            || self.remote.habits.cancel == block::CancellationSupport::Impossible;
         if keeps { self.leave() } else { self.shut() }
     }
 }

@@ -19,9 +19,10 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use block::{
-    Access, Answer, BlockLimits, Claim, ClaimError, Clock, CompletionAction, CompletionDecision,
-    DiskSize, FailKind, Lane, LaneContext, LaneError, Mapping, MemoryUse, Node, Operation, Outcome,
-    Piece, PieceList, PieceMark, PieceRange, Rights, Target, Token, WakeTime,
+    Access, AfterPiecesAction, Answer, BatchPieces, BlockLimits, BufferCopyPolicy, Claim,
+    ClaimError, Clock, DiskSize, FailKind, Lane, LaneCompletionDecision, LaneContext, LaneError,
+    Mapping, Node, Operation, Outcome, Piece, PieceMark, PieceRange, Rights, Target, Token,
+    WakeTime,
 };
 
 use super::stack::Sizes;
@@ -217,7 +218,7 @@ impl Drop for CheckedLane {
 }
 
 impl Lane for CheckedLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         let asked: Vec<Mapping> = batch.to_vec();
         let complaints = self.judge.complaints.count.load(Ordering::Relaxed);
         if asked.is_empty() {
@@ -273,7 +274,7 @@ impl Lane for CheckedLane {
         self.below.due()
     }
 
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         let (earlier, mark) = (late.len(), pieces.end());
         let complaints = self.judge.complaints.count.load(Ordering::Relaxed);
         let due = self.below.due();
@@ -321,13 +322,13 @@ impl Lane for CheckedLane {
         self.look_at_due("release");
     }
 
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         let Some(asked) = self.telling.remove(&token) else {
             self.judge.complain(&format!("it is told of {token:?}, which it did not ask for"));
-            return CompletionDecision::Finish(outcome);
+            return LaneCompletionDecision::Finish(outcome);
         };
         let told = self.below.completed(token, outcome);
-        if let CompletionDecision::Finish(_) = told {
+        if let LaneCompletionDecision::Finish(_) = told {
             self.over(token);
         } else {
             self.judge.complaints.kept.fetch_add(1, Ordering::Relaxed);
@@ -340,7 +341,7 @@ impl Lane for CheckedLane {
 
 impl CheckedLane {
     fn note_answer(&mut self, asked: Asked, answered: &Mapping) {
-        if let (Answer::Now(_), CompletionAction::NotifyLane) = (answered.answer, answered.after) {
+        if let (Answer::Now(_), AfterPiecesAction::NotifyLane) = (answered.answer, answered.after) {
             self.telling.insert(answered.token, asked);
         } else {
             self.over(answered.token);
@@ -377,7 +378,7 @@ impl Judge {
     }
 
     /// An answer that says what is to be carried out, or that nothing is.
-    fn answer(&self, asked: Asked, answered: &Mapping, pieces: &PieceList, mark: PieceMark) {
+    fn answer(&self, asked: Asked, answered: &Mapping, pieces: &BatchPieces, mark: PieceMark) {
         let Asked { operation: asked, again } = asked;
         let Mapping { operation, answer, .. } = *answered;
         let bytes = |operation: Operation| operation.extent().map(|extent| extent.count().0);
@@ -388,8 +389,8 @@ impl Judge {
             Answer::Now(range) => {
                 // Of what the lane is told of there may be more to come, and a status may end early.
                 let is_status = matches!(asked, Operation::Status(_));
-                let is_part = again || answered.after == CompletionAction::NotifyLane || is_status;
-                let may_overlap = answered.memory == MemoryUse::Copied;
+                let is_part = again || answered.after == AfterPiecesAction::NotifyLane || is_status;
+                let may_overlap = answered.memory == BufferCopyPolicy::Copied;
                 self.pieces(asked, (is_part, may_overlap), range, pieces, mark);
             }
             Answer::Held => self.complain(&format!("{asked:?} is said to be held, late")),
@@ -402,7 +403,7 @@ impl Judge {
         asked: Operation,
         (is_part, may_overlap): (bool, bool),
         range: PieceRange,
-        pieces: &PieceList,
+        pieces: &BatchPieces,
         mark: PieceMark,
     ) {
         let found = pieces.get(range);

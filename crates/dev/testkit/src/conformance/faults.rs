@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use block::{
-    Access, Answer, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock,
-    CompletionAction, CompletionDecision, DiskSize, FailKind, HostMemory, InternalIoFuture, Lane,
-    LaneContext, LaneError, Mapping, Node, Operation, Outcome, Piece, PieceList, PieceRange,
-    Rights, Target, Token, WakeTime,
+    Access, AfterPiecesAction, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Child,
+    Claim, ClaimError, Clock, DiskSize, FailKind, HostMemory, InternalIoFuture, Lane,
+    LaneCompletionDecision, LaneContext, LaneError, Mapping, Node, Operation, Outcome, Piece,
+    PieceRange, Rights, Target, Token, WakeTime,
 };
 
 use super::number;
@@ -286,7 +286,7 @@ struct Telling {
 }
 
 impl Lane for FaultyLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         let now = self.clock.now();
         let mut asked = std::mem::take(&mut self.asked);
         asked.clear();
@@ -325,7 +325,7 @@ impl Lane for FaultyLane {
         WakeTime::first(own, self.below.due())
     }
 
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         let start = late.len();
         self.below.resume(now, late, pieces);
         for mapping in &mut late[start..] {
@@ -358,20 +358,20 @@ impl Lane for FaultyLane {
         self.below.release();
     }
 
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         let mut telling = self.telling.remove(&token).expect("told once of each answer");
         let mut outcome = outcome;
         if telling.below {
             match self.below.completed(token, outcome) {
-                CompletionDecision::HoldAgain => {
+                LaneCompletionDecision::HoldAgain => {
                     self.kept_below.insert(token, Some(telling.rounds));
-                    return CompletionDecision::HoldAgain;
+                    return LaneCompletionDecision::HoldAgain;
                 }
-                CompletionDecision::Finish(said) => outcome = said,
+                LaneCompletionDecision::Finish(said) => outcome = said,
             }
         }
         if telling.rounds == 0 || outcome != Outcome::Done {
-            return CompletionDecision::Finish(outcome);
+            return LaneCompletionDecision::Finish(outcome);
         }
         telling.rounds -= 1;
         let mut done = self.begin_errand(&telling);
@@ -379,7 +379,7 @@ impl Lane for FaultyLane {
         let begun = Pin::new(&mut done).poll(&mut TaskContext::from_waker(self.io.waker()));
         assert!(begun.is_pending(), "an errand begins when the lane returns");
         self.errands.push((telling, done));
-        CompletionDecision::HoldAgain
+        LaneCompletionDecision::HoldAgain
     }
 }
 
@@ -401,7 +401,7 @@ impl FaultyLane {
     }
 
     /// Answers again what was kept for internal I/Os that are over: there is nothing left, or all of it is done again.
-    fn go_on(&mut self, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn go_on(&mut self, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         let waker = self.io.waker().clone();
         let mut context = TaskContext::from_waker(&waker);
         for (telling, mut done) in std::mem::take(&mut self.errands) {
@@ -421,14 +421,14 @@ impl FaultyLane {
                     Answer::Now(pieces.since(mark))
                 }
             };
-            mapping.after = CompletionAction::Finish;
+            mapping.after = AfterPiecesAction::Finish;
             self.ask_to_be_told(&mut mapping, Some(rounds), pieces);
             late.push(mapping);
         }
     }
 
     /// An answer comes from below.
-    fn take_answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn take_answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         self.split(mapping, pieces);
         let kept_below =
             self.kept_below.remove(&mapping.token).filter(|_| mapping.answer != Answer::Held);
@@ -439,11 +439,11 @@ impl FaultyLane {
         self.ask_to_be_told(mapping, rounds, pieces);
     }
 
-    fn ask_to_be_told(&mut self, mapping: &mut Mapping, rounds: Option<u64>, pieces: &PieceList) {
+    fn ask_to_be_told(&mut self, mapping: &mut Mapping, rounds: Option<u64>, pieces: &BatchPieces) {
         let Answer::Now(range) = mapping.answer else { return };
-        let below = mapping.after == CompletionAction::NotifyLane;
+        let below = mapping.after == AfterPiecesAction::NotifyLane;
         if below || rounds.is_some() {
-            mapping.after = CompletionAction::NotifyLane;
+            mapping.after = AfterPiecesAction::NotifyLane;
             let pieces = pieces.get(range).to_vec();
             let mapping = *mapping;
             self.telling.insert(
@@ -453,7 +453,7 @@ impl FaultyLane {
         }
     }
 
-    fn ask(&mut self, asked: &mut [Mapping], pieces: &mut PieceList) {
+    fn ask(&mut self, asked: &mut [Mapping], pieces: &mut BatchPieces) {
         if asked.is_empty() {
             return;
         }
@@ -463,7 +463,7 @@ impl FaultyLane {
         }
     }
 
-    fn split(&self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn split(&self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         let Answer::Now(range) = mapping.answer else { return };
         mapping.answer = Answer::Now(self.faults.with(|rules| {
             if !rules.happens(rules.mischief.split_one_in) {
@@ -475,7 +475,7 @@ impl FaultyLane {
 }
 
 /// The same pieces, cut at random sectors and in another order.
-fn cut(range: PieceRange, pieces: &mut PieceList, rng: &mut Rng) -> PieceRange {
+fn cut(range: PieceRange, pieces: &mut BatchPieces, rng: &mut Rng) -> PieceRange {
     let mut parts: Vec<Piece> = Vec::new();
     for piece in pieces.get(range) {
         let sector = number(SECTOR_BYTES);
@@ -510,7 +510,7 @@ mod tests {
     fn cut_pieces_are_the_same_bytes() {
         for seed in 0..100 {
             let target = Target::File { file: FileId(1), offset: ByteOffset(1000) };
-            let mut pieces = PieceList::default();
+            let mut pieces = BatchPieces::default();
             let whole = pieces.one(Piece { skip: 512, count: ByteCount(4096), target });
             let range = cut(whole, &mut pieces, &mut Rng::new(seed));
             let mut parts = pieces.get(range).to_vec();

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use block::{Clock, FileId, Node, Outcome, StableWrites};
+use block::{Clock, DurableWriteMethod, FileId, Node, Outcome};
 
 use super::checked::Complaints;
 use super::ends::{Reached, SimulatedEnd};
@@ -202,7 +202,8 @@ impl Player {
     }
 
     fn open_lanes(&mut self) -> Result<()> {
-        let stable = [StableWrites::BySync, StableWrites::ByThemselves][self.rng.index(2)];
+        let stable =
+            [DurableWriteMethod::BySync, DurableWriteMethod::ByThemselves][self.rng.index(2)];
         let media = media(self.stack.files(), self.block, stable);
         for _ in 0..1 + self.rng.below(3) {
             self.machine.open(&self.node, &media)?;

@@ -11,9 +11,9 @@ use crate::rng::Rng;
 use crate::simulation::kernel::KernelMischief;
 use anyhow::Result;
 use block::{
-    Access, Answer, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock,
-    CompletionAction, CompletionDecision, DiskSize, Durability, FailKind, Lane, LaneContext,
-    LaneError, Mapping, Node, Operation, Outcome, Piece, PieceList, Rights, Target, Token,
+    Access, AfterPiecesAction, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Child,
+    Claim, ClaimError, Clock, DiskSize, Durability, FailKind, Lane, LaneCompletionDecision,
+    LaneContext, LaneError, Mapping, Node, Operation, Outcome, Piece, Rights, Target, Token,
     WakeTime,
 };
 use std::sync::Arc;
@@ -259,7 +259,7 @@ impl WindowLane {
         }
     }
 
-    fn ask(&mut self, asked: &mut [Mapping], pieces: &mut PieceList) {
+    fn ask(&mut self, asked: &mut [Mapping], pieces: &mut BatchPieces) {
         for mapping in asked.iter_mut() {
             mapping.operation = self.shift(mapping.operation);
         }
@@ -273,11 +273,11 @@ impl WindowLane {
         }
     }
 
-    fn spoil(&self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn spoil(&self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         if self.is(Mistake::HidesTell) {
-            mapping.after = CompletionAction::Finish;
+            mapping.after = AfterPiecesAction::Finish;
         } else if self.is(Mistake::TellsUnasked) {
-            mapping.after = CompletionAction::NotifyLane;
+            mapping.after = AfterPiecesAction::NotifyLane;
         }
         match mapping.answer {
             Answer::Refused(_) if self.is(Mistake::OtherFailure) => {
@@ -339,7 +339,7 @@ impl WindowLane {
 }
 
 impl Lane for WindowLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         let until = self.clock.now() + std::time::Duration::from_micros(50);
         for mapping in batch.iter_mut() {
             self.count += 1;
@@ -367,7 +367,7 @@ impl Lane for WindowLane {
         WakeTime::first(own, self.below.due())
     }
 
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         let start = late.len();
         self.below.resume(now, late, pieces);
         if self.is(Mistake::NeverAgain) {
@@ -405,19 +405,19 @@ impl Lane for WindowLane {
         self.below.release();
     }
 
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         if self.is(Mistake::NeverTells) {
-            return CompletionDecision::Finish(outcome);
+            return LaneCompletionDecision::Finish(outcome);
         }
         let told = self.below.completed(token, outcome);
         match (self.chosen.mistake, told) {
             (Mistake::TellsTwice, _) => self.below.completed(token, outcome),
-            (Mistake::LosesKept, CompletionDecision::HoldAgain) => {
-                CompletionDecision::Finish(outcome)
+            (Mistake::LosesKept, LaneCompletionDecision::HoldAgain) => {
+                LaneCompletionDecision::Finish(outcome)
             }
-            (Mistake::NeverAgain, CompletionDecision::HoldAgain) => {
+            (Mistake::NeverAgain, LaneCompletionDecision::HoldAgain) => {
                 self.kept.insert(token);
-                CompletionDecision::HoldAgain
+                LaneCompletionDecision::HoldAgain
             }
             _ => told,
         }

@@ -15,10 +15,10 @@ use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use block::{
-    Access, Answer, BlockLimits, ByteOffset, Claim, ClaimError, CompletionAction,
-    CompletionDecision, DiskSize, FailKind, HostMemory, InternalIo, InternalIoFuture, Lane,
-    LaneContext, LaneError, Mapping, Node, Operation, Outcome, Piece, PieceList, Rights, Target,
-    Token, WakeTime,
+    Access, AfterPiecesAction, Answer, BatchPieces, BlockLimits, ByteOffset, Claim, ClaimError,
+    DiskSize, FailKind, HostMemory, InternalIoFuture, InternalOperation, Lane,
+    LaneCompletionDecision, LaneContext, LaneError, Mapping, Node, Operation, Outcome, Piece,
+    Rights, Target, Token, WakeTime,
 };
 
 use super::Mischief;
@@ -121,13 +121,13 @@ struct CheckedLane {
     lane_syncs: Arc<AtomicUsize>,
     asked: BTreeMap<u32, Asked>,
     /// The lane's internal I/Os that are under way.
-    errands: Vec<(InternalIo, InternalIoFuture)>,
+    errands: Vec<(InternalOperation, InternalIoFuture)>,
     /// An empty list, kept for its room.
     late: Vec<Mapping>,
 }
 
 impl Lane for CheckedLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         for mapping in batch.iter() {
             let bytes = mapping.operation.extent().map_or(0, |extent| extent.count().0);
             let asked = Asked { phase: Phase::New, bytes, again: false };
@@ -144,7 +144,7 @@ impl Lane for CheckedLane {
         self.lane.as_ref().and_then(|lane| lane.due())
     }
 
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         self.end_errands();
         let mut own = std::mem::take(&mut self.late);
         self.lane().resume(now, &mut own, pieces);
@@ -161,14 +161,14 @@ impl Lane for CheckedLane {
         self.pass_errands_on();
     }
 
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         let asked = self.asked.get_mut(&token.0).expect("its answer was passed on");
         match std::mem::replace(&mut asked.phase, Phase::Held) {
-            Phase::ToldEarly => return CompletionDecision::HoldAgain,
+            Phase::ToldEarly => return LaneCompletionDecision::HoldAgain,
             Phase::AnsweredSince(mapping, pieces) => {
                 asked.phase = Phase::Due(mapping, pieces);
                 self.outer.waker().wake_by_ref();
-                return CompletionDecision::HoldAgain;
+                return LaneCompletionDecision::HoldAgain;
             }
             Phase::Answered => {}
             other @ (Phase::New | Phase::Held | Phase::Due(..)) => {
@@ -177,7 +177,7 @@ impl Lane for CheckedLane {
         }
         asked.again = true;
         let told = self.lane().completed(token, outcome);
-        if let CompletionDecision::Finish(_) = told {
+        if let LaneCompletionDecision::Finish(_) = told {
             self.asked.remove(&token.0);
         }
         self.pass_errands_on();
@@ -205,7 +205,7 @@ impl CheckedLane {
     }
 
     /// Looks at answers, and does the mischief that may follow.
-    fn answered(&mut self, mappings: &mut [Mapping], pieces: &PieceList, is_new: bool) {
+    fn answered(&mut self, mappings: &mut [Mapping], pieces: &BatchPieces, is_new: bool) {
         for mapping in mappings {
             let result = self.check_answer(mapping, pieces, is_new);
             self.wrong(result);
@@ -213,10 +213,10 @@ impl CheckedLane {
             let Some(asked) = self.asked.get_mut(&token.0) else { continue };
             match (mapping.answer, mapping.after) {
                 (Answer::Held, _) => asked.phase = Phase::Held,
-                (Answer::Refused(_), _) | (Answer::Now(_), CompletionAction::Finish) => {
+                (Answer::Refused(_), _) | (Answer::Now(_), AfterPiecesAction::Finish) => {
                     self.asked.remove(&token.0);
                 }
-                (Answer::Now(range), CompletionAction::NotifyLane) => {
+                (Answer::Now(range), AfterPiecesAction::NotifyLane) => {
                     asked.phase = Phase::Answered;
                     let in_file = |piece: &Piece| matches!(piece.target, Target::File { .. });
                     if self.mischief == Mischief::EarlyEnds && pieces.get(range).iter().any(in_file)
@@ -232,11 +232,11 @@ impl CheckedLane {
     fn tell_early(&mut self, mapping: &mut Mapping) {
         let token = mapping.token;
         match self.lane().completed(token, Outcome::Done) {
-            CompletionDecision::Finish(_) => {
-                mapping.after = CompletionAction::Finish;
+            LaneCompletionDecision::Finish(_) => {
+                mapping.after = AfterPiecesAction::Finish;
                 self.asked.remove(&token.0);
             }
-            CompletionDecision::HoldAgain => {
+            LaneCompletionDecision::HoldAgain => {
                 let asked = self.asked.get_mut(&token.0).expect("it was answered");
                 (asked.phase, asked.again) = (Phase::ToldEarly, true);
             }
@@ -244,7 +244,7 @@ impl CheckedLane {
     }
 
     /// Whether an answer has to wait until the one before was carried out.
-    fn waits(&mut self, mapping: &Mapping, pieces: &PieceList) -> bool {
+    fn waits(&mut self, mapping: &Mapping, pieces: &BatchPieces) -> bool {
         let Some(asked) = self.asked.get_mut(&mapping.token.0) else { return false };
         let Phase::ToldEarly = asked.phase else { return false };
         let own = match mapping.answer {
@@ -256,7 +256,7 @@ impl CheckedLane {
     }
 
     /// Passes answers on that have waited.
-    fn pass_on(&mut self, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn pass_on(&mut self, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         let mut due = Vec::new();
         for asked in self.asked.values_mut().filter(|asked| matches!(asked.phase, Phase::Due(..))) {
             if let Phase::Due(mapping, own) = std::mem::replace(&mut asked.phase, Phase::Held) {
@@ -274,7 +274,7 @@ impl CheckedLane {
         }
     }
 
-    fn check_answer(&self, mapping: &Mapping, pieces: &PieceList, is_new: bool) -> Result<()> {
+    fn check_answer(&self, mapping: &Mapping, pieces: &BatchPieces, is_new: bool) -> Result<()> {
         let Some(asked) = self.asked.get(&mapping.token.0) else {
             bail!("{:?} is answered, which is not open", mapping.token)
         };
@@ -287,8 +287,8 @@ impl CheckedLane {
         };
         let found = pieces.get(range);
         let covers = match (mapping.after, asked.again) {
-            (CompletionAction::Finish, false) => Covers::All,
-            (CompletionAction::NotifyLane, _) | (CompletionAction::Finish, true) => Covers::Part,
+            (AfterPiecesAction::Finish, false) => Covers::All,
+            (AfterPiecesAction::NotifyLane, _) | (AfterPiecesAction::Finish, true) => Covers::Part,
         };
         self.log_pieces(mapping, found);
         self.check_pieces(mapping.operation, asked.bytes, found, covers)
@@ -349,7 +349,7 @@ impl CheckedLane {
         }
     }
 
-    fn pass_errand_on(&mut self, mut errand: InternalIo) {
+    fn pass_errand_on(&mut self, mut errand: InternalOperation) {
         let (operation, pieces) = (errand.operation(), errand.pieces().to_vec());
         let mut memory = HostMemory::zeroed(errand.memory().count());
         errand.memory().copy_to(0, &mut memory);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use block::{Access, Claim, FileId, Node, Rights, StableWrites};
+use block::{Access, Claim, DurableWriteMethod, FileId, Node, Rights};
 
 use super::checked::CheckedNode;
 use super::load::{Load, Tally, WrongSector, check_size};
@@ -281,7 +281,7 @@ impl<'a> Player<'a> {
             claims.push(claim);
             nodes.push(node);
         }
-        let media = media(self.disk.count(), 1, StableWrites::BySync);
+        let media = media(self.disk.count(), 1, DurableWriteMethod::BySync);
         for thread in 0..usize::try_from(threads)? {
             let node = Arc::new(CheckedNode {
                 node: Arc::clone(&nodes[thread % nodes.len()]),

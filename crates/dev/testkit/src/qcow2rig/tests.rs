@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 
 use block::{
-    Access, Answer, BlockLimits, ByteCount, ByteOffset, Claim, ClaimError, DiskSize, HostMemory,
-    Lane, LaneContext, LaneError, LeafLane, Mapping, Operation, Piece, PieceList, Rights, Target,
+    Access, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Claim, ClaimError, DiskSize,
+    HostMemory, Lane, LaneContext, LaneError, LeafLane, Mapping, Operation, Piece, Rights, Target,
     Token,
 };
 
@@ -158,7 +158,7 @@ fn open_full(setup: &Setup) -> Result<FullNode> {
         let io = LaneContext::idle();
         let mut lane = setup.file.open_lane(&io)?;
         let mut batch = [Mapping::new(Token(0), Operation::Read(extent))];
-        let mut pieces = PieceList::default();
+        let mut pieces = BatchPieces::default();
         lane.map(&mut batch, &mut pieces);
         let Answer::Now(range) = batch[0].answer else { anyhow::bail!("no answer") };
         let memory = HostMemory::zeroed(count);
@@ -229,7 +229,7 @@ struct FullLane {
 }
 
 impl LeafLane for FullLane {
-    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         let mark = pieces.end();
         let target = |offset| Target::File { file: block::FileId(0), offset: ByteOffset(offset) };
         match mapping.operation.extent() {

@@ -11,9 +11,10 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Alignments, BeginResult, BlockLimits, Buffers, ByteOffset, Cancellation, Channel,
-    ChannelWakeup, Claim, ClaimError, Clock, DiskSize, Durability, IoFailure, Lane, LaneContext,
-    LaneError, Medium, Node, Operation, Rights, Segment, StableWrites, Tag, WakeTime,
+    Access, Alignments, BeginResult, BlockLimits, Buffers, ByteOffset, CancellationSupport,
+    Channel, ChannelWakeCondition, Claim, ClaimError, Clock, DiskSize, Durability,
+    DurableWriteMethod, IoFailure, Lane, LaneContext, LaneError, Medium, Node, Operation, Rights,
+    Segment, Tag, WakeTime,
 };
 use rustix::io::Errno;
 
@@ -28,12 +29,12 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// How a channel behaves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChannelHabits {
-    pub(crate) cancel: Cancellation,
+    pub(crate) cancel: CancellationSupport,
     /// What places and lengths of transfers must be multiples of, in bytes.
     pub(crate) alignment: u32,
     /// The most bytes of one transfer.
     pub(crate) transfer_max: u64,
-    pub(crate) stable_writes: StableWrites,
+    pub(crate) stable_writes: DurableWriteMethod,
     /// How many operations there is room for.
     pub(crate) room: usize,
     /// One in so many answers is lost together with the connection; none if it is 0.
@@ -45,8 +46,8 @@ pub(crate) struct ChannelHabits {
 impl ChannelHabits {
     /// Any, with blocks of at most so many bytes.
     pub(crate) fn choose(rng: &mut Rng, alignment_max: u32) -> Self {
-        let choices = [Cancellation::Possible, Cancellation::Impossible];
-        let stable = [StableWrites::BySync, StableWrites::ByThemselves];
+        let choices = [CancellationSupport::Possible, CancellationSupport::Impossible];
+        let stable = [DurableWriteMethod::BySync, DurableWriteMethod::ByThemselves];
         Self {
             cancel: choices[rng.index(2)],
             alignment: [1, 512, 4096][rng.index(3)].min(alignment_max),
@@ -199,7 +200,7 @@ impl SimulatedChannel {
             assert!(count <= self.habits.transfer_max, "{operation:?} is too long");
         }
         if operation.durability() == Durability::Stable {
-            let by_itself = self.habits.stable_writes == StableWrites::ByThemselves;
+            let by_itself = self.habits.stable_writes == DurableWriteMethod::ByThemselves;
             assert!(by_itself && matches!(operation, Operation::Write(..)), "{operation:?}");
         }
     }
@@ -228,7 +229,7 @@ impl Channel for SimulatedChannel {
         &self.medium
     }
 
-    fn cancel(&self) -> Cancellation {
+    fn cancel(&self) -> CancellationSupport {
         self.habits.cancel
     }
 
@@ -281,13 +282,13 @@ impl Channel for SimulatedChannel {
         self.in_flight -= done.len() - before;
     }
 
-    fn wants(&self) -> ChannelWakeup<'_> {
+    fn wants(&self) -> ChannelWakeCondition<'_> {
         let due = self.reconnect.map(|at| WakeTime { at, slack: Duration::ZERO });
-        ChannelWakeup { descriptor: None, again: false, due }
+        ChannelWakeCondition { descriptor: None, again: false, due }
     }
 
     fn abandon(&mut self) {
-        if let (Way::Stepwise { port, .. }, Cancellation::Possible) =
+        if let (Way::Stepwise { port, .. }, CancellationSupport::Possible) =
             (&self.way, self.habits.cancel)
         {
             let world = &mut *self.world.lock();

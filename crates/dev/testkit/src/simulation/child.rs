@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use block::{
-    Access, Answer, BlockLimits, ByteCount, ByteOffset, ChannelId, Claim, ClaimError,
-    ControlEngine, DiskSize, EngineFactory, FailKind, FileId, InternalIo, Lane, LaneContext,
-    LaneError, LeafLane, Mapping, Node, Operation, Piece, PieceList, Rights, SystemClock, Target,
+    Access, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, ChannelId, Claim, ClaimError,
+    ControlEngine, DiskSize, EngineFactory, FailKind, FileId, InternalOperation, Lane, LaneContext,
+    LaneError, LeafLane, Mapping, Node, Operation, Piece, Rights, SystemClock, Target,
 };
 use kernel_io::Notifier;
 use request_path::Engine;
@@ -136,7 +136,7 @@ pub(super) struct FileLane {
 }
 
 impl LeafLane for FileLane {
-    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         if mapping.operation.is_change() && self.access == Access::ReadOnly {
             mapping.answer = Answer::Refused(FailKind::ReadOnly);
             return;
@@ -175,7 +175,7 @@ impl EngineFactory for ControlThread {
 
 impl ControlThread {
     /// Carries out an internal I/O that some lane has submitted.
-    pub fn run(&self, errand: InternalIo) {
+    pub fn run(&self, errand: InternalOperation) {
         crate::errands::run(self, errand);
     }
 

@@ -11,13 +11,15 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use block::{
-    Alignments, Buffers, ByteCount, ByteOffset, Clock, Durability, FileId, Interest, IoFailure,
-    Medium, Node, Operation, Outcome, RequestSlot, Segment, StableWrites, Tag, WakeTime,
+    Alignments, Buffers, ByteCount, ByteOffset, Clock, Durability, DurableWriteMethod, FileId,
+    Interest, IoFailure, Medium, Node, Operation, Outcome, Segment, SourceRequestSlot, Tag,
+    WakeTime,
 };
 use kernel_io::{
-    AllocationGoal, BounceBuffer, EngineKernel, Event, FileExtent, Notifier, ServedRings, WaitMode,
+    BounceBuffer, DiscardOrZeroGoal, EngineKernel, Event, FileExtent, Notifier, ServedRings,
+    WaitMode,
 };
-use request_path::{Engine, Requests};
+use request_path::{Engine, SourcelessRequests};
 use rustix::io::Errno;
 
 use super::child::ControlThread;
@@ -30,7 +32,7 @@ use crate::conformance::number;
 pub(crate) const SLOTS: u16 = 64;
 
 /// Files as engines know them, in blocks of so many bytes.
-pub(crate) fn media(count: usize, block: u32, stable_writes: StableWrites) -> Arc<[Medium]> {
+pub(crate) fn media(count: usize, block: u32, stable_writes: DurableWriteMethod) -> Arc<[Medium]> {
     let alignments = Alignments { memory: 1, offset: block, allocation: block };
     let medium = |file| Medium::new(format!("file {file}"), alignments, stable_writes);
     (0..count).map(medium).collect()
@@ -49,9 +51,9 @@ struct Open {
 pub(crate) struct Iothread {
     place: usize,
     engine: Engine<SimulatedKernel>,
-    requests: Option<Requests>,
+    requests: Option<SourcelessRequests>,
     open: Vec<Option<Open>>,
-    finished: Vec<(RequestSlot, Outcome)>,
+    finished: Vec<(SourceRequestSlot, Outcome)>,
     world: SharedWorld,
 }
 
@@ -78,7 +80,7 @@ impl Iothread {
     /// Opens the engine's lane, which is closed.
     pub(crate) fn open_lane(&mut self, node: &Arc<dyn Node>) -> Result<()> {
         self.world.lock().opening = Some(self.place);
-        let opened = Requests::new(&mut self.engine, node, SLOTS).context("open a lane");
+        let opened = SourcelessRequests::new(&mut self.engine, node, SLOTS).context("open a lane");
         self.world.lock().opening = None;
         self.requests = Some(opened?);
         Ok(())
@@ -128,7 +130,7 @@ impl Iothread {
             let memory = RequestMemory::of(&memory);
             let must_fail = has_failed_sync && operation == Operation::Flush;
             let open = self.open[slot].insert(Open { number, memory, must_fail });
-            let slot = RequestSlot(u16::try_from(slot).expect("few requests"));
+            let slot = SourceRequestSlot(u16::try_from(slot).expect("few requests"));
             batch.push((slot, operation, open.memory.name()));
         }
         let requests = self.requests.as_ref().expect("its lane is open");
@@ -196,7 +198,7 @@ enum Way {
 impl SimulatedKernel {
     /// Of a control thread.
     pub(super) fn of_control(control: ControlThread) -> Self {
-        let media = media(control.disk.count(), 1, StableWrites::BySync);
+        let media = media(control.disk.count(), 1, DurableWriteMethod::BySync);
         Self { way: Way::AtOnce { control, events: VecDeque::new() }, media, bell: None }
     }
 
@@ -333,12 +335,12 @@ impl EngineKernel for SimulatedKernel {
         file: FileId,
         offset: ByteOffset,
         count: ByteCount,
-        how: AllocationGoal,
+        how: DiscardOrZeroGoal,
         tag: Tag,
     ) {
         let order = match how {
-            AllocationGoal::Discard => Order::Discard,
-            AllocationGoal::PunchHole | AllocationGoal::Zero => Order::Zero,
+            DiscardOrZeroGoal::Discard => Order::Discard,
+            DiscardOrZeroGoal::PunchHole | DiscardOrZeroGoal::Zero => Order::Zero,
         };
         self.begin(file, offset, count.0, (order, None), tag);
     }

@@ -10,8 +10,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, bail, ensure};
-use block::{DiskSize, Operation, Outcome, RequestSlot};
-use request_path::UnitIndex;
+use block::{DiskSize, Operation, Outcome, SourceRequestSlot};
+use request_path::LogicalUnitIndex;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
@@ -51,9 +51,9 @@ impl StreamClient {
     }
 
     /// A slot that has no request.
-    pub fn free_slot(&self) -> Option<RequestSlot> {
+    pub fn free_slot(&self) -> Option<SourceRequestSlot> {
         let place = self.open.iter().position(Option::is_none)?;
-        Some(RequestSlot(u16::try_from(place).expect("slots are 16 bit")))
+        Some(SourceRequestSlot(u16::try_from(place).expect("slots are 16 bit")))
     }
 
     /// Requests that were not answered.
@@ -74,8 +74,8 @@ impl StreamClient {
     /// Brings a request, with the data of a write.
     pub fn submit(
         &mut self,
-        slot: RequestSlot,
-        unit: UnitIndex,
+        slot: SourceRequestSlot,
+        unit: LogicalUnitIndex,
         operation: Operation,
         data: &[u8],
     ) -> Result<()> {
@@ -94,7 +94,7 @@ impl StreamClient {
     }
 
     /// The answers that have arrived, with the data of reads. Does not wait.
-    pub fn collect(&mut self) -> Result<Vec<(RequestSlot, Outcome, Vec<u8>)>> {
+    pub fn collect(&mut self) -> Result<Vec<(SourceRequestSlot, Outcome, Vec<u8>)>> {
         self.receive()?;
         let (mut over, mut from) = (Vec::new(), 0);
         while let Some(frame) = self.incoming[from..].first_chunk::<ANSWER_BYTES>() {

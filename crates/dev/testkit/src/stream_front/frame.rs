@@ -3,8 +3,8 @@
 use std::error::Error;
 use std::fmt;
 
-use block::{Durability, Extent, FailKind, Operation, Outcome, RequestSlot, Unmap};
-use request_path::UnitIndex;
+use block::{Durability, Extent, FailKind, Operation, Outcome, SourceRequestSlot, Unmap};
+use request_path::LogicalUnitIndex;
 
 /// The bytes of the frame of a request; the data of a write follow.
 pub const REQUEST_BYTES: usize = 24;
@@ -18,9 +18,9 @@ const MAGIC: [u8; 4] = *b"RLST";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestFrame {
     /// Names it; free again when its answer was sent.
-    pub slot: RequestSlot,
+    pub slot: SourceRequestSlot,
     /// Which disk.
-    pub unit: UnitIndex,
+    pub unit: LogicalUnitIndex,
     /// What to do.
     pub kind: FrameKind,
     /// The first byte.
@@ -50,7 +50,7 @@ pub enum FrameKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
     /// To which request.
-    pub slot: RequestSlot,
+    pub slot: SourceRequestSlot,
     /// How it ended.
     pub outcome: Outcome,
     /// How many bytes of data follow.
@@ -129,7 +129,11 @@ impl FrameKind {
 
 impl RequestFrame {
     /// A request of that operation; there is none for a status.
-    pub fn of(slot: RequestSlot, unit: UnitIndex, operation: Operation) -> Option<Self> {
+    pub fn of(
+        slot: SourceRequestSlot,
+        unit: LogicalUnitIndex,
+        operation: Operation,
+    ) -> Option<Self> {
         let kind = match operation {
             Operation::Read(_) => FrameKind::Read,
             Operation::Write(_, durability) => FrameKind::Write(durability),
@@ -169,8 +173,8 @@ impl RequestFrame {
         let number =
             |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("cut to eight bytes"));
         Ok(Self {
-            slot: RequestSlot(u16::from_le_bytes([s0, s1])),
-            unit: UnitIndex(unit.into()),
+            slot: SourceRequestSlot(u16::from_le_bytes([s0, s1])),
+            unit: LogicalUnitIndex(unit.into()),
             kind: FrameKind::of(kind).ok_or(Rubbish::Kind(kind))?,
             offset: number(offset),
             count: number(count),
@@ -224,7 +228,7 @@ impl Answer {
             _ => Outcome::Failed(FailKind::Unsupported),
         };
         let count = u64::from_le_bytes(count);
-        let slot = RequestSlot(u16::from_le_bytes([s0, s1]));
+        let slot = SourceRequestSlot(u16::from_le_bytes([s0, s1]));
         let count = usize::try_from(count).ok().ok_or(Rubbish::Count(count))?;
         Ok(Self { slot, outcome, count })
     }

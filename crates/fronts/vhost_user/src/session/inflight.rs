@@ -13,8 +13,8 @@ use std::sync::Arc;
 use block::DiskSize;
 use tracing::debug;
 use virtio::{
-    CacheMode, InflightDescription, InflightGeometry, InflightQueue, InflightRegion, RingSetup,
-    SessionRecord,
+    CacheMode, CacheModeAndSizeRecord, InflightDescription, InflightGeometry, InflightQueue,
+    InflightRegion, RingSetup,
 };
 
 use super::Session;
@@ -25,7 +25,7 @@ use crate::{Device, MessageRefusal, QueueIndex};
 pub(super) struct InflightTracking {
     region: Arc<InflightRegion>,
     /// Where the cache mode is noted; a region that another back end has made has no room for it.
-    note: Option<SessionRecord>,
+    note: Option<CacheModeAndSizeRecord>,
     /// What the note says.
     noted: CacheMode,
 }
@@ -37,7 +37,7 @@ impl InflightTracking {
 
     /// The size that another back end has told.
     fn announced_size(&self) -> Option<DiskSize> {
-        self.note.as_ref().and_then(SessionRecord::announced_size)
+        self.note.as_ref().and_then(CacheModeAndSizeRecord::announced_size)
     }
 
     fn record_announced_size(&mut self, size: DiskSize) {
@@ -68,7 +68,7 @@ impl<D: Device> Session<D> {
         let (region, fd) = InflightRegion::create(shape, self.device.memory_rules())?;
         let region = Arc::new(region);
         let noted = self.device.cache_mode();
-        let note = Some(SessionRecord::begin(&region, noted));
+        let note = Some(CacheModeAndSizeRecord::begin(&region, noted));
         self.track_in(InflightTracking { region, note, noted })?;
         Ok((shape.region_bytes(), fd))
     }
@@ -99,7 +99,7 @@ impl<D: Device> Session<D> {
         let shape = InflightGeometry::check(queues, queue_size)?;
         let region = InflightRegion::map(file, shape, bytes, offset, self.device.memory_rules())?;
         let region = Arc::new(region);
-        let (note, noted) = match SessionRecord::open(&region) {
+        let (note, noted) = match CacheModeAndSizeRecord::open(&region) {
             Some((note, noted)) => (Some(note), noted),
             None => (None, self.device.cache_mode()),
         };

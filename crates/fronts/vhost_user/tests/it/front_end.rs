@@ -11,7 +11,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use vhost_user::{PauseDecision, SavedSession, SessionControl, SessionError, SessionServer};
+use vhost_user::{PauseOutcome, SavedSession, SessionControl, SessionError, SessionServer};
 use virtio::Features;
 
 use crate::mock::{CONFIG, Mock, split_features};
@@ -111,8 +111,8 @@ impl SessionControl for NoSessionControl {
 
     fn run_background(&self) {}
 
-    fn paused(&self, _: SavedSession) -> PauseDecision {
-        PauseDecision::Resume
+    fn paused(&self, _: SavedSession) -> PauseOutcome {
+        PauseOutcome::Resume
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhost_user::{
-    PauseDecision, SavedSession, SessionControl, SessionEnd, SessionError, SessionServer,
+    PauseOutcome, SavedSession, SessionControl, SessionEnd, SessionError, SessionServer,
 };
 
 use crate::front_end::{
@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 struct Asker {
     bell: OwnedFd,
     background: OwnedFd,
-    verdict: Mutex<Receiver<PauseDecision>>,
+    verdict: Mutex<Receiver<PauseOutcome>>,
     states: Mutex<Sender<SavedSession>>,
     looks: Mutex<Sender<()>>,
 }
@@ -32,7 +32,7 @@ struct Asker {
 /// The test's side of it.
 struct Asks {
     asker: Arc<Asker>,
-    verdict: Sender<PauseDecision>,
+    verdict: Sender<PauseOutcome>,
     states: Receiver<SavedSession>,
     looks: Receiver<()>,
 }
@@ -51,7 +51,7 @@ impl SessionControl for Asker {
         self.looks.lock().expect("it is alone").send(()).expect("the test waits");
     }
 
-    fn paused(&self, state: SavedSession) -> PauseDecision {
+    fn paused(&self, state: SavedSession) -> PauseOutcome {
         rustix::io::read(&self.bell, &mut [0; 8]).expect("it rings");
         self.states.lock().expect("it is alone").send(state).expect("the test waits");
         self.verdict.lock().expect("it is alone").recv().expect("the test answers")
@@ -90,7 +90,7 @@ impl Asks {
 
     /// Lets the session pause, and it must at once.
     #[track_caller]
-    fn pause(&self, verdict: PauseDecision) -> SavedSession {
+    fn pause(&self, verdict: PauseOutcome) -> SavedSession {
         self.ring();
         let state = self.states.recv_timeout(LIMIT).expect("the session pauses");
         self.verdict.send(verdict).expect("it waits for that");
@@ -132,10 +132,10 @@ fn part_of_a_message_delays_no_pause_and_is_not_lost() {
     let message = message();
     for cut in 1..message.len() {
         front_end.bytes(&message[..cut]);
-        asks.pause(PauseDecision::Resume);
+        asks.pause(PauseOutcome::Resume);
         let second = cut + (message.len() - cut) / 2;
         front_end.bytes(&message[cut..second]);
-        asks.pause(PauseDecision::Resume);
+        asks.pause(PauseOutcome::Resume);
         front_end.bytes(&message[second..]);
         assert_eq!(front_end.answer(), Some(words(&[0])), "cut after {cut} bytes");
     }
@@ -153,8 +153,8 @@ fn part_of_a_message_with_its_descriptor_delays_no_pause() {
         let kick = event();
         front_end.raw_with(&message, &[kick.as_fd()]);
         // The second one finds it waiting for the rest.
-        asks.pause(PauseDecision::Resume);
-        asks.pause(PauseDecision::Resume);
+        asks.pause(PauseOutcome::Resume);
+        asks.pause(PauseOutcome::Resume);
         front_end.bytes(&words(&[0]));
         assert_eq!(front_end.answer(), Some(words(&[0])), "round {round}");
         assert!(is_same(&mock.record().served[&0].kick, &kick), "round {round}");
@@ -185,8 +185,8 @@ fn answers_that_are_not_read_delay_no_pause() {
         }
     }
     front_end.stream.set_nonblocking(false).unwrap();
-    asks.pause(PauseDecision::Resume);
-    asks.pause(PauseDecision::Resume);
+    asks.pause(PauseOutcome::Resume);
+    asks.pause(PauseOutcome::Resume);
     for question in 0..sent {
         assert_eq!(front_end.answer().map(|it| it.len()), Some(8), "question {question} of {sent}");
     }
@@ -225,7 +225,7 @@ fn a_front_end_that_leaves_in_the_middle_of_a_message_is_heard() {
         let mut front_end = asks.front_end(&mock);
         front_end.bytes(&message()[..cut]);
         // The session waits for the rest by now, or finds both at once.
-        asks.pause(PauseDecision::Resume);
+        asks.pause(PauseOutcome::Resume);
         front_end.leave().unwrap_err();
     }
 }
@@ -245,7 +245,7 @@ fn a_start_that_was_put_off_is_made_good_after_the_pause() {
     let ring = &saved.rings[0];
     assert!(ring.enabled && ring.kick.is_some() && ring.base.is_some(), "{ring:?}");
     mock.record().postpones = false;
-    asks.verdict.send(PauseDecision::Resume).unwrap();
+    asks.verdict.send(PauseOutcome::Resume).unwrap();
     // Answered when the pause is over.
     front_end.ask(GET_FEATURES, &[]);
     assert_eq!(mock.asked(), [Asked::Start(0, 5)]);
@@ -259,7 +259,7 @@ fn two_queues() -> (SavedSession, FrontEnd) {
     let mut front_end = asks.front_end(&mock);
     front_end.start(0, 5);
     front_end.start(1, 6);
-    let state = asks.pause(PauseDecision::HandedOver);
+    let state = asks.pause(PauseOutcome::HandedOver);
     (state, front_end)
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{Access, ByteCount, DiskSize};
 use vhost_user::{
-    BackendChannel, CloseRisk, Device, DeviceError, QueueIndex, RingStart, StartResult,
+    BackendChannel, DescriptorCloseRisk, Device, DeviceError, QueueIndex, RingStart, StartResult,
 };
 use virtio::{BlkConfig, CacheMode, Features, MemoryRules, RingBase, RingDirtyLog, RingLayout};
 
@@ -108,8 +108,11 @@ impl Device for Mock {
         &self.1
     }
 
-    fn inspect_descriptors(&mut self, _: BorrowedFd<'_>) -> Result<CloseRisk, DeviceError> {
-        Ok(CloseRisk::None)
+    fn inspect_descriptors(
+        &mut self,
+        _: BorrowedFd<'_>,
+    ) -> Result<DescriptorCloseRisk, DeviceError> {
+        Ok(DescriptorCloseRisk::None)
     }
 
     fn set_channel(&mut self, channel: Arc<BackendChannel>) {

@@ -35,11 +35,11 @@ const VERSION: u16 = 1;
 
 /// The record of cache mode and announced disk size that ringloom keeps behind the queues in an in-flight region.
 #[derive(Debug)]
-pub struct SessionRecord {
+pub struct CacheModeAndSizeRecord {
     fields: InflightFields,
 }
 
-impl SessionRecord {
+impl CacheModeAndSizeRecord {
     /// Writes a note into a region that was just made ([`InflightRegion::create`]).
     pub fn begin(region: &Arc<InflightRegion>, mode: CacheMode) -> Self {
         let fields = Self::fields(region).expect("a region of ours has room for the note");

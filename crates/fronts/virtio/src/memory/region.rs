@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::param::page_size;
 
-use super::rules::{ByteReservation, MemoryFile, MemoryRules};
+use super::rules::{ByteReservation, GuestMemoryFile, MemoryRules};
 use super::sigbus_table::SigbusWatch;
 use super::{GuestAddress, MemoryError};
 
@@ -73,7 +73,7 @@ impl Region {
     }
 
     /// Maps the region of a file that was admitted.
-    pub(crate) fn of(file: MemoryFile, spec: RegionSpec) -> Result<Self, MemoryError> {
+    pub(crate) fn of(file: GuestMemoryFile, spec: RegionSpec) -> Result<Self, MemoryError> {
         let guest = spec.guest;
         let failed =
             |errno: Errno| MemoryError::Map { guest, bytes: spec.bytes, source: errno.into() };

@@ -42,7 +42,7 @@ pub fn mappable_bytes() -> u64 {
 
 /// Which files guest memory may come from besides memfd, tmpfs and hugetlbfs.
 #[derive(Debug, Clone, Default)]
-pub struct MemoryFiles {
+pub struct GuestMemoryFilePolicy {
     /// The major number of character devices that are memory (/dev/dax), if the kernel has any.
     pub dax: Option<u32>,
     /// Device numbers of file systems (`st_dev`) that the operator has allowed.
@@ -52,7 +52,7 @@ pub struct MemoryFiles {
 /// What memory an export's front end may share: from which files, and how much.
 #[derive(Debug)]
 pub struct MemoryRules {
-    files: Arc<MemoryFiles>,
+    files: Arc<GuestMemoryFilePolicy>,
     bytes_max: u64,
     mapped: MappedBytes,
 }
@@ -65,7 +65,7 @@ impl Default for MemoryRules {
 
 impl MemoryRules {
     /// Memory of these files, and so many bytes at a time.
-    pub fn new(files: Arc<MemoryFiles>, bytes_max: u64) -> Self {
+    pub fn new(files: Arc<GuestMemoryFilePolicy>, bytes_max: u64) -> Self {
         Self { files, bytes_max, mapped: MappedBytes(AtomicU64::new(0)) }
     }
 
@@ -75,16 +75,19 @@ impl MemoryRules {
     }
 
     /// Takes a file if all its pages are the kernel's to give. Returns at once, whatever the file is.
-    pub(crate) fn admit(self: &Arc<Self>, file: OwnedFd) -> Result<MemoryFile, ForeignFileError> {
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        file: OwnedFd,
+    ) -> Result<GuestMemoryFile, ForeignFileError> {
         if self.files.have(file.as_fd()) {
-            Ok(MemoryFile { file, rules: Arc::clone(self) })
+            Ok(GuestMemoryFile { file, rules: Arc::clone(self) })
         } else {
             Err(ForeignFileError(()))
         }
     }
 }
 
-impl MemoryFiles {
+impl GuestMemoryFilePolicy {
     /// Whether it is one of them, or memory and nothing else. Returns at once, whatever the file is.
     pub fn have(&self, file: BorrowedFd<'_>) -> bool {
         // Only tmpfs, which memfds are of, and hugetlbfs know seals; the kernel looks at nothing else.
@@ -115,14 +118,14 @@ impl MemoryFiles {
     }
 }
 
-/// A file that was admitted as guest memory: no file system but the kernel supplies its pages.
+/// The descriptor of a file that was admitted as guest memory, with the rules that count its mapped bytes.
 #[derive(Debug)]
-pub(crate) struct MemoryFile {
+pub(crate) struct GuestMemoryFile {
     file: OwnedFd,
     rules: Arc<MemoryRules>,
 }
 
-impl MemoryFile {
+impl GuestMemoryFile {
     pub(super) fn into_file(self) -> OwnedFd {
         self.file
     }
@@ -145,7 +148,7 @@ impl MemoryFile {
     }
 }
 
-impl AsFd for MemoryFile {
+impl AsFd for GuestMemoryFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -226,7 +229,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(path: &str, files: MemoryFiles, expected: bool) {
+    fn check(path: &str, files: GuestMemoryFilePolicy, expected: bool) {
         let rules = Arc::new(MemoryRules::new(Arc::new(files), 1));
         let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
         assert_eq!(rules.admit(file.into()).is_ok(), expected, "{path}");
@@ -238,7 +241,7 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
         let number = std::fs::metadata(path).unwrap().dev();
         // /dev/null stands for a device of dax: its driver has major number 1.
-        let some = |dax, file_systems| MemoryFiles { dax, file_systems };
+        let some = |dax, file_systems| GuestMemoryFilePolicy { dax, file_systems };
         check(path, some(None, vec![]), false);
         check(path, some(None, vec![number + 1]), false);
         check(path, some(Some(1), vec![number + 1, number]), true);

@@ -9,18 +9,18 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use block::{
-    Access, Answer, CompletionAction, CompletionDecision, DiskSize, Durability, FailKind,
-    HostMemory, Lane, LaneContext, Mapping, Operation, Outcome, PieceList, RangeGuard, RangeLock,
+    Access, AfterPiecesAction, Answer, BatchPieces, DiskSize, Durability, FailKind, HostMemory,
+    Lane, LaneCompletionDecision, LaneContext, Mapping, Operation, Outcome, RangeGuard, RangeLock,
     Token, Unmap, WakeTime,
 };
-use tasks::{ChildIo, Semaphore, TaskExecutor, extent};
+use tasks::{AsyncChild, Semaphore, TaskExecutor, extent};
 
 use super::{CHUNK_BYTES, COPIED_BYTES, CopySource};
 
 /// What the tasks of one lane share that copy what is read into the image below.
 #[derive(Debug)]
 pub(super) struct CopyTasks {
-    storage: ChildIo,
+    storage: AsyncChild,
     ranges: RangeLock,
     source: CopySource,
     size: u64,
@@ -33,7 +33,7 @@ pub(super) struct CopyTasks {
 
 impl CopyTasks {
     pub(super) fn new(
-        storage: ChildIo,
+        storage: AsyncChild,
         ranges: RangeLock,
         source: CopySource,
         DiskSize(size): DiskSize,
@@ -110,7 +110,7 @@ struct InFlightChange {
     /// Given back when the change is carried out.
     _held: RangeGuard,
     /// Whether the lane below wants to be told of its last answer.
-    below: CompletionAction,
+    below: AfterPiecesAction,
 }
 
 /// One iothread's handle on a copy-on-read node: answers reads from copies, and passes on the rest.
@@ -182,13 +182,15 @@ impl CopyOnReadLane {
             return true;
         }
         let Some(held) = self.copies.ranges.try_lock(bytes, self.io.waker()) else { return false };
-        self.changes
-            .insert(mapping.token, InFlightChange { _held: held, below: CompletionAction::Finish });
+        self.changes.insert(
+            mapping.token,
+            InFlightChange { _held: held, below: AfterPiecesAction::Finish },
+        );
         true
     }
 
     /// Asks below what is to be asked.
-    fn ask(&mut self, pieces: &mut PieceList) {
+    fn ask(&mut self, pieces: &mut BatchPieces) {
         if !self.asked.is_empty() {
             self.below.map(&mut self.asked, pieces);
         }
@@ -222,7 +224,7 @@ fn answered(changes: &mut HashMap<Token, InFlightChange>, mapping: &mut Mapping)
         Answer::Held => {}
         Answer::Now(_) => {
             if let Some(change) = changes.get_mut(&mapping.token) {
-                change.below = std::mem::replace(&mut mapping.after, CompletionAction::NotifyLane);
+                change.below = std::mem::replace(&mut mapping.after, AfterPiecesAction::NotifyLane);
             }
         }
         Answer::Refused(_) => drop(changes.remove(&mapping.token)),
@@ -230,7 +232,7 @@ fn answered(changes: &mut HashMap<Token, InFlightChange>, mapping: &mut Mapping)
 }
 
 impl Lane for CopyOnReadLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         batch.iter_mut().for_each(|mapping| self.begin(mapping));
         self.ask(pieces);
         let mut asked = self.asked.drain(..).peekable();
@@ -248,7 +250,7 @@ impl Lane for CopyOnReadLane {
         WakeTime::first(self.below.due(), self.copies.storage.due())
     }
 
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         self.copies.storage.resume(now);
         self.tasks.go_on();
         self.go_on(late);
@@ -264,14 +266,14 @@ impl Lane for CopyOnReadLane {
         self.copies.storage.release();
     }
 
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         let below =
-            self.changes.get(&token).map_or(CompletionAction::NotifyLane, |change| change.below);
+            self.changes.get(&token).map_or(AfterPiecesAction::NotifyLane, |change| change.below);
         let told = match below {
-            CompletionAction::NotifyLane => self.below.completed(token, outcome),
-            CompletionAction::Finish => CompletionDecision::Finish(outcome),
+            AfterPiecesAction::NotifyLane => self.below.completed(token, outcome),
+            AfterPiecesAction::Finish => LaneCompletionDecision::Finish(outcome),
         };
-        if let CompletionDecision::Finish(_) = told {
+        if let LaneCompletionDecision::Finish(_) = told {
             self.changes.remove(&token);
         }
         told

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::histogram::Histogram;
 use super::random::Random;
 
-/// How long something may be delayed: at most an hour.
+/// A time by which something is delayed: at most an hour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Latency(Duration);
 
@@ -57,7 +57,7 @@ pub enum Distribution {
     /// All alike.
     Fixed(Latency),
     /// Evenly between two bounds.
-    Uniform(LatencyBounds),
+    Uniform(UniformLatency),
     /// Around a mean.
     Normal {
         /// The mean, before what is negative counts as 0.
@@ -74,14 +74,14 @@ pub enum Distribution {
     Histogram(Arc<Histogram>),
 }
 
-/// The shortest and the longest latency.
+/// The bounds of a uniform latency distribution: the shortest and the longest latency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LatencyBounds {
+pub struct UniformLatency {
     shortest: Latency,
     longest: Latency,
 }
 
-impl LatencyBounds {
+impl UniformLatency {
     /// From the first to the second, both included; `None` if the first is above the second.
     pub fn new(shortest: Latency, longest: Latency) -> Option<Self> {
         (shortest <= longest).then_some(Self { shortest, longest })
@@ -107,7 +107,7 @@ impl Distribution {
     pub(super) fn draw(&self, random: &mut Random) -> Latency {
         match self {
             Self::Fixed(latency) => *latency,
-            Self::Uniform(LatencyBounds { shortest, longest }) => {
+            Self::Uniform(UniformLatency { shortest, longest }) => {
                 let more = random.below(longest.ns() - shortest.ns() + 1);
                 Latency(shortest.0 + Duration::from_nanos(more))
             }
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn draws_follow_a_uniform_distribution() {
-        let bounds = LatencyBounds::new(latency(200_000), latency(600_000)).unwrap();
+        let bounds = UniformLatency::new(latency(200_000), latency(600_000)).unwrap();
         check(&Distribution::Uniform(bounds), 400_000.0, 400_000.0 / 12_f64.sqrt(), |ns| {
             (ns - 200_000.0) / 400_000.0
         });
@@ -235,7 +235,7 @@ mod tests {
     fn only_what_never_delays_is_none() {
         let histogram =
             |text: &[u8]| Distribution::Histogram(Arc::new(Histogram::parse(text).unwrap()));
-        let bounds = |longest| LatencyBounds::new(Latency::ZERO, latency(longest)).unwrap();
+        let bounds = |longest| UniformLatency::new(Latency::ZERO, latency(longest)).unwrap();
         for (distribution, none) in [
             (Distribution::NONE, true),
             (Distribution::Fixed(latency(1)), false),
@@ -250,6 +250,6 @@ mod tests {
         ] {
             assert_eq!(distribution.is_none(), none, "{distribution:?}");
         }
-        assert_eq!(LatencyBounds::new(latency(2), latency(1)), None);
+        assert_eq!(UniformLatency::new(latency(2), latency(1)), None);
     }
 }

@@ -8,35 +8,35 @@
 use std::collections::VecDeque;
 
 use block::{
-    Answer, CompletionAction, CompletionDecision, Lane, Mapping, Operation, Outcome, PieceList,
-    Token,
+    AfterPiecesAction, Answer, BatchPieces, Lane, LaneCompletionDecision, Mapping, Operation,
+    Outcome, Token,
 };
 
 /// The requests of a lane that complete in the order in which they came (`ordered=on`).
 #[derive(Debug, Default)]
-pub(super) struct CompletionOrder {
-    open: VecDeque<OrderedRequest>,
+pub(super) struct ArrivalOrderQueue {
+    open: VecDeque<ArrivalOrderRequest>,
 }
 
 /// A request that is not over, and how it ended if it waits for those before it.
 #[derive(Debug)]
-struct OrderedRequest {
+struct ArrivalOrderRequest {
     token: Token,
     operation: Operation,
     /// Whether the lane below wants to be told of its last answer.
-    below: CompletionAction,
+    below: AfterPiecesAction,
     /// How it ended, while it waits for those before it.
     ended: Option<Outcome>,
 }
 
-impl CompletionOrder {
+impl ArrivalOrderQueue {
     /// Adds a request that is asked for, behind the others.
     pub(super) fn enter(&mut self, asked: &Mapping) {
         let Mapping { token, operation, .. } = *asked;
-        self.open.push_back(OrderedRequest {
+        self.open.push_back(ArrivalOrderRequest {
             token,
             operation,
-            below: CompletionAction::Finish,
+            below: AfterPiecesAction::Finish,
             ended: None,
         });
     }
@@ -50,10 +50,10 @@ impl CompletionOrder {
             Answer::Held => {}
             Answer::Now(_) => {
                 self.open[place].below =
-                    std::mem::replace(&mut mapping.after, CompletionAction::NotifyLane);
+                    std::mem::replace(&mut mapping.after, AfterPiecesAction::NotifyLane);
             }
             Answer::Refused(kind) => {
-                if self.end(place, Outcome::Failed(kind)) == CompletionDecision::HoldAgain {
+                if self.end(place, Outcome::Failed(kind)) == LaneCompletionDecision::HoldAgain {
                     mapping.answer = Answer::Held;
                 }
             }
@@ -66,28 +66,28 @@ impl CompletionOrder {
         below: &mut dyn Lane,
         token: Token,
         outcome: Outcome,
-    ) -> CompletionDecision {
+    ) -> LaneCompletionDecision {
         let Some(place) = self.open.iter().position(|open| open.token == token) else {
             return below.completed(token, outcome);
         };
         let told = match self.open[place].below {
-            CompletionAction::Finish => CompletionDecision::Finish(outcome),
-            CompletionAction::NotifyLane => below.completed(token, outcome),
+            AfterPiecesAction::Finish => LaneCompletionDecision::Finish(outcome),
+            AfterPiecesAction::NotifyLane => below.completed(token, outcome),
         };
         match told {
-            CompletionDecision::Finish(outcome) => self.end(place, outcome),
-            CompletionDecision::HoldAgain => CompletionDecision::HoldAgain,
+            LaneCompletionDecision::Finish(outcome) => self.end(place, outcome),
+            LaneCompletionDecision::HoldAgain => LaneCompletionDecision::HoldAgain,
         }
     }
 
     /// A request has ended: it is over if it is the first one.
-    fn end(&mut self, place: usize, outcome: Outcome) -> CompletionDecision {
+    fn end(&mut self, place: usize, outcome: Outcome) -> LaneCompletionDecision {
         if place == 0 {
             self.open.pop_front();
-            return CompletionDecision::Finish(outcome);
+            return LaneCompletionDecision::Finish(outcome);
         }
         self.open[place].ended = Some(outcome);
-        CompletionDecision::HoldAgain
+        LaneCompletionDecision::HoldAgain
     }
 
     /// Whether somebody has waited for those before it, who are over.
@@ -96,9 +96,9 @@ impl CompletionOrder {
     }
 
     /// The answers to those, one after the other: nothing is left to do.
-    pub(super) fn take_waited(&mut self, pieces: &PieceList) -> Option<Mapping> {
+    pub(super) fn take_waited(&mut self, pieces: &BatchPieces) -> Option<Mapping> {
         let outcome = self.open.front()?.ended?;
-        let OrderedRequest { token, operation, .. } = self.open.pop_front()?;
+        let ArrivalOrderRequest { token, operation, .. } = self.open.pop_front()?;
         let answer = match outcome {
             Outcome::Done => Answer::Now(pieces.none()),
             Outcome::Failed(kind) => Answer::Refused(kind),

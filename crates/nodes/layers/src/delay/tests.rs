@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::task::Wake;
 
 use block::{
-    BlockLimits, ByteCount, ByteOffset, CompletionAction, DiskSize, Durability, FailKind,
+    AfterPiecesAction, BlockLimits, ByteCount, ByteOffset, DiskSize, Durability, FailKind,
     SystemClock, Unmap,
 };
 
@@ -98,7 +98,7 @@ struct BelowLane {
 }
 
 impl Lane for BelowLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         self.calls.lock().unwrap().push(batch.iter().map(|it| it.token.0).collect());
         for mapping in batch {
             mapping.answer = match mapping.operation {
@@ -116,12 +116,12 @@ impl Lane for BelowLane {
         None
     }
 
-    fn resume(&mut self, _: Instant, _: &mut Vec<Mapping>, _: &mut PieceList) {}
+    fn resume(&mut self, _: Instant, _: &mut Vec<Mapping>, _: &mut BatchPieces) {}
 
     fn release(&mut self) {}
 
-    fn completed(&mut self, _: Token, outcome: Outcome) -> CompletionDecision {
-        CompletionDecision::Finish(outcome)
+    fn completed(&mut self, _: Token, outcome: Outcome) -> LaneCompletionDecision {
+        LaneCompletionDecision::Finish(outcome)
     }
 }
 
@@ -149,7 +149,7 @@ struct Rig {
     lane: Box<dyn Lane>,
     calls: Arc<Mutex<Vec<Vec<u32>>>>,
     called: Arc<Called>,
-    pieces: PieceList,
+    pieces: BatchPieces,
 }
 
 /// Whether the lane has to be called.
@@ -174,7 +174,7 @@ impl Rig {
     fn with(clock: Arc<Hand>, node: Arc<DelayNode>, calls: Arc<Mutex<Vec<Vec<u32>>>>) -> Self {
         let called = Arc::new(Called::default());
         let lane = node.open_lane(&LaneContext::new(Arc::clone(&called).into())).unwrap();
-        Self { clock, node, lane, calls, called, pieces: PieceList::default() }
+        Self { clock, node, lane, calls, called, pieces: BatchPieces::default() }
     }
 
     /// Asks about a batch; the tokens count from the one given.
@@ -239,10 +239,10 @@ impl Rig {
 fn carry_out(lane: &mut dyn Lane, mapping: &Mapping) -> bool {
     match (mapping.answer, mapping.after) {
         (Answer::Held, _) => false,
-        (Answer::Now(_), CompletionAction::NotifyLane) => {
-            lane.completed(mapping.token, Outcome::Done) != CompletionDecision::HoldAgain
+        (Answer::Now(_), AfterPiecesAction::NotifyLane) => {
+            lane.completed(mapping.token, Outcome::Done) != LaneCompletionDecision::HoldAgain
         }
-        (Answer::Now(_), CompletionAction::Finish) | (Answer::Refused(_), _) => true,
+        (Answer::Now(_), AfterPiecesAction::Finish) | (Answer::Refused(_), _) => true,
     }
 }
 
@@ -326,15 +326,15 @@ fn ordered_requests_are_over_in_their_order_however_they_end() {
         batch
             .iter()
             .filter(|mapping| now(mapping))
-            .all(|it| it.after == CompletionAction::NotifyLane)
+            .all(|it| it.after == AfterPiecesAction::NotifyLane)
     );
-    assert_eq!(rig.lane.completed(Token(3), Outcome::Done), CompletionDecision::HoldAgain);
+    assert_eq!(rig.lane.completed(Token(3), Outcome::Done), LaneCompletionDecision::HoldAgain);
     let failed = Outcome::Failed(FailKind::Io);
-    assert_eq!(rig.lane.completed(Token(1), failed), CompletionDecision::HoldAgain);
+    assert_eq!(rig.lane.completed(Token(1), failed), LaneCompletionDecision::HoldAgain);
     assert_eq!((rig.late_tokens(), rig.lane.due()), (vec![], None));
     assert_eq!(
         rig.lane.completed(Token(0), Outcome::Done),
-        CompletionDecision::Finish(Outcome::Done)
+        LaneCompletionDecision::Finish(Outcome::Done)
     );
     assert!(rig.called.0.load(Ordering::Relaxed));
     let late = rig.late();
@@ -348,7 +348,7 @@ fn ordered_requests_are_over_in_their_order_however_they_end() {
             (3, read(), Answer::Now(rig.pieces.none())),
         ]
     );
-    assert!(late.iter().all(|it| it.after == CompletionAction::Finish));
+    assert!(late.iter().all(|it| it.after == AfterPiecesAction::Finish));
 }
 
 #[test]
@@ -474,7 +474,7 @@ fn settings_change_while_two_threads_serve() {
     std::thread::scope(|scope| {
         let serve = || {
             let (mut lane, mut pieces, mut late) =
-                (node.open_lane(&LaneContext::idle()).unwrap(), PieceList::default(), Vec::new());
+                (node.open_lane(&LaneContext::idle()).unwrap(), BatchPieces::default(), Vec::new());
             let (mut open, mut token, mut held) = (std::collections::BTreeSet::new(), 0, 0);
             loop {
                 let last_round = is_over.load(Ordering::Acquire);

@@ -11,8 +11,8 @@
 use std::collections::HashMap;
 
 use block::{
-    Answer, ByteCount, CompletionAction, EofPolicy, FailKind, Mapping, Operation, Outcome,
-    PIECES_MAX, Piece, PieceList, PieceMark, PieceRange, Token,
+    AfterPiecesAction, Answer, BatchPieces, ByteCount, EofPolicy, FailKind, Mapping, Operation,
+    Outcome, PIECES_MAX, Piece, PieceMark, PieceRange, Token,
 };
 
 use super::layout::{Layout, Split};
@@ -86,7 +86,7 @@ impl StripedOperation {
 #[derive(Debug)]
 pub(super) struct AnswerBuilder<'a> {
     layout: Layout,
-    pieces: &'a mut PieceList,
+    pieces: &'a mut BatchPieces,
     from: PieceMark,
     /// Bytes of pieces that were not cut.
     counted: u64,
@@ -94,7 +94,7 @@ pub(super) struct AnswerBuilder<'a> {
 
 impl<'a> AnswerBuilder<'a> {
     /// None yet.
-    pub(super) fn new(layout: Layout, pieces: &'a mut PieceList) -> Self {
+    pub(super) fn new(layout: Layout, pieces: &'a mut BatchPieces) -> Self {
         let from = pieces.end();
         Self { layout, pieces, from, counted: 0 }
     }
@@ -210,7 +210,7 @@ impl JoinTable {
         name: Token,
         (member, place): (usize, usize),
         part: &Mapping,
-        pieces: &PieceList,
+        pieces: &BatchPieces,
     ) -> Option<Mapping> {
         let join = self.get(name);
         match part.answer {
@@ -218,7 +218,7 @@ impl JoinTable {
                 join.held += 1;
                 return None;
             }
-            Answer::Now(_) if part.after == CompletionAction::NotifyLane => {
+            Answer::Now(_) if part.after == AfterPiecesAction::NotifyLane => {
                 join.to_notify |= 1 << member
             }
             Answer::Now(_) | Answer::Refused(_) => {}
@@ -245,14 +245,14 @@ impl JoinTable {
         &mut self,
         name: Token,
         layout: Layout,
-        pieces: &mut PieceList,
+        pieces: &mut BatchPieces,
     ) -> Mapping {
         let join = self.get(name);
         join.notifying = std::mem::take(&mut join.to_notify);
         let after = if join.notifying == 0 {
-            CompletionAction::Finish
+            AfterPiecesAction::Finish
         } else {
-            CompletionAction::NotifyLane
+            AfterPiecesAction::NotifyLane
         };
         Mapping { after, ..join.answered(AnswerBuilder::new(layout, pieces)) }
     }
@@ -323,7 +323,7 @@ impl JoinTable {
 }
 
 impl Join {
-    fn keep(&mut self, place: usize, part: &Mapping, pieces: &PieceList) {
+    fn keep(&mut self, place: usize, part: &Mapping, pieces: &BatchPieces) {
         self.whole.take(part);
         if let Answer::Now(range) = part.answer {
             self.kept.extend(pieces.get(range).iter().map(|piece| (place, piece.clone())));

@@ -14,9 +14,9 @@ use std::ops::Range;
 use std::time::Instant;
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, CompletionAction, CompletionDecision, DiskSize, Extent,
-    FailKind, Lane, LaneContext, Mapping, Operation, Outcome, PIECES_MAX, PieceList, Token, Unmap,
-    WakeTime,
+    Access, AfterPiecesAction, Answer, BatchPieces, ByteCount, ByteOffset, DiskSize, Extent,
+    FailKind, Lane, LaneCompletionDecision, LaneContext, Mapping, Operation, Outcome, PIECES_MAX,
+    Token, Unmap, WakeTime,
 };
 
 use super::StripeDiscards;
@@ -76,7 +76,7 @@ impl StripeLane {
     }
 
     /// Decides who is asked for an operation, and notes what each member is asked for.
-    fn spread(&mut self, mapping: &mut Mapping, pieces: &PieceList) {
+    fn spread(&mut self, mapping: &mut Mapping, pieces: &BatchPieces) {
         let Self { shape, members, joins, asked, .. } = self;
         let name = joins.name();
         let spread = match shape.judge(mapping, pieces) {
@@ -110,7 +110,7 @@ impl StripeLane {
         mapping: &mut Mapping,
         name: Token,
         spread: MemberSpread,
-        pieces: &mut PieceList,
+        pieces: &mut BatchPieces,
     ) {
         let Self { shape, members, joins, .. } = self;
         let count = match spread {
@@ -158,7 +158,7 @@ impl StripeLane {
 impl StripeParameters {
     /// What is to be done for an operation: ask the members that a split names, or all of them if it is
     /// about no bytes, or answer.
-    fn judge(&self, mapping: &mut Mapping, pieces: &PieceList) -> Result<Option<Split>, Answer> {
+    fn judge(&self, mapping: &mut Mapping, pieces: &BatchPieces) -> Result<Option<Split>, Answer> {
         if mapping.operation.is_change() && self.access == Access::ReadOnly {
             return Err(Answer::Refused(FailKind::ReadOnly));
         }
@@ -216,7 +216,7 @@ impl Member {
         let part = &self.parts[self.taken];
         match part.answer {
             Answer::Held => true,
-            Answer::Now(_) => part.after == CompletionAction::NotifyLane,
+            Answer::Now(_) => part.after == AfterPiecesAction::NotifyLane,
             Answer::Refused(_) => false,
         }
     }
@@ -228,7 +228,7 @@ impl Member {
 }
 
 impl Lane for StripeLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         for mapping in batch.iter_mut() {
             self.spread(mapping, pieces);
         }
@@ -250,7 +250,7 @@ impl Lane for StripeLane {
         self.members.iter().fold(None, |due, member| WakeTime::first(due, member.lane.due()))
     }
 
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         let Self { shape, members, joins, late: parts, again, .. } = self;
         let layout = shape.layout;
         for name in again.drain(..) {
@@ -267,13 +267,13 @@ impl Lane for StripeLane {
         }
     }
 
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         let Self { io, members, joins, again, .. } = self;
         let name = joins.notified(token);
         let outcome = tell(members, joins, name, outcome);
         if joins.is_over(name) {
             joins.give_back(name);
-            return CompletionDecision::Finish(joins.outcome(name, outcome));
+            return LaneCompletionDecision::Finish(joins.outcome(name, outcome));
         }
         if let Outcome::Failed(kind) = outcome {
             joins.refuse(name, kind);
@@ -282,7 +282,7 @@ impl Lane for StripeLane {
             again.push(name);
             io.waker().wake_by_ref();
         }
-        CompletionDecision::HoldAgain
+        LaneCompletionDecision::HoldAgain
     }
 
     fn release(&mut self) {
@@ -299,7 +299,7 @@ fn conclude(
     members: &mut [Member],
     joins: &mut JoinTable,
     name: Token,
-    pieces: &mut PieceList,
+    pieces: &mut BatchPieces,
 ) -> Option<Mapping> {
     if !joins.can_answer(name) {
         return None;
@@ -307,7 +307,7 @@ fn conclude(
     let mut whole = joins.answer(name, layout, pieces);
     if let Answer::Refused(kind) = whole.answer {
         joins.refuse(name, kind);
-        whole.after = CompletionAction::Finish;
+        whole.after = AfterPiecesAction::Finish;
         // Nothing of what the others have answered is carried out.
         let _refused = tell(members, joins, name, Outcome::Failed(kind));
         if joins.is_held(name) {
@@ -323,12 +323,12 @@ fn tell(members: &mut [Member], joins: &mut JoinTable, name: Token, outcome: Out
     let mut result = outcome;
     while let Some(member) = joins.next_told(name) {
         match members[member].lane.completed(name, outcome) {
-            CompletionDecision::HoldAgain => joins.hold(name),
-            CompletionDecision::Finish(said) if joins.is_of_one(name) => result = said,
-            CompletionDecision::Finish(Outcome::Failed(kind)) if result == Outcome::Done => {
+            LaneCompletionDecision::HoldAgain => joins.hold(name),
+            LaneCompletionDecision::Finish(said) if joins.is_of_one(name) => result = said,
+            LaneCompletionDecision::Finish(Outcome::Failed(kind)) if result == Outcome::Done => {
                 result = Outcome::Failed(kind);
             }
-            CompletionDecision::Finish(_) => {}
+            LaneCompletionDecision::Finish(_) => {}
         }
     }
     result

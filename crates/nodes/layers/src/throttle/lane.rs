@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use block::{
-    Answer, Clock, CompletionDecision, FailKind, Lane, Mapping, Outcome, PieceList, Token, WakeTime,
+    Answer, BatchPieces, Clock, FailKind, Lane, LaneCompletionDecision, Mapping, Outcome, Token,
+    WakeTime,
 };
 
 use super::bucket::Nanos;
 use super::bucket_set::{BucketSet, DIRECTIONS};
 use super::group::ThrottleGroup;
-use super::member::{GroupMember, MemberLane};
+use super::member::{GroupMember, GroupMemberLane};
 use super::queue::{ThrottleContext, ThrottleQueue, ThrottledRequest};
 
 /// How late a held request may go on: budget is not lost by it, and a thread need not look at the clock.
@@ -28,7 +29,7 @@ pub(super) struct ThrottleLane {
     group: Arc<ThrottleGroup>,
     clock: Arc<dyn Clock>,
     budget: Arc<BucketSet>,
-    lane: MemberLane,
+    lane: GroupMemberLane,
     queues: [ThrottleQueue; DIRECTIONS],
     arrivals: u64,
     /// What goes on, on its way to the lane below. Empty between calls.
@@ -48,7 +49,7 @@ impl ThrottleLane {
             group: Arc::clone(group),
             queues: queues(&budget),
             budget,
-            lane: MemberLane::take(member),
+            lane: GroupMemberLane::take(member),
             arrivals: 0,
             ready: Vec::new(),
             below,
@@ -104,7 +105,7 @@ fn queues(budget: &BucketSet) -> [ThrottleQueue; DIRECTIONS] {
 }
 
 impl Lane for ThrottleLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         self.follow_limits();
         if self.budget.is_unlimited() {
             self.below.map(batch, pieces);
@@ -137,7 +138,7 @@ impl Lane for ThrottleLane {
         WakeTime::first(own, self.below.due())
     }
 
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         self.follow_limits();
         let own_now = self.group.since_epoch(now);
         let mut ready = std::mem::take(&mut self.ready);
@@ -156,7 +157,7 @@ impl Lane for ThrottleLane {
         self.below.release();
     }
 
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         self.below.completed(token, outcome)
     }
 }

@@ -45,9 +45,9 @@ struct ReservationTurn {
     waiting: AtomicU64,
 }
 
-/// One lane of a disk, among the lanes that take turns at reserving.
+/// A lane's seat among the lanes of its disk, which take turns at reserving from the group's buckets.
 #[derive(Debug)]
-pub(super) struct MemberLane {
+pub(super) struct GroupMemberLane {
     member: Arc<GroupMember>,
     place: usize,
 }
@@ -57,7 +57,7 @@ pub(super) struct MemberLane {
 #[must_use = "a turn is over when the next one is set"]
 pub(super) struct ReservationRight(());
 
-impl MemberLane {
+impl GroupMemberLane {
     /// Takes the place that fewest have. For threads that open a lane.
     pub(super) fn take(member: &Arc<GroupMember>) -> Self {
         let mut places = member.places.lock().expect("no holder of this lock panics");
@@ -133,7 +133,7 @@ impl MemberLane {
     }
 }
 
-impl Drop for MemberLane {
+impl Drop for GroupMemberLane {
     fn drop(&mut self) {
         for direction in 0..self.member.turns.len() {
             self.done(direction);
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn the_lane_whose_turn_it_is_goes_first_and_the_others_after_its_grace() {
         let member = Arc::new(GroupMember::default());
-        let seats = [MemberLane::take(&member), MemberLane::take(&member)];
+        let seats = [GroupMemberLane::take(&member), GroupMemberLane::take(&member)];
         let later = |nanos: Nanos| nanos.plus(Nanos(1_000_000));
         let now = Nanos(5);
         seats[1].wait(0);
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(second.may_reserve(0, now), Ok(()));
         drop(second);
         assert_eq!(member.turns[0].waiting.load(Ordering::Relaxed), 0);
-        assert_eq!(MemberLane::take(&member).place, 1);
+        assert_eq!(GroupMemberLane::take(&member).place, 1);
         drop(first);
     }
 }
@@ -201,8 +201,8 @@ mod loom_tests {
     fn loom_two_lanes_do_not_reserve_for_one_turn() {
         loom::model(|| {
             let member = Arc::new(GroupMember::default());
-            let (mine, others) = (MemberLane::take(&member), MemberLane::take(&member));
-            let take = |lane: MemberLane, at: Nanos| {
+            let (mine, others) = (GroupMemberLane::take(&member), GroupMemberLane::take(&member));
+            let take = |lane: GroupMemberLane, at: Nanos| {
                 lane.wait(0);
                 let claimed = lane.claim(0, Nanos(1));
                 let won = claimed.is_some();

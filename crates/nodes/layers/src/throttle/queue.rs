@@ -13,7 +13,7 @@ use block::{Answer, FailKind, Mapping};
 
 use super::bucket::{Cost, LastReservation, Nanos};
 use super::bucket_set::BucketSet;
-use super::member::MemberLane;
+use super::member::GroupMemberLane;
 
 /// How long a waiting lane sleeps at most: limits may have changed since, and nobody wakes it for that.
 /// 50 ms.
@@ -23,7 +23,7 @@ const LOOK_AGAIN: Nanos = Nanos(50_000_000);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ThrottleContext<'a> {
     pub(super) budget: &'a BucketSet,
-    pub(super) lane: &'a MemberLane,
+    pub(super) lane: &'a GroupMemberLane,
 }
 
 /// A request that waits for its limits.
@@ -207,8 +207,9 @@ impl ThrottleQueue {
         let opens = short.map(|lease| budget.bucket(lease.bucket).opens()).max();
         let mut claimed = None;
         if opens.is_some_and(|opens| opens > now) {
-            claimed =
-                Some(lane.claim(direction, now).ok_or_else(|| MemberLane::after_another(now))?);
+            claimed = Some(
+                lane.claim(direction, now).ok_or_else(|| GroupMemberLane::after_another(now))?,
+            );
         }
         let from = self.reserve(cost, budget, now);
         if let Some(claimed) = claimed {

@@ -13,8 +13,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use block::{
-    Access, Answer, BlockLimits, Child, Claim, ClaimError, CompletionDecision, DiskSize,
-    Durability, Lane, LaneContext, LaneError, Mapping, Node, Operation, Outcome, PieceList, Rights,
+    Access, Answer, BatchPieces, BlockLimits, Child, Claim, ClaimError, DiskSize, Durability, Lane,
+    LaneCompletionDecision, LaneContext, LaneError, Mapping, Node, Operation, Outcome, Rights,
     Token, Unmap, WakeTime,
 };
 use simulation::{
@@ -152,7 +152,7 @@ fn ask(lane: &mut dyn Lane, operations: impl IntoIterator<Item = Operation>) -> 
     let tokens = (0..).map(Token);
     let mut batch: Vec<Mapping> =
         tokens.zip(operations).map(|(token, operation)| Mapping::new(token, operation)).collect();
-    lane.map(&mut batch, &mut PieceList::default());
+    lane.map(&mut batch, &mut BatchPieces::default());
     batch.iter().map(|mapping| mapping.answer).collect()
 }
 
@@ -160,7 +160,7 @@ fn ask(lane: &mut dyn Lane, operations: impl IntoIterator<Item = Operation>) -> 
 fn resume(lane: &mut dyn Lane, clock: &FakeClock, nanos: u64) -> Vec<u32> {
     clock.set(nanos);
     let mut late = Vec::new();
-    lane.resume(clock.instant(nanos), &mut late, &mut PieceList::default());
+    lane.resume(clock.instant(nanos), &mut late, &mut BatchPieces::default());
     assert!(late.iter().all(|mapping| matches!(mapping.answer, Answer::Now(_))));
     late.iter().map(|mapping| mapping.token.0).collect()
 }
@@ -205,7 +205,7 @@ fn a_small_request_does_not_overtake_a_large_one() {
     // Of the first one's four seconds, one is there at once.
     assert_eq!(ask(&mut *lane, [read(4 << 20)]), [Answer::Held]);
     let mut batch = [Mapping::new(Token(1), read(512))];
-    lane.map(&mut batch, &mut PieceList::default());
+    lane.map(&mut batch, &mut BatchPieces::default());
     assert_eq!(batch[0].answer, Answer::Held);
     let mut passed = Vec::new();
     for tenth in 0..50 {
@@ -352,7 +352,7 @@ impl Node for SlowNode {
 }
 
 impl Lane for SlowLane {
-    fn map(&mut self, batch: &mut [Mapping], _: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], _: &mut BatchPieces) {
         let at = self.clock.nanos(block::Clock::now(&*self.clock)) + 10 * MILLISECOND;
         for mapping in batch {
             mapping.answer = Answer::Held;
@@ -363,7 +363,7 @@ impl Lane for SlowLane {
         let at = self.held.iter().map(|(at, _)| *at).min()?;
         Some(WakeTime { at: self.clock.instant(at), slack: std::time::Duration::ZERO })
     }
-    fn resume(&mut self, now: std::time::Instant, late: &mut Vec<Mapping>, list: &mut PieceList) {
+    fn resume(&mut self, now: std::time::Instant, late: &mut Vec<Mapping>, list: &mut BatchPieces) {
         let now = self.clock.nanos(now);
         for (_, mapping) in self.held.extract_if(.., |(at, _)| *at <= now) {
             late.push(Mapping { answer: Answer::Now(list.none()), ..mapping });
@@ -374,8 +374,8 @@ impl Lane for SlowLane {
             *at = 0;
         }
     }
-    fn completed(&mut self, _: Token, outcome: Outcome) -> CompletionDecision {
-        CompletionDecision::Finish(outcome)
+    fn completed(&mut self, _: Token, outcome: Outcome) -> LaneCompletionDecision {
+        LaneCompletionDecision::Finish(outcome)
     }
 }
 

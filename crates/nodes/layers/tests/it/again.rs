@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use block::{
-    Access, Answer, BlockLimits, ByteCount, Child, Claim, ClaimError, Clock, CompletionAction,
-    CompletionDecision, DiskSize, Lane, LaneContext, LaneError, Mapping, Node, Operation, Outcome,
-    PieceList, Rights, Token, WakeTime,
+    Access, AfterPiecesAction, Answer, BatchPieces, BlockLimits, ByteCount, Child, Claim,
+    ClaimError, Clock, DiskSize, Lane, LaneCompletionDecision, LaneContext, LaneError, Mapping,
+    Node, Operation, Outcome, Rights, Token, WakeTime,
 };
 use layers::{
     DelayNode, DelayOrder, DelaySettings, Distribution, Latency, LimitKind, ThrottleGroup,
@@ -67,17 +67,17 @@ impl Node for Keeping {
 }
 
 impl KeepingLane {
-    fn answer(&mut self, mapping: &mut Mapping, rounds: u32, pieces: &PieceList) {
+    fn answer(&mut self, mapping: &mut Mapping, rounds: u32, pieces: &BatchPieces) {
         mapping.answer = Answer::Now(pieces.none());
         if rounds > 0 {
-            mapping.after = CompletionAction::NotifyLane;
+            mapping.after = AfterPiecesAction::NotifyLane;
             self.open.push((mapping.token, mapping.operation, rounds - 1));
         }
     }
 }
 
 impl Lane for KeepingLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         batch.iter_mut().for_each(|mapping| self.answer(mapping, self.rounds, pieces));
     }
 
@@ -87,7 +87,7 @@ impl Lane for KeepingLane {
 
     fn release(&mut self) {}
 
-    fn resume(&mut self, _: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, _: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         for (token, operation, rounds) in std::mem::take(&mut self.kept) {
             let mut mapping = Mapping::new(token, operation);
             self.answer(&mut mapping, rounds, pieces);
@@ -95,10 +95,10 @@ impl Lane for KeepingLane {
         }
     }
 
-    fn completed(&mut self, token: Token, _: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, _: Outcome) -> LaneCompletionDecision {
         let place = self.open.iter().position(|open| open.0 == token);
         self.kept.push(self.open.remove(place.expect("it asked to be told")));
-        CompletionDecision::HoldAgain
+        LaneCompletionDecision::HoldAgain
     }
 }
 
@@ -108,31 +108,31 @@ fn read() -> Operation {
 
 fn map(lane: &mut dyn Lane, token: u32) -> Mapping {
     let mut batch = [Mapping::new(Token(token), read())];
-    lane.map(&mut batch, &mut PieceList::default());
+    lane.map(&mut batch, &mut BatchPieces::default());
     batch[0]
 }
 
 fn resume(lane: &mut dyn Lane, ms: u64) -> Vec<Mapping> {
     let mut late = Vec::new();
-    lane.resume(Instant::at(ms), &mut late, &mut PieceList::default());
+    lane.resume(Instant::at(ms), &mut late, &mut BatchPieces::default());
     late
 }
 
 /// Has a request that was answered carried out again and again.
 #[track_caller]
-fn check_rounds(lane: &mut dyn Lane, token: u32, rounds: u32, ms: u64, last: CompletionAction) {
+fn check_rounds(lane: &mut dyn Lane, token: u32, rounds: u32, ms: u64, last: AfterPiecesAction) {
     for left in (0..rounds).rev() {
-        assert_eq!(lane.completed(Token(token), Outcome::Done), CompletionDecision::HoldAgain);
+        assert_eq!(lane.completed(Token(token), Outcome::Done), LaneCompletionDecision::HoldAgain);
         let late = resume(lane, ms);
         let [again] = late[..] else { panic!("{late:?}") };
         assert!(matches!(again.answer, Answer::Now(_)), "{again:?}");
-        let after = if left > 0 { CompletionAction::NotifyLane } else { last };
+        let after = if left > 0 { AfterPiecesAction::NotifyLane } else { last };
         assert_eq!((again.token, again.after), (Token(token), after));
     }
-    if last == CompletionAction::NotifyLane {
+    if last == AfterPiecesAction::NotifyLane {
         assert_eq!(
             lane.completed(Token(token), Outcome::Done),
-            CompletionDecision::Finish(Outcome::Done)
+            LaneCompletionDecision::Finish(Outcome::Done)
         );
     }
 }
@@ -147,7 +147,7 @@ fn due_behind(rounds: u32) -> Option<WakeTime> {
     let node = ThrottleNode::new("throttle", below, group, Access::ReadWrite);
     let mut lane = node.open_lane(&LaneContext::idle()).unwrap();
     assert!(matches!(map(&mut *lane, 0).answer, Answer::Now(_)));
-    check_rounds(&mut *lane, 0, rounds, 0, CompletionAction::Finish);
+    check_rounds(&mut *lane, 0, rounds, 0, AfterPiecesAction::Finish);
     assert_eq!(map(&mut *lane, 1).answer, Answer::Held);
     lane.due()
 }
@@ -163,8 +163,8 @@ fn a_throttle_charges_a_request_once_however_often_it_is_answered() {
 #[test]
 fn a_delay_holds_a_request_once_and_keeps_its_order() {
     for (order, last) in [
-        (DelayOrder::Any, CompletionAction::Finish),
-        (DelayOrder::AsBegun, CompletionAction::NotifyLane),
+        (DelayOrder::Any, AfterPiecesAction::Finish),
+        (DelayOrder::AsBegun, AfterPiecesAction::NotifyLane),
     ] {
         let read = Distribution::Fixed(Latency::from_ns(5_000_000).unwrap());
         let (write, flush) = (Distribution::NONE, Distribution::NONE);
@@ -175,7 +175,7 @@ fn a_delay_holds_a_request_once_and_keeps_its_order() {
         assert_eq!(map(&mut *lane, 0).answer, Answer::Held);
         assert!(resume(&mut *lane, 4).is_empty());
         let [first] = resume(&mut *lane, 5)[..] else { panic!("it is due") };
-        assert_eq!(first.after, CompletionAction::NotifyLane);
+        assert_eq!(first.after, AfterPiecesAction::NotifyLane);
         check_rounds(&mut *lane, 0, 3, 5, last);
     }
 }

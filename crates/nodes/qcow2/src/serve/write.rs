@@ -15,7 +15,7 @@ use tasks::{RequestParts, extent};
 use super::compressed;
 use super::read::in_memory;
 use crate::geometry::{
-    GuestCluster, HostCluster, L2Entry, RawL2Entry, StandardCluster, Subcluster, bits_of,
+    GuestCluster, HostClusterReference, L2Entry, RawL2Entry, StandardCluster, Subcluster, bits_of,
 };
 use crate::lane_core::{LaneCore, ServedRequest};
 use crate::refcount::HostClusters;
@@ -180,7 +180,7 @@ impl WriteAllocation {
             ..self.guest.end.min(start + geometry.cluster_bytes()) - start;
         let touched = geometry.units_of(&within);
         let bits = bits_of(touched.clone());
-        let place = HostCluster { host, is_exclusive: true };
+        let place = HostClusterReference { host, is_exclusive: true };
         let before = match entry {
             L2Entry::Cluster(before) => before,
             L2Entry::Compressed { descriptor } => {
@@ -248,7 +248,7 @@ impl WriteAllocation {
         cluster: GuestCluster,
         entry: L2Entry,
         within: Range<u64>,
-        place: HostCluster,
+        place: HostClusterReference,
     ) -> Result<(), FailKind> {
         let geometry = core.image.geometry;
         core.ensure_table(cluster).await?;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Child, Clock, CompletionAction, CompletionDecision,
-    DiskSize, Durability, Extent, Lane, LaneContext, Mapping, Node, Operation, Outcome, PieceList,
-    Rights, SystemClock, Token,
+    Access, AfterPiecesAction, Answer, BatchPieces, ByteCount, ByteOffset, Child, Clock, DiskSize,
+    Durability, Extent, Lane, LaneCompletionDecision, LaneContext, Mapping, Node, Operation,
+    Outcome, Rights, SystemClock, Token,
 };
-use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
+use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 use testkit::qcow2rig::child::{ControlThread, FileChild, Life};
 use testkit::qcow2rig::disk::Disk;
 use testkit::qcow2rig::make::Recipe;
@@ -31,7 +31,7 @@ struct Iothread {
     lane: Box<dyn Lane>,
     io: LaneContext,
     runner: ControlThread,
-    pieces: PieceList,
+    pieces: BatchPieces,
     late: Vec<Mapping>,
 }
 
@@ -66,10 +66,10 @@ impl Iothread {
     fn is_over(&mut self, mapping: &Mapping) -> bool {
         assert!(matches!(mapping.answer, Answer::Now(_)), "{mapping:?}");
         let told = match mapping.after {
-            CompletionAction::Finish => CompletionDecision::Finish(Outcome::Done),
-            CompletionAction::NotifyLane => self.lane.completed(mapping.token, Outcome::Done),
+            AfterPiecesAction::Finish => LaneCompletionDecision::Finish(Outcome::Done),
+            AfterPiecesAction::NotifyLane => self.lane.completed(mapping.token, Outcome::Done),
         };
-        told == CompletionDecision::Finish(Outcome::Done)
+        told == LaneCompletionDecision::Finish(Outcome::Done)
     }
 }
 
@@ -110,7 +110,7 @@ fn check(recipe: &Recipe, access: Access, requests: Requests, bytes: u64) {
     let runner = || ControlThread { disk: Arc::clone(&disk), life: Arc::clone(&life) };
     let settings = Qcow2Settings {
         access,
-        discards: Qcow2Discards::Passed,
+        discards: FreedClusterDiscards::Passed,
         l2_cache: ByteCount(1 << 20),
         refcount_cache: ByteCount(1 << 20),
         clean_after: None,
@@ -121,7 +121,7 @@ fn check(recipe: &Recipe, access: Access, requests: Requests, bytes: u64) {
     let _claim = node.claim(Rights::of_user(access)).unwrap();
     let io = LaneContext::idle();
     let lane = node.open_lane(&io).unwrap();
-    let (pieces, late) = (PieceList::default(), Vec::new());
+    let (pieces, late) = (BatchPieces::default(), Vec::new());
     let mut iothread = Iothread { lane, io, runner: runner(), pieces, late };
 
     let before = allocations();

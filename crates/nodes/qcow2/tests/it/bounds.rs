@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Child, Claim, Clock, CompletionAction,
-    CompletionDecision, EngineFactory, InternalIo, Lane, LaneContext, Mapping, Node, Operation,
-    Outcome, PieceList, Rights, SystemClock, Token,
+    Access, AfterPiecesAction, Answer, BatchPieces, ByteCount, ByteOffset, Child, Claim, Clock,
+    EngineFactory, InternalOperation, Lane, LaneCompletionDecision, LaneContext, Mapping, Node,
+    Operation, Outcome, Rights, SystemClock, Token,
 };
 use kernel_io::FileTable;
-use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
+use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 use testkit::counting::{bytes, bytes_most};
 use testkit::rng::Rng;
 
@@ -26,8 +26,8 @@ struct Iothread {
     lane: Box<dyn Lane>,
     io: LaneContext,
     engines: Arc<dyn EngineFactory>,
-    errands: Vec<InternalIo>,
-    pieces: PieceList,
+    errands: Vec<InternalOperation>,
+    pieces: BatchPieces,
     node: Arc<Qcow2Node>,
     _claim: Claim,
 }
@@ -37,7 +37,7 @@ impl Iothread {
         let table = Arc::new(FileTable::default());
         let settings = Qcow2Settings {
             access,
-            discards: Qcow2Discards::Passed,
+            discards: FreedClusterDiscards::Passed,
             l2_cache: ByteCount(8 << 20),
             refcount_cache: ByteCount(1 << 20),
             clean_after: None,
@@ -49,7 +49,7 @@ impl Iothread {
         let node = Arc::new(Qcow2Node::open("image", children, settings, Arc::clone(&engines))?);
         let _claim = node.claim(Rights::of_user(access))?;
         let io = LaneContext::idle();
-        let (lane, pieces, errands) = (node.open_lane(&io)?, PieceList::default(), Vec::new());
+        let (lane, pieces, errands) = (node.open_lane(&io)?, BatchPieces::default(), Vec::new());
         Ok(Self { lane, io, engines, errands, pieces, node, _claim })
     }
 
@@ -76,10 +76,10 @@ impl Iothread {
             };
             count += self.pieces.get(range).iter().map(|piece| piece.count.0).sum::<u64>();
             over += usize::from(match mapping.after {
-                CompletionAction::Finish => true,
-                CompletionAction::NotifyLane => {
+                AfterPiecesAction::Finish => true,
+                AfterPiecesAction::NotifyLane => {
                     self.lane.completed(mapping.token, Outcome::Done)
-                        == CompletionDecision::Finish(Outcome::Done)
+                        == LaneCompletionDecision::Finish(Outcome::Done)
                 }
             });
         }

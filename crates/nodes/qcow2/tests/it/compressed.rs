@@ -8,11 +8,11 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use anyhow::{Context, Result, ensure};
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Child, Claim, Clock, CompletionAction,
-    CompletionDecision, Durability, EngineFactory, FailKind, FileId, HostMemory, Lane, LaneContext,
-    Mapping, Node, Operation, Outcome, Piece, PieceList, Rights, SystemClock, Token, Unmap,
+    Access, AfterPiecesAction, Answer, BatchPieces, ByteCount, ByteOffset, Child, Claim, Clock,
+    Durability, EngineFactory, FailKind, FileId, HostMemory, Lane, LaneCompletionDecision,
+    LaneContext, Mapping, Node, Operation, Outcome, Piece, Rights, SystemClock, Token, Unmap,
 };
-use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
+use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 use testkit::qcow2rig::child::{ControlThread, FileChild, Life};
 use testkit::qcow2rig::disk::Disk;
 use testkit::rng::Rng;
@@ -58,7 +58,7 @@ impl Bench {
             let children = Children { file: Child::new(file), backing, data_file: None };
             let settings = Qcow2Settings {
                 access,
-                discards: Qcow2Discards::Passed,
+                discards: FreedClusterDiscards::Passed,
                 l2_cache: ByteCount(1 << 20),
                 refcount_cache: ByteCount(1 << 20),
                 clean_after: None,
@@ -101,7 +101,7 @@ impl Bench {
         let Self { threads, runner, .. } = self;
         threads.rotate_left(1);
         let (thread, others) = threads.split_first_mut().expect("there are two");
-        let (mut pieces, mut ended) = (PieceList::default(), Vec::new());
+        let (mut pieces, mut ended) = (BatchPieces::default(), Vec::new());
         let name = |place| Token(u32::try_from(place).expect("few"));
         let asked = operations.iter().enumerate();
         let mut open: Vec<_> = asked.map(|(it, op)| Mapping::new(name(it), *op)).collect();
@@ -120,13 +120,15 @@ impl Bench {
                     }
                 };
                 match result {
-                    Ok((memory, CompletionDecision::Finish(Outcome::Done))) => {
+                    Ok((memory, LaneCompletionDecision::Finish(Outcome::Done))) => {
                         ended[place] = Some(Ok(memory))
                     }
-                    Ok((_, CompletionDecision::Finish(Outcome::Failed(kind)))) | Err(kind) => {
+                    Ok((_, LaneCompletionDecision::Finish(Outcome::Failed(kind)))) | Err(kind) => {
                         ended[place] = Some(Err(kind));
                     }
-                    Ok((memory, CompletionDecision::HoldAgain)) => memories[place] = Some(memory),
+                    Ok((memory, LaneCompletionDecision::HoldAgain)) => {
+                        memories[place] = Some(memory)
+                    }
                 }
             }
             pieces.clear();
@@ -154,7 +156,7 @@ impl Bench {
     }
 }
 
-type Carried = Result<(HostMemory, CompletionDecision), FailKind>;
+type Carried = Result<(HostMemory, LaneCompletionDecision), FailKind>;
 
 impl Thread {
     fn run_errands(&mut self, runner: &ControlThread) {
@@ -170,7 +172,7 @@ impl Thread {
     fn go_on(&mut self, runner: &ControlThread) {
         self.run_errands(runner);
         let mut late = Vec::new();
-        self.lane.resume(SystemClock.now(), &mut late, &mut PieceList::default());
+        self.lane.resume(SystemClock.now(), &mut late, &mut BatchPieces::default());
         assert!(late.is_empty(), "nothing was asked of it");
     }
 
@@ -188,8 +190,8 @@ impl Thread {
         let Poll::Ready(result) = done.as_mut().poll(context) else { panic!("it was carried out") };
         let memory = result?;
         Ok(match mapping.after {
-            CompletionAction::Finish => (memory, CompletionDecision::Finish(Outcome::Done)),
-            CompletionAction::NotifyLane => {
+            AfterPiecesAction::Finish => (memory, LaneCompletionDecision::Finish(Outcome::Done)),
+            AfterPiecesAction::NotifyLane => {
                 (memory, self.lane.completed(mapping.token, Outcome::Done))
             }
         })

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use block::{Access, BlockStatus, ByteCount, Child, Node, Rights};
 use disk::{DiscardPolicy, RawNode, RawWindow};
 use kernel_io::FileTable;
-use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
+use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 use tasks::ControlExecutor;
 use testkit::rng::Rng;
 
@@ -206,7 +206,7 @@ impl Chain<'_> {
 
 const SETTINGS: Qcow2Settings = Qcow2Settings {
     access: Access::ReadWrite,
-    discards: Qcow2Discards::Passed,
+    discards: FreedClusterDiscards::Passed,
     l2_cache: ByteCount(0),
     refcount_cache: ByteCount(0),
     clean_after: None,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use block::{Access, ByteCount, Child, EngineFactory, Node};
 use kernel_io::FileTable;
-use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
+use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 
 use crate::node::{engines, file, sentence};
 use crate::player::Player;
@@ -24,7 +24,7 @@ pub(crate) fn image(
 ) -> Result<Arc<dyn Node>> {
     let settings = Qcow2Settings {
         access: Access::ReadWrite,
-        discards: Qcow2Discards::Passed,
+        discards: FreedClusterDiscards::Passed,
         // So little that tables come and go.
         l2_cache: ByteCount(0),
         refcount_cache: ByteCount(0),

@@ -6,14 +6,14 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use anyhow::{Context, Result, bail};
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Child, Claim, Clock, CompletionDecision, DiskSize,
-    Durability, EngineFactory, Extent, HostMemory, Lane, LaneContext, Mapping, Node, Operation,
-    Outcome, PieceList, Rights, SystemClock, Token,
+    Access, Answer, BatchPieces, ByteCount, ByteOffset, Child, Claim, Clock, DiskSize, Durability,
+    EngineFactory, Extent, HostMemory, Lane, LaneCompletionDecision, LaneContext, Mapping, Node,
+    Operation, Outcome, Rights, SystemClock, Token,
 };
 use disk::{DiscardPolicy, FileNode};
 use kernel_io::{FileTable, OpenFile, OpenOptions};
-use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
-use request_path::ControlEngines;
+use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
+use request_path::ControlEngineFactory;
 
 /// A file of the host as a node, for writing.
 pub(crate) fn file(path: &Path, table: &Arc<FileTable>) -> Result<Arc<FileNode>> {
@@ -24,7 +24,7 @@ pub(crate) fn file(path: &Path, table: &Arc<FileTable>) -> Result<Arc<FileNode>>
 /// What control threads use.
 pub(crate) fn engines(table: &Arc<FileTable>) -> Arc<dyn EngineFactory> {
     let clock = Arc::new(SystemClock) as Arc<dyn Clock>;
-    Arc::new(ControlEngines::new(table, &clock))
+    Arc::new(ControlEngineFactory::new(table, &clock))
 }
 
 /// An image that nobody uses yet.
@@ -44,7 +44,7 @@ impl Image {
         let file = Arc::clone(node.file());
         let settings = Qcow2Settings {
             access: Access::ReadWrite,
-            discards: Qcow2Discards::Passed,
+            discards: FreedClusterDiscards::Passed,
             l2_cache: ByteCount(1 << 20),
             refcount_cache: ByteCount(1 << 20),
             clean_after: None,
@@ -121,7 +121,7 @@ impl Guest {
             }
             errands.into_iter().for_each(|errand| testkit::errands::run(&*self.engines, errand));
             let mut late = Vec::new();
-            self.lane.resume(SystemClock.now(), &mut late, &mut PieceList::default());
+            self.lane.resume(SystemClock.now(), &mut late, &mut BatchPieces::default());
             anyhow::ensure!(late.is_empty(), "nothing is held");
         }
     }
@@ -132,7 +132,7 @@ impl Guest {
 
     fn run(&mut self, operation: Operation, mut memory: HostMemory) -> Result<HostMemory> {
         let token = Token(0);
-        let mut pieces = PieceList::default();
+        let mut pieces = BatchPieces::default();
         let mut batch = [Mapping::new(token, operation)];
         self.lane.map(&mut batch, &mut pieces);
         let [mut mapping] = batch;
@@ -148,12 +148,12 @@ impl Guest {
             };
             memory = result.map_err(|kind| anyhow::anyhow!("{kind:?}"))?;
             match mapping.after {
-                block::CompletionAction::Finish => return Ok(memory),
-                block::CompletionAction::NotifyLane => {
+                block::AfterPiecesAction::Finish => return Ok(memory),
+                block::AfterPiecesAction::NotifyLane => {
                     match self.lane.completed(token, Outcome::Done) {
-                        CompletionDecision::Finish(Outcome::Done) => return Ok(memory),
-                        CompletionDecision::Finish(Outcome::Failed(kind)) => bail!("{kind:?}"),
-                        CompletionDecision::HoldAgain => mapping.answer = Answer::Held,
+                        LaneCompletionDecision::Finish(Outcome::Done) => return Ok(memory),
+                        LaneCompletionDecision::Finish(Outcome::Failed(kind)) => bail!("{kind:?}"),
+                        LaneCompletionDecision::HoldAgain => mapping.answer = Answer::Held,
                     }
                 }
             }
@@ -162,7 +162,7 @@ impl Guest {
     }
 
     /// Waits for an answer that is not "held".
-    fn wait(&mut self, mapping: Mapping, pieces: &mut PieceList) -> Result<Mapping> {
+    fn wait(&mut self, mapping: Mapping, pieces: &mut BatchPieces) -> Result<Mapping> {
         let mut late = Vec::new();
         for _ in 0..100_000 {
             if late.is_empty() && mapping.answer != Answer::Held {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Child, Claim, Clock, CompletionAction,
-    CompletionDecision, Durability, Extent, FailKind, FileId, HostMemory, InternalIo, Lane,
-    LaneContext, Mapping, Node, Operation, Outcome, PieceList, Rights, SystemClock, Target, Token,
-    Unmap,
+    Access, AfterPiecesAction, Answer, BatchPieces, ByteCount, ByteOffset, Child, Claim, Clock,
+    Durability, Extent, FailKind, FileId, HostMemory, InternalOperation, Lane,
+    LaneCompletionDecision, LaneContext, Mapping, Node, Operation, Outcome, Rights, SystemClock,
+    Target, Token, Unmap,
 };
-use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
+use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 use testkit::qcow2rig::child::{ControlThread, FileChild, Life};
 use testkit::qcow2rig::disk::Disk;
 use testkit::qcow2rig::make::Recipe;
@@ -33,14 +33,14 @@ struct Bench {
 struct Thread {
     lane: Box<dyn Lane>,
     io: LaneContext,
-    pieces: PieceList,
+    pieces: BatchPieces,
     mapping: Mapping,
     memory: Vec<u8>,
     /// Whether the request was answered and carried out before.
     is_carried_out: bool,
     /// What becomes of the lane's own internal I/Os.
     errands: Errands,
-    held: Vec<InternalIo>,
+    held: Vec<InternalOperation>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl Bench {
         let children = Children { file: child(image), backing: None, data_file: data.map(child) };
         let settings = Qcow2Settings {
             access,
-            discards: Qcow2Discards::Passed,
+            discards: FreedClusterDiscards::Passed,
             l2_cache: ByteCount(1 << 20),
             refcount_cache: ByteCount(1 << 20),
             clean_after: None,
@@ -87,7 +87,7 @@ impl Bench {
             let io = LaneContext::idle();
             let lane = node.open_lane(&io).unwrap();
             let mapping = Mapping::new(Token(0), Operation::Flush);
-            let (pieces, errands) = (PieceList::default(), Errands::Run);
+            let (pieces, errands) = (BatchPieces::default(), Errands::Run);
             let (memory, held, is_carried_out) = (Vec::new(), Vec::new(), false);
             Thread { lane, io, pieces, mapping, memory, is_carried_out, errands, held }
         };
@@ -196,19 +196,19 @@ impl Thread {
         self.is_carried_out = true;
         self.pieces.clear();
         self.mapping.answer = Answer::Held;
-        if self.mapping.after == CompletionAction::Finish {
+        if self.mapping.after == AfterPiecesAction::Finish {
             return Some(Ok(byte));
         }
         match self.lane.completed(self.mapping.token, Outcome::Done) {
-            CompletionDecision::Finish(Outcome::Done) => Some(Ok(byte)),
-            CompletionDecision::Finish(Outcome::Failed(kind)) => Some(Err(kind)),
-            CompletionDecision::HoldAgain => None,
+            LaneCompletionDecision::Finish(Outcome::Done) => Some(Ok(byte)),
+            LaneCompletionDecision::Finish(Outcome::Failed(kind)) => Some(Err(kind)),
+            LaneCompletionDecision::HoldAgain => None,
         }
     }
 }
 
 /// Carries out a write, and says that it has failed.
-fn fail(disk: &Disk, mut errand: InternalIo) {
+fn fail(disk: &Disk, mut errand: InternalOperation) {
     for piece in errand.pieces().to_vec() {
         let Target::File { file, offset: ByteOffset(offset) } = piece.target else {
             panic!("of a file")

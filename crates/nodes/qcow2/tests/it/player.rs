@@ -8,9 +8,10 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use anyhow::{Context, Result, bail, ensure};
 use block::{
-    Answer, ByteCount, ByteOffset, Claim, Clock, CompletionAction, CompletionDecision, Durability,
-    EngineFactory, Extent, HostMemory, InternalIo, InternalIoFuture, Lane, LaneContext, Mapping,
-    Node, Operation, Outcome, Piece, PieceList, Rights, SystemClock, Token, Unmap,
+    AfterPiecesAction, Answer, BatchPieces, ByteCount, ByteOffset, Claim, Clock, Durability,
+    EngineFactory, Extent, HostMemory, InternalIoFuture, InternalOperation, Lane,
+    LaneCompletionDecision, LaneContext, Mapping, Node, Operation, Outcome, Piece, Rights,
+    SystemClock, Token, Unmap,
 };
 use testkit::rng::Rng;
 
@@ -26,8 +27,8 @@ pub(crate) struct Player {
     io: LaneContext,
     engines: Arc<dyn EngineFactory>,
     jobs: Vec<Option<Job>>,
-    errands: Vec<InternalIo>,
-    pieces: PieceList,
+    errands: Vec<InternalOperation>,
+    pieces: BatchPieces,
     /// Sectors that requests in flight change, and those that others read.
     changing: BTreeSet<u64>,
     reading: Vec<u64>,
@@ -46,8 +47,8 @@ struct Job {
 
 enum Phase {
     Held(HostMemory),
-    Answered(Operation, Vec<Piece>, CompletionAction, HostMemory),
-    CarriedOut(InternalIoFuture, CompletionAction),
+    Answered(Operation, Vec<Piece>, AfterPiecesAction, HostMemory),
+    CarriedOut(InternalIoFuture, AfterPiecesAction),
 }
 
 impl Player {
@@ -68,7 +69,7 @@ impl Player {
             engines,
             jobs: Vec::new(),
             errands: Vec::new(),
-            pieces: PieceList::default(),
+            pieces: BatchPieces::default(),
             changing: BTreeSet::new(),
             reading: vec![0; model.len() / usize::try_from(SECTOR)?],
             rng: Rng::new(seed),
@@ -270,20 +271,22 @@ impl Player {
     fn completed(
         &mut self,
         place: usize,
-        after: CompletionAction,
+        after: AfterPiecesAction,
         memory: HostMemory,
     ) -> Result<()> {
         let told = match after {
-            CompletionAction::Finish => CompletionDecision::Finish(Outcome::Done),
-            CompletionAction::NotifyLane => {
+            AfterPiecesAction::Finish => LaneCompletionDecision::Finish(Outcome::Done),
+            AfterPiecesAction::NotifyLane => {
                 self.lane.completed(Token(u32::try_from(place)?), Outcome::Done)
             }
         };
         self.io.take_submitted(&mut self.errands);
         match told {
-            CompletionDecision::Finish(Outcome::Done) => {}
-            CompletionDecision::Finish(Outcome::Failed(kind)) => bail!("a request fails: {kind:?}"),
-            CompletionDecision::HoldAgain => {
+            LaneCompletionDecision::Finish(Outcome::Done) => {}
+            LaneCompletionDecision::Finish(Outcome::Failed(kind)) => {
+                bail!("a request fails: {kind:?}")
+            }
+            LaneCompletionDecision::HoldAgain => {
                 self.jobs[place].as_mut().context("a request")?.phase = Phase::Held(memory);
                 return Ok(());
             }

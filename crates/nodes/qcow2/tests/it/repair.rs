@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use block::{
-    Access, Answer, BlockLimits, Claim, ClaimError, DiskSize, FailKind, Lane, LaneContext,
-    LaneError, Mapping, Node, PieceList, Rights,
+    Access, Answer, BatchPieces, BlockLimits, Claim, ClaimError, DiskSize, FailKind, Lane,
+    LaneContext, LaneError, Mapping, Node, Rights,
 };
 use kernel_io::FileTable;
 use testkit::process::Bench;
@@ -134,7 +134,7 @@ struct DyingLane {
 }
 
 impl Lane for DyingLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         for mapping in batch {
             let left = self.left.load(Ordering::Relaxed);
             if left == 0 {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use block::{Access, ByteCount, Child, Node};
-use qcow2::{Children, OverlapCheck, Qcow2Discards, Qcow2Node, Qcow2Settings};
+use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 use testkit::qcow2rig::make::Recipe;
 use testkit::qcow2rig::{Mischief, Options, Played, Setup, Subject, peer, play};
 use testkit::report;
@@ -29,7 +29,11 @@ impl Subject for Image {
         };
         let settings = Qcow2Settings {
             access: Access::ReadWrite,
-            discards: if rng.one_in(2) { Qcow2Discards::Passed } else { Qcow2Discards::Ignored },
+            discards: if rng.one_in(2) {
+                FreedClusterDiscards::Passed
+            } else {
+                FreedClusterDiscards::Ignored
+            },
             // Often so little that tables come and go.
             l2_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),
             refcount_cache: ByteCount(if rng.one_in(2) { 0 } else { 1 << 20 }),

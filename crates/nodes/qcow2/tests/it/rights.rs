@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use block::{
-    Access, Answer, ByteCount, ByteOffset, Claim, FailKind, LaneContext, Mapping, Node, Operation,
-    PieceList, Rights, Token,
+    Access, Answer, BatchPieces, ByteCount, ByteOffset, Claim, FailKind, LaneContext, Mapping,
+    Node, Operation, Rights, Token,
 };
 use kernel_io::FileTable;
 
@@ -90,7 +90,7 @@ fn a_lane_whose_image_is_closed_answers_with_errors() -> Result<()> {
     let write = Operation::Write(extent, block::Durability::Cached);
     for operation in [Operation::Read(extent), write, Operation::Flush] {
         let mut batch = [Mapping::new(Token(0), operation)];
-        lane.map(&mut batch, &mut PieceList::default());
+        lane.map(&mut batch, &mut BatchPieces::default());
         let answer = batch[0].answer;
         ensure!(answer == Answer::Refused(FailKind::Io), "{operation:?}: {answer:?}");
     }

@@ -5,14 +5,14 @@ use std::mem::ManuallyDrop;
 use super::{Buffers, HostMemory};
 
 /// A copy of a request's memory, for operations that read it. Dropped, it is never freed, because the kernel may be at it:
-/// whoever knows that nothing is calls [`MemoryCopy::free`].
+/// whoever knows that nothing is calls [`RequestMemoryCopy::free`].
 #[derive(Debug)]
-pub struct MemoryCopy {
+pub struct RequestMemoryCopy {
     memory: ManuallyDrop<HostMemory>,
     buffers: Buffers,
 }
 
-impl MemoryCopy {
+impl RequestMemoryCopy {
     /// Copies it now. Blocks for as long as that takes.
     pub fn of(original: &Buffers) -> Self {
         let mut memory = ManuallyDrop::new(HostMemory::zeroed(original.count()));

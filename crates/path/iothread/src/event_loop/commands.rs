@@ -18,7 +18,7 @@ use std::sync::Arc;
 use request_path::{LaneIndex, SourceKey};
 
 use super::EventLoop;
-use super::source_entry::{KickWatch, SourceEntry, SourceState};
+use super::source_entry::{KickWatchState, SourceEntry, SourceState};
 use crate::command::{Command, SourceBundle, SourceId, answer};
 use crate::polling::{AdaptivePolling, PollTarget};
 
@@ -85,7 +85,7 @@ impl EventLoop {
             self.sources.push(None);
         }
         let key = SourceKey(u32::try_from(place).expect("fewer sources than descriptors"));
-        let (state, watch) = (SourceState::Serving, KickWatch::On);
+        let (state, watch) = (SourceState::Serving, KickWatchState::On);
         let served = self.sources[place].insert(SourceEntry {
             bundle,
             state,
@@ -108,9 +108,9 @@ impl EventLoop {
     fn leave_when_unwatched(&mut self, id: SourceId, state: SourceState) {
         let key = self.find(id).expect("a source is asked for where its controller placed it");
         let served = self.served(key);
-        assert!(served.watch == KickWatch::On, "a source leaves once");
+        assert!(served.watch == KickWatchState::On, "a source leaves once");
         served.state = state;
-        served.watch = KickWatch::Ending;
+        served.watch = KickWatchState::Ending;
         let Self { sources, engine, .. } = self;
         if let Some(served) = &mut sources[key.0 as usize] {
             served.bundle.source.begin_leaving(engine);
@@ -130,7 +130,7 @@ impl EventLoop {
 
     pub(super) fn unwatched(&mut self, key: SourceKey) {
         let served = self.served(key);
-        served.watch = KickWatch::Off;
+        served.watch = KickWatchState::Off;
         match served.state {
             SourceState::Departing { .. } => self.hand_over(key),
             SourceState::Stopping { .. } => self.schedule(key),
@@ -155,7 +155,7 @@ impl EventLoop {
         let place = &mut self.sources[key.0 as usize];
         let over = place.as_ref().is_some_and(|served| {
             matches!(served.state, SourceState::Stopping { .. })
-                && served.watch == KickWatch::Off
+                && served.watch == KickWatchState::Off
                 && served.bundle.source.in_flight() == 0
         });
         if !over {

@@ -15,12 +15,12 @@ use request_path::Sampler;
 #[derive(Debug, Default)]
 pub(super) struct RoundSample {
     rounds: Sampler,
-    round: Round,
+    round: RoundSampleState,
 }
 
-/// Which round of a pair it is.
+/// Where a sampled pair of rounds is: none, in its first round, or in its second.
 #[derive(Debug, Default, Clone, Copy)]
-enum Round {
+enum RoundSampleState {
     /// None.
     #[default]
     Other,
@@ -35,29 +35,31 @@ impl RoundSample {
     #[inline]
     pub(super) fn begin(&mut self, alone: bool, clock: &dyn Clock) {
         self.round = match self.round {
-            _ if alone => Round::Other,
-            Round::First(start) => Round::Second(start),
-            Round::Other | Round::Second(_) if self.rounds.picks() => Round::First(clock.now()),
-            Round::Other | Round::Second(_) => Round::Other,
+            _ if alone => RoundSampleState::Other,
+            RoundSampleState::First(start) => RoundSampleState::Second(start),
+            RoundSampleState::Other | RoundSampleState::Second(_) if self.rounds.picks() => {
+                RoundSampleState::First(clock.now())
+            }
+            RoundSampleState::Other | RoundSampleState::Second(_) => RoundSampleState::Other,
         };
     }
 
     /// The loop had nothing to do.
     pub(super) fn pause(&mut self) {
-        self.round = Round::Other;
+        self.round = RoundSampleState::Other;
     }
 
     /// A turn begins of a source whose last timed one ended then. Returns how long it has waited, if that is known now.
     #[inline]
     pub(super) fn turn_begins(&self, last_end: Instant, clock: &dyn Clock) -> Option<Duration> {
-        let Round::Second(start) = self.round else { return None };
+        let RoundSampleState::Second(start) = self.round else { return None };
         Some(clock.now().saturating_duration_since(last_end.max(start)))
     }
 
     /// A turn is over. Returns when, if that matters.
     #[inline]
     pub(super) fn turn_ends(&self, clock: &dyn Clock) -> Option<Instant> {
-        let Round::First(_) = self.round else { return None };
+        let RoundSampleState::First(_) = self.round else { return None };
         Some(clock.now())
     }
 }

@@ -30,9 +30,9 @@ impl SourceState {
     }
 }
 
-/// Whether the kernel watches a source's kick descriptor.
+/// Whether the kernel watches a source's kick descriptor, does not, or is about to stop watching it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum KickWatch {
+pub(super) enum KickWatchState {
     On,
     Ending,
     Off,
@@ -43,7 +43,7 @@ pub(super) enum KickWatch {
 pub(crate) struct SourceEntry {
     pub(super) bundle: SourceBundle,
     pub(super) state: SourceState,
-    pub(super) watch: KickWatch,
+    pub(super) watch: KickWatchState,
     /// It is in `ready` already.
     pub(super) called: bool,
     /// It is in `full`: it has more to do, and there was no room for it.

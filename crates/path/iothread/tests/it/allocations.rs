@@ -7,7 +7,8 @@ use disk::{NullNode, ReadContent};
 use kernel_io::{FileTable, Notifier, ReactorChoice, WaitMode};
 use layers::{ChunkSize, StripeDiscards, StripeNode};
 use request_path::{
-    Engine, EngineEvent, FrontEndSource, SleepDecision, Source, SourceKey, TurnBudget, TurnResult,
+    Engine, EventLoopEvent, FrontEndSource, SleepDecision, Source, SourceKey, TurnBudget,
+    TurnResult,
 };
 use testkit::counting::{Counting, allocations};
 use virtio_blk::BlkRing;
@@ -23,7 +24,7 @@ static COUNTING: Counting = Counting;
 struct Rig {
     engine: Engine,
     source: FrontEndSource<BlkRing>,
-    signals: Vec<EngineEvent>,
+    signals: Vec<EventLoopEvent>,
     allocations: u64,
 }
 

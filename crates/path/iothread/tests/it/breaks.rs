@@ -6,14 +6,14 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use block::{Outcome, RequestSlot};
+use block::{Outcome, SourceRequestSlot};
 use iothread::{PlacedFrontEnd, SourceObserver};
 use kernel_io::FileTable;
 use request_path::{
     FrontEnd, FrontEndContext, Interest, NewRequest, SleepDecision, StreamTransfer,
 };
 use virtio::RingError;
-use virtio_blk::{BlkReply, BlkRing, BlkRingFault};
+use virtio_blk::{BlkReplyTarget, BlkRing, BlkRingFault};
 
 use crate::guest::{Ask, BLOCK, Guest};
 use crate::setup::{file_node, iothreads, name, on_both, ring, served};
@@ -28,10 +28,10 @@ struct BreaksAtTheEnd {
 }
 
 impl FrontEnd for BreaksAtTheEnd {
-    type Reply = BlkReply;
+    type Reply = BlkReplyTarget;
     type Fault = BlkRingFault;
 
-    fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReply>>, BlkRingFault> {
+    fn take(&mut self) -> Result<Option<NewRequest<'_, BlkReplyTarget>>, BlkRingFault> {
         if self.is_ending.get() { Err(RingError::MemoryLost.into()) } else { self.ring.take() }
     }
 
@@ -56,7 +56,7 @@ impl FrontEnd for BreaksAtTheEnd {
         self.ring.begin_batch();
     }
 
-    fn answer(&mut self, slot: RequestSlot, reply: BlkReply, outcome: Outcome) {
+    fn answer(&mut self, slot: SourceRequestSlot, reply: BlkReplyTarget, outcome: Outcome) {
         self.ring.answer(slot, reply, outcome);
     }
 

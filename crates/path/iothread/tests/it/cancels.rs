@@ -7,13 +7,13 @@ use std::task::Waker;
 use std::time::Duration;
 
 use block::{
-    Answer, ByteCount, ByteOffset, DiskSize, Durability, Extent, FailKind, FileId, LeafLane,
-    Mapping, Node, Operation, Outcome, Piece, PieceList, RequestSlot, SyncAction, Target,
+    Answer, BatchPieces, ByteCount, ByteOffset, DiskSize, Durability, Extent, FailKind, FileId,
+    LeafLane, Mapping, Node, Operation, Outcome, Piece, SourceRequestSlot, SyncAction, Target,
 };
 use disk::ReadContent;
 use iothread::PlacedFrontEnd;
 use kernel_io::{Aio, FileTable, OpenFile};
-use request_path::UnitIndex;
+use request_path::LogicalUnitIndex;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{MemfdFlags, memfd_create};
 use testkit::plain_front::{Habit, PlainClient, PlainFront, PlainRequest};
@@ -55,7 +55,7 @@ impl Client {
     fn submit(&mut self, slot: u16, operation: Operation) {
         let segments = vec![(usize::from(slot) * BLOCK, BLOCK)];
         let segments = if operation == Operation::Flush { Vec::new() } else { segments };
-        let (slot, unit) = (RequestSlot(slot), UnitIndex(0));
+        let (slot, unit) = (SourceRequestSlot(slot), LogicalUnitIndex(0));
         self.0.submit(PlainRequest { slot, unit, operation, segments }).unwrap();
     }
 
@@ -86,7 +86,7 @@ fn extent(block: usize) -> Extent {
 fn cancel(placed: &PlacedFrontEnd<PlainFront>, slots: &[u16]) {
     let slots = slots.to_vec();
     let cancel = placed.visit(move |_, port| {
-        slots.iter().chain(&slots).for_each(|slot| port.cancel(RequestSlot(*slot)));
+        slots.iter().chain(&slots).for_each(|slot| port.cancel(SourceRequestSlot(*slot)));
     });
     cancel.unwrap();
 }
@@ -103,7 +103,7 @@ fn are_taken(placed: &PlacedFrontEnd<PlainFront>, reads: usize) {
 struct Blocks(FileId);
 
 impl LeafLane for Blocks {
-    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         let extent = mapping.operation.extent();
         let (offset, count) =
             extent.map_or((ByteOffset(0), ByteCount(0)), |it| (it.start(), it.count()));
@@ -151,7 +151,7 @@ fn what_a_lane_holds_is_answered_at_once_and_never_carried_out() {
         assert_eq!(placed.stop().in_flight(), 0);
         let mut over = client.0.collect().unwrap();
         over.sort_unstable_by_key(|(slot, _)| slot.0);
-        let done = [0, 1, 3].map(|slot| (RequestSlot(slot), Outcome::Done));
+        let done = [0, 1, 3].map(|slot| (SourceRequestSlot(slot), Outcome::Done));
         assert_eq!(over, done);
         // The node reads as zeroes.
         assert!(client.bytes(0).iter().all(|byte| *byte == 0));
@@ -275,7 +275,7 @@ fn each_request_has_one_answer_however_it_is_cancelled() {
             let mut reads = [false; SLOTS as usize];
             let (mut done, mut cancelled) = (0, 0);
             while done < 3000 {
-                while let Some(RequestSlot(slot)) = client.0.free_slot() {
+                while let Some(SourceRequestSlot(slot)) = client.0.free_slot() {
                     let block = usize::from(slot);
                     reads[block] = rng.one_in(2);
                     if reads[block] {

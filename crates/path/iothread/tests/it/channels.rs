@@ -6,9 +6,9 @@ use std::task::Waker;
 use std::time::Duration;
 
 use block::{
-    Alignments, Answer, BeginResult, ByteCount, ByteOffset, Cancellation, Channel, ChannelId,
-    ChannelWakeup, IoFailure, LeafLane, Mapping, Medium, Node, Operation, Piece, PieceList,
-    Segment, StableWrites, SystemClock, Tag, Target,
+    Alignments, Answer, BatchPieces, BeginResult, ByteCount, ByteOffset, CancellationSupport,
+    Channel, ChannelId, ChannelWakeCondition, DurableWriteMethod, IoFailure, LeafLane, Mapping,
+    Medium, Node, Operation, Piece, Segment, SystemClock, Tag, Target,
 };
 use disk::ReadContent;
 use iothread::{DrainedSection, Iothread};
@@ -25,7 +25,7 @@ const BEGUN: usize = 16;
 const LATE: Duration = Duration::from_secs(60);
 
 const LIBRARY: Habits =
-    Habits { cancel: Cancellation::Impossible, hears: Hears::Waker, ..Habits::PLAIN };
+    Habits { cancel: CancellationSupport::Impossible, hears: Hears::Waker, ..Habits::PLAIN };
 
 /// An iothread and a disk.
 struct Rig {
@@ -114,7 +114,7 @@ fn a_disk_behind_a_connection_that_is_slow_and_gets_lost_keeps_what_was_written(
 #[test]
 fn a_disk_behind_a_library_keeps_what_was_written() {
     check(LIBRARY);
-    let (stable_writes, transfer_max) = (StableWrites::BySync, 3 * 4096);
+    let (stable_writes, transfer_max) = (DurableWriteMethod::BySync, 3 * 4096);
     check(Habits { alignment: 4096, room: 2, stable_writes, transfer_max, ..LIBRARY });
 }
 
@@ -132,8 +132,8 @@ impl Channel for Hesitant {
         &self.medium
     }
 
-    fn cancel(&self) -> Cancellation {
-        Cancellation::Possible
+    fn cancel(&self) -> CancellationSupport {
+        CancellationSupport::Possible
     }
 
     fn begin(&mut self, _: Operation, _: &[Segment], tag: Tag) -> BeginResult {
@@ -151,8 +151,8 @@ impl Channel for Hesitant {
         }
     }
 
-    fn wants(&self) -> ChannelWakeup<'_> {
-        ChannelWakeup { descriptor: None, again: false, due: None }
+    fn wants(&self) -> ChannelWakeCondition<'_> {
+        ChannelWakeCondition { descriptor: None, again: false, due: None }
     }
 
     fn abandon(&mut self) {}
@@ -163,7 +163,7 @@ impl Channel for Hesitant {
 struct ChannelLane(ChannelId);
 
 impl LeafLane for ChannelLane {
-    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         let count = mapping.operation.extent().map_or(ByteCount(0), |extent| extent.count());
         let target = Target::Channel { channel: self.0, offset: ByteOffset(0) };
         mapping.answer = Answer::Now(pieces.one(Piece { skip: 0, count, target }));
@@ -175,7 +175,7 @@ fn a_channel_that_is_called_while_it_is_collected_from_is_collected_from_again()
     on_both(|reactors| {
         let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), reactors);
         let node = with_lanes(null_disk(1 << 20, ReadContent::Zeroes), |_, io| {
-            let (name, by_sync) = ("hesitant".to_owned(), StableWrites::BySync);
+            let (name, by_sync) = ("hesitant".to_owned(), DurableWriteMethod::BySync);
             let medium = Arc::new(Medium::new(name, Alignments::NONE, by_sync));
             let (waker, tags) = (io.waker().clone(), Vec::new());
             Box::new(ChannelLane(io.enter(Box::new(Hesitant { medium, waker, tags, calls: 0 }))))

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::ThreadId;
 
 use block::SystemClock;
-use iothread::{Confinement, Iothread, IothreadResources, PollArbiter, PollSettings, SpawnError};
+use iothread::{Confinement, Iothread, PollArbiter, PollSettings, ProcessResources, SpawnError};
 use kernel_io::{FileTable, ReactorChoice};
 
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Confinement for Refuse {
 }
 
 fn spawn(confine: Arc<dyn Confinement>) -> Result<Iothread, SpawnError> {
-    let host = IothreadResources {
+    let host = ProcessResources {
         files: Arc::new(FileTable::default()),
         clock: Arc::new(SystemClock),
         sources: Arc::default(),

@@ -8,8 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use block::{
-    Access, BlockLimits, Child, Claim, ClaimError, DiskSize, Lane, LaneContext, LaneError, Mapping,
-    Node, PieceList, Rights, SystemClock,
+    Access, BatchPieces, BlockLimits, Child, Claim, ClaimError, DiskSize, Lane, LaneContext,
+    LaneError, Mapping, Node, Rights, SystemClock,
 };
 use iothread::{DrainedSection, Iothread};
 use kernel_io::FileTable;
@@ -93,7 +93,7 @@ impl Node for Top {
 }
 
 impl Lane for TopLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         self.below.map(batch, pieces);
     }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use block::{Lane, Mapping, Node, Outcome, PieceList, RequestSlot};
+use block::{BatchPieces, Lane, Mapping, Node, Outcome, SourceRequestSlot};
 use disk::ReadContent;
 use iothread::{Iothread, PlacedFrontEnd};
 use kernel_io::FileTable;
@@ -34,7 +34,7 @@ struct CountingLane {
 }
 
 impl Lane for CountingLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         self.begun.fetch_add(batch.len() as u64, Ordering::Relaxed);
         self.null.map(batch, pieces);
     }
@@ -188,7 +188,7 @@ impl<P: Player + 'static> FrontEnd for Played<P> {
         self.ring.take()
     }
 
-    fn answer(&mut self, slot: RequestSlot, reply: Self::Reply, outcome: Outcome) {
+    fn answer(&mut self, slot: SourceRequestSlot, reply: Self::Reply, outcome: Outcome) {
         self.ring.answer(slot, reply, outcome);
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use block::{
-    Answer, Clock, CompletionDecision, Lane, Mapping, Node, Operation, Outcome, PieceList,
+    Answer, BatchPieces, Clock, Lane, LaneCompletionDecision, Mapping, Node, Operation, Outcome,
     SystemClock, Token, WakeTime,
 };
 use disk::ReadContent;
@@ -34,7 +34,7 @@ struct DrippingLane {
 }
 
 impl Lane for DrippingLane {
-    fn map(&mut self, batch: &mut [Mapping], _: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], _: &mut BatchPieces) {
         for mapping in batch {
             self.held.push_back((mapping.token, mapping.operation));
             mapping.answer = Answer::Held;
@@ -47,7 +47,7 @@ impl Lane for DrippingLane {
             .then_some(WakeTime { at: self.always, slack: Duration::ZERO })
     }
 
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         let count = if self.released { self.held.len() } else { self.drops.min(self.held.len()) };
         let start = late.len();
         let drops = self.held.drain(..count);
@@ -61,7 +61,7 @@ impl Lane for DrippingLane {
         self.released = true;
     }
 
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         self.below.completed(token, outcome)
     }
 }

@@ -6,8 +6,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, Child, Clock, CompletionDecision, Lane, Mapping, Node, Operation, Outcome,
-    PieceList, SystemClock, Token, WakeTime,
+    Access, Answer, BatchPieces, Child, Clock, Lane, LaneCompletionDecision, Mapping, Node,
+    Operation, Outcome, SystemClock, Token, WakeTime,
 };
 use disk::ReadContent;
 use kernel_io::{Caching, FileTable};
@@ -34,7 +34,7 @@ struct HoldingLane {
 }
 
 impl Lane for HoldingLane {
-    fn map(&mut self, batch: &mut [Mapping], _: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], _: &mut BatchPieces) {
         let due = SystemClock.now() + self.time;
         for mapping in batch {
             self.held.push_back((due, mapping.token, mapping.operation));
@@ -49,7 +49,7 @@ impl Lane for HoldingLane {
         WakeTime::first(own, self.below.due())
     }
 
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         let mut passed_on = Vec::new();
         while let Some((_, token, operation)) = self.held.pop_front_if(|held| held.0 <= now) {
             passed_on.push(Mapping::new(token, operation));
@@ -65,7 +65,7 @@ impl Lane for HoldingLane {
         self.below.release();
     }
 
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         self.below.completed(token, outcome)
     }
 }

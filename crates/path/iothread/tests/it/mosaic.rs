@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{
-    Answer, ByteCount, ByteOffset, EofPolicy, FileId, HostMemory, LaneContext, LeafLane, Mapping,
-    Piece, PieceList, Target,
+    Answer, BatchPieces, ByteCount, ByteOffset, EofPolicy, FileId, HostMemory, LaneContext,
+    LeafLane, Mapping, Piece, Target,
 };
 use disk::ReadContent;
 use kernel_io::{Aio, FileTable, OpenFile, ReactorChoice};
@@ -61,7 +61,7 @@ fn expected(place: usize) -> u8 {
 }
 
 impl LeafLane for MosaicLane {
-    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         let mark = pieces.end();
         for stone in 0..BYTES / STONE {
             let skip = (stone * STONE) as u64;
@@ -117,7 +117,7 @@ struct BrokenLane {
 }
 
 impl LeafLane for BrokenLane {
-    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         let mark = pieces.end();
         for stone in 0..BYTES / STONE {
             let file = if stone < BYTES / STONE / 2 { self.broken } else { self.hung };

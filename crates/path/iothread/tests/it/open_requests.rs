@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use block::{
-    Answer, ByteCount, ByteOffset, FileId, LeafLane, Mapping, Node, Piece, PieceList, Target,
+    Answer, BatchPieces, ByteCount, ByteOffset, FileId, LeafLane, Mapping, Node, Piece, Target,
 };
 use disk::ReadContent;
 use kernel_io::{Aio, FileTable, OpenFile};
@@ -36,7 +36,7 @@ impl OneFile {
 }
 
 impl LeafLane for OneFile {
-    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         let Some(extent) = mapping.operation.extent() else {
             mapping.answer = Answer::Now(pieces.none());
             return;

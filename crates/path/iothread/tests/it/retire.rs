@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::thread;
 
-use block::{Cancellation, Clock, Node, SystemClock};
+use block::{CancellationSupport, Clock, Node, SystemClock};
 use iothread::Iothread;
 use kernel_io::FileTable;
 use testkit::channel::{Habits, Hears, Remote, RemoteNode};
@@ -98,7 +98,7 @@ fn it_waits_for_what_was_abandoned() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
         let habits = Habits {
-            cancel: Cancellation::Impossible,
+            cancel: CancellationSupport::Impossible,
             hears: Hears::Waker,
             alignment: 4096,
             ..Habits::PLAIN

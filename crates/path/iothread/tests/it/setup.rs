@@ -7,7 +7,7 @@ use std::sync::Arc;
 use block::{Access, Clock, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use iothread::{
-    Iothread, IothreadResources, PlacedFrontEnd, PollArbiter, PollSettings, SourceName,
+    Iothread, PlacedFrontEnd, PollArbiter, PollSettings, ProcessResources, SourceName,
     SourceObserver, SourceRegistry,
 };
 use kernel_io::{Caching, FileTable, OpenOptions, ReactorChoice};
@@ -65,7 +65,7 @@ pub(crate) fn iothreads_with<const N: usize>(
         let (sources, polling) = (Arc::clone(&sources), Arc::clone(&polling));
         let (spare_rings, confine) = (Arc::default(), None);
         let host =
-            IothreadResources { files, clock, sources, polling, reactors, spare_rings, confine };
+            ProcessResources { files, clock, sources, polling, reactors, spare_rings, confine };
         // One of them never looks, as `none` does not.
         let settings = if i == 1 { PollSettings::OFF } else { PollSettings::default() };
         Arc::new(Iothread::spawn(&name, host, settings).unwrap())
@@ -79,7 +79,7 @@ pub(crate) fn another_iothread(
     files: &Arc<FileTable>,
     reactors: ReactorChoice,
 ) -> Arc<Iothread> {
-    let host = IothreadResources {
+    let host = ProcessResources {
         files: Arc::clone(files),
         clock: Arc::new(SystemClock),
         sources: Arc::clone(beside.sources()),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use block::{Outcome, RequestSlot};
+use block::{Outcome, SourceRequestSlot};
 use disk::ReadContent;
 use iothread::{PlacedFrontEnd, SourceObserver};
 use kernel_io::FileTable;
@@ -54,7 +54,7 @@ impl FrontEnd for OnSocket {
         let mut byte = [0];
         Ok(match self.socket.read(&mut byte) {
             Ok(1) => Some(NewRequest {
-                slot: RequestSlot(byte[0].into()),
+                slot: SourceRequestSlot(byte[0].into()),
                 reply: (),
                 work: RequestAction::Done,
             }),
@@ -62,7 +62,7 @@ impl FrontEnd for OnSocket {
         })
     }
 
-    fn answer(&mut self, slot: RequestSlot, (): (), _: Outcome) {
+    fn answer(&mut self, slot: SourceRequestSlot, (): (), _: Outcome) {
         let byte = u8::try_from(slot.0).unwrap();
         self.unsent.extend([byte; ANSWER_BYTES]);
     }

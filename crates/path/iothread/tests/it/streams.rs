@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use block::{
-    ByteCount, ByteOffset, DiskSize, Durability, Extent, Node, Operation, Outcome, RequestSlot,
-    SystemClock,
+    ByteCount, ByteOffset, DiskSize, Durability, Extent, Node, Operation, Outcome,
+    SourceRequestSlot, SystemClock,
 };
 use disk::ReadContent;
 use iothread::{Iothread, PlacedFrontEnd, SourceObserver};
 use kernel_io::{FileTable, Notifier, ReactorChoice, WaitMode};
 use request_path::{
-    Engine, FrontEnd, FrontEndSource, SleepDecision, Source, SourceKey, TurnBudget, TurnResult,
-    UnitIndex,
+    Engine, FrontEnd, FrontEndSource, LogicalUnitIndex, SleepDecision, Source, SourceKey,
+    TurnBudget, TurnResult,
 };
 use rustix::event::{PollFd, PollFlags, Timespec};
 use testkit::counting::allocations;
@@ -47,13 +47,13 @@ impl Peer {
 
     fn read(&mut self, slot: u16, unit: u16, block: usize, blocks: usize) {
         let operation = Operation::Read(extent(block, blocks));
-        self.0.submit(RequestSlot(slot), UnitIndex(unit), operation, &[]).unwrap();
+        self.0.submit(SourceRequestSlot(slot), LogicalUnitIndex(unit), operation, &[]).unwrap();
     }
 
     fn write(&mut self, slot: u16, unit: u16, block: usize, data: &[u8]) {
         let extent = extent(block, data.len() / BLOCK);
         let operation = Operation::Write(extent, Durability::Cached);
-        self.0.submit(RequestSlot(slot), UnitIndex(unit), operation, data).unwrap();
+        self.0.submit(SourceRequestSlot(slot), LogicalUnitIndex(unit), operation, data).unwrap();
     }
 
     /// Waits for one answer at least.
@@ -135,7 +135,7 @@ fn requests_and_their_data_go_both_ways_while_the_source_moves_and_stops() {
         let mut done = 0;
         while done < 2000 {
             // Blocks are one slot's, so that no two requests meet.
-            while let Some(RequestSlot(slot)) = peer.0.free_slot() {
+            while let Some(SourceRequestSlot(slot)) = peer.0.free_slot() {
                 let unit = rng.index(3);
                 let (unit_index, blocks) = (u16::try_from(unit).unwrap(), 1 + rng.index(4));
                 let first = usize::from(slot) * 4;
@@ -183,8 +183,8 @@ fn a_peer_that_stalls_holds_up_no_move_and_no_stop() {
         let mut placed = place(front, &[&node], &a);
         let data: Vec<u8> = (0_u8..251).cycle().take(4 * BLOCK).collect();
         let frame = RequestFrame::of(
-            RequestSlot(0),
-            UnitIndex(0),
+            SourceRequestSlot(0),
+            LogicalUnitIndex(0),
             Operation::Write(extent(0, 4), Durability::Cached),
         );
         let whole = [&frame.unwrap().to_bytes()[..], &data].concat();
@@ -305,8 +305,8 @@ fn a_peer_that_sends_single_bytes_gets_its_answer_beside_one_that_is_in_a_hurry(
         let (mut quick, front) = Peer::new(1);
         let others = [place(front, &[&node], &iothread)];
         let frame = RequestFrame::of(
-            RequestSlot(0),
-            UnitIndex(0),
+            SourceRequestSlot(0),
+            LogicalUnitIndex(0),
             Operation::Write(extent(0, 1), Durability::Cached),
         );
         let whole = [&frame.unwrap().to_bytes()[..], &[7; BLOCK]].concat();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use block::{Cancellation, Child, MemoryUse, Node, StableWrites};
+use block::{BufferCopyPolicy, CancellationSupport, Child, DurableWriteMethod, Node};
 use iothread::Iothread;
 use kernel_io::{FileTable, ReactorChoice};
 use testkit::channel::{Habits, Hears, Mischief, Remote, RemoteNode};
@@ -27,7 +27,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(memory: MemoryUse, habits: [Habits; 2], reactors: ReactorChoice) -> Self {
+    fn new(memory: BufferCopyPolicy, habits: [Habits; 2], reactors: ReactorChoice) -> Self {
         let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), reactors);
         let bytes = BLOCKS * BLOCK as u64;
         let remotes = habits.map(|habits| {
@@ -47,7 +47,7 @@ impl Rig {
 }
 
 /// Whether both disks hold the same after a write that one of them has carried out late, when the memory was another.
-fn are_equal_after_a_change(memory: MemoryUse, reactors: ReactorChoice) -> bool {
+fn are_equal_after_a_change(memory: BufferCopyPolicy, reactors: ReactorChoice) -> bool {
     let rig = Rig::new(memory, [LATE; 2], reactors);
     let mut guest = Guest::new();
     let placed = place(&guest, &rig.node, &rig.iothread);
@@ -70,9 +70,9 @@ fn are_equal_after_a_change(memory: MemoryUse, reactors: ReactorChoice) -> bool 
 #[test]
 fn two_copies_of_a_write_are_equal_whatever_its_client_does_meanwhile() {
     on_both(|reactors| {
-        assert!(are_equal_after_a_change(MemoryUse::Copied, reactors));
+        assert!(are_equal_after_a_change(BufferCopyPolicy::Copied, reactors));
         // The test would see it.
-        assert!(!are_equal_after_a_change(MemoryUse::Live, reactors));
+        assert!(!are_equal_after_a_change(BufferCopyPolicy::Live, reactors));
     });
 }
 
@@ -80,16 +80,16 @@ fn two_copies_of_a_write_are_equal_whatever_its_client_does_meanwhile() {
 fn all_copies_of_many_writes_are_equal_while_their_client_changes_its_memory_all_the_time() {
     let slow = Habits { delay_max: Duration::from_micros(30), room: 5, ..LATE };
     let library = Habits {
-        cancel: Cancellation::Impossible,
+        cancel: CancellationSupport::Impossible,
         hears: Hears::Waker,
         alignment: 4096,
         transfer_max: 8192,
-        stable_writes: StableWrites::BySync,
+        stable_writes: DurableWriteMethod::BySync,
         zeroes: false,
         ..slow
     };
     on_both(|reactors| {
-        let rig = Rig::new(MemoryUse::Copied, [slow, library], reactors);
+        let rig = Rig::new(BufferCopyPolicy::Copied, [slow, library], reactors);
         let mut guest = Guest::new();
         let placed = place(&guest, &rig.node, &rig.iothread);
         let (rng, is_over) = (&mut Rng::new(1), &AtomicBool::new(false));

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{
-    ByteCount, ByteOffset, DiskSize, Durability, FailKind, Node, Operation, Outcome, RequestSlot,
-    SystemClock,
+    ByteCount, ByteOffset, DiskSize, Durability, FailKind, Node, Operation, Outcome,
+    SourceRequestSlot, SystemClock,
 };
 use disk::ReadContent;
 use iothread::{Iothread, PlacedFrontEnd};
 use kernel_io::{FileTable, Notifier, ReactorChoice};
-use request_path::{Engine, FrontEndSource, Source, SourceKey, TurnBudget, TurnResult, UnitIndex};
+use request_path::{
+    Engine, FrontEndSource, LogicalUnitIndex, Source, SourceKey, TurnBudget, TurnResult,
+};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use testkit::plain_front::{Habit, PlainClient, PlainFront, PlainRequest};
 use testkit::rng::Rng;
@@ -66,7 +68,7 @@ impl Client {
         let at = usize::from(slot) * BLOCK;
         // Not in one piece.
         let segments = vec![(at, 512), (at + 512, BLOCK - 512)];
-        let (slot, unit) = (RequestSlot(slot), UnitIndex(unit));
+        let (slot, unit) = (SourceRequestSlot(slot), LogicalUnitIndex(unit));
         self.0.submit(PlainRequest { slot, unit, operation, segments }).unwrap();
     }
 
@@ -120,7 +122,7 @@ fn requests_reach_the_disk_of_their_unit_while_the_source_moves() {
         let mut done = 0;
         while done < 3000 {
             // A block is one slot's, so that no two requests meet.
-            while let Some(RequestSlot(slot)) = client.0.free_slot() {
+            while let Some(SourceRequestSlot(slot)) = client.0.free_slot() {
                 let (unit, byte) = (rng.index(3), u8::try_from(rng.below(256)).unwrap());
                 let block = usize::from(slot) + usize::from(SLOTS) * rng.index(2);
                 let (unit_index, block_index) = (u16::try_from(unit).unwrap(), block as u64);

@@ -10,12 +10,12 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use block::OwnerProcess;
+use block::TakeoverOwner;
 use rustix::fs::OFlags;
 
 use super::{FileIdentity, OpenFile};
 use crate::exchange::exchange_file;
-use crate::image_lock::{self, ImageLocks, LockError, LockHolder, Locking};
+use crate::image_lock::{self, DescriptionLocks, ImageLocks, LockError, Locking};
 
 /// The image locks of one open file description: those held, those wanted, and which process owns it.
 #[derive(Debug, Default)]
@@ -27,7 +27,7 @@ pub(super) struct LockState {
 
 /// Why a descriptor of the old process cannot be used by the new one in a takeover.
 #[derive(Debug, thiserror::Error)]
-pub enum InheritError {
+pub enum DescriptorInheritError {
     /// It is of another file.
     #[error("the descriptor is of another file than {path}", path = .0.display())]
     OtherFile(std::path::PathBuf),
@@ -74,16 +74,18 @@ impl OpenFile {
     pub(crate) fn set_locks(&self, wanted: ImageLocks) -> Result<(), LockError> {
         let mut locks = self.lock_state();
         match self.medium.owner() {
-            OwnerProcess::This => {
+            TakeoverOwner::This => {
                 image_lock::change(self.fd.as_fd(), &self.path, locks.held, wanted)?;
                 locks.held = wanted;
             }
-            OwnerProcess::Other if self.locking == Locking::Off || wanted.is_within(locks.held) => {
-            }
+            TakeoverOwner::Other
+                if self.locking == Locking::Off || wanted.is_within(locks.held) => {}
             // The other process goes without, because the host cannot lock; `own` tries once more.
-            OwnerProcess::Other
+            TakeoverOwner::Other
                 if self.locking == Locking::Automatic && locks.held == ImageLocks::NONE => {}
-            OwnerProcess::Other => return Err(LockError::NotInherited { path: self.path.clone() }),
+            TakeoverOwner::Other => {
+                return Err(LockError::NotInherited { path: self.path.clone() });
+            }
         }
         locks.wanted = wanted;
         Ok(())
@@ -98,8 +100,8 @@ impl OpenFile {
     ) -> Result<(), LockError> {
         let theirs = before.lock_state();
         let mut locks = self.lock_state();
-        let beside = LockHolder { fd: before.fd.as_fd(), held: theirs.held };
-        let ours = LockHolder { fd: self.fd.as_fd(), held: locks.held };
+        let beside = DescriptionLocks { fd: before.fd.as_fd(), held: theirs.held };
+        let ours = DescriptionLocks { fd: self.fd.as_fd(), held: locks.held };
         image_lock::change_beside(ours, &self.path, wanted, beside)?;
         (locks.held, locks.wanted) = (wanted, wanted);
         Ok(())
@@ -107,15 +109,19 @@ impl OpenFile {
 
     /// Goes on with the description of another process, which has these locks and owns them until
     /// [`OpenFile::own`]. Nothing may have used the file yet but for reading it.
-    pub fn inherit(&self, theirs: BorrowedFd<'_>, held: ImageLocks) -> Result<(), InheritError> {
+    pub fn inherit(
+        &self,
+        theirs: BorrowedFd<'_>,
+        held: ImageLocks,
+    ) -> Result<(), DescriptorInheritError> {
         let path = || self.path.clone();
-        let failed = |source: rustix::io::Errno| InheritError::Kernel {
+        let failed = |source: rustix::io::Errno| DescriptorInheritError::Kernel {
             path: path(),
             source: source.into(),
         };
         let mut locks = self.lock_state();
-        if self.medium.owner() == OwnerProcess::Other || locks.held != ImageLocks::NONE {
-            return Err(InheritError::InUse(path()));
+        if self.medium.owner() == TakeoverOwner::Other || locks.held != ImageLocks::NONE {
+            return Err(DescriptorInheritError::InUse(path()));
         }
         let flags = |fd: BorrowedFd<'_>| {
             let flags = rustix::fs::fcntl_getfl(fd).map_err(failed)?;
@@ -123,22 +129,22 @@ impl OpenFile {
         };
         let (ours, other) = (flags(self.fd.as_fd())?, flags(theirs)?);
         if ours != other {
-            return Err(InheritError::OtherFlags { path: path(), theirs: other, ours });
+            return Err(DescriptorInheritError::OtherFlags { path: path(), theirs: other, ours });
         }
         if FileIdentity::of(&rustix::fs::fstat(theirs).map_err(failed)?) != self.identity {
-            return Err(InheritError::OtherFile(path()));
+            return Err(DescriptorInheritError::OtherFile(path()));
         }
         exchange_file(&self.fd, theirs)
-            .map_err(|source| InheritError::Kernel { path: path(), source })?;
+            .map_err(|source| DescriptorInheritError::Kernel { path: path(), source })?;
         *locks = LockState { held, wanted: ImageLocks::NONE };
-        self.medium.set_owner(OwnerProcess::Other);
+        self.medium.set_owner(TakeoverOwner::Other);
         Ok(())
     }
 
     /// From now on this process owns the description: what it does not want of the locks is given back.
     pub fn own(&self) {
         let mut locks = self.lock_state();
-        if self.medium.owner() == OwnerProcess::This {
+        if self.medium.owner() == TakeoverOwner::This {
             return;
         }
         if let Err(error) =
@@ -148,13 +154,13 @@ impl OpenFile {
             tracing::warn!("{error}");
         }
         locks.held = locks.wanted;
-        self.medium.set_owner(OwnerProcess::This);
+        self.medium.set_owner(TakeoverOwner::This);
     }
 
     /// From now on the other process owns the description, and its locks are not touched here any more.
     pub fn leave(&self) {
         let _locks = self.lock_state();
-        self.medium.set_owner(OwnerProcess::Other);
+        self.medium.set_owner(TakeoverOwner::Other);
     }
 
     fn lock_state(&self) -> std::sync::MutexGuard<'_, LockState> {
@@ -237,14 +243,14 @@ mod tests {
         let (new, other) =
             (open(&images[0], Access::ReadWrite), open(&images[1], Access::ReadWrite));
         let error = new.inherit(other.as_fd(), WRITES).unwrap_err();
-        assert!(matches!(error, InheritError::OtherFile(_)), "{error}");
+        assert!(matches!(error, DescriptorInheritError::OtherFile(_)), "{error}");
         let reader = open(&images[0], Access::ReadOnly);
         let error = new.inherit(reader.as_fd(), READS).unwrap_err();
-        assert!(matches!(error, InheritError::OtherFlags { .. }), "{error}");
+        assert!(matches!(error, DescriptorInheritError::OtherFlags { .. }), "{error}");
         new.set_locks(WRITES).unwrap();
         let same = open(&images[0], Access::ReadWrite);
         let error = new.inherit(same.as_fd(), WRITES).unwrap_err();
-        assert!(matches!(error, InheritError::InUse(_)), "{error}");
+        assert!(matches!(error, DescriptorInheritError::InUse(_)), "{error}");
     }
 
     /// One process has opened the image twice, and its second file takes the place of the first.

@@ -13,8 +13,8 @@ use super::Kernel;
 use crate::in_flight::PollOwner;
 use crate::linux_aio::LinuxAio;
 use crate::reactor::Reactor;
-use crate::uring::{NowaitTransfers, UringFd};
-use crate::{Aio, Caching, Interest, OpenFile, StorageKind};
+use crate::uring::{NowaitTransferSupport, UringFd};
+use crate::{Aio, Caching, Interest, OpenFile, StorageBlockingKind};
 
 /// Which threads make system calls that may block: workers, or the thread itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +28,8 @@ pub(super) enum BlockingCallPolicy {
 /// Which engine does the I/O of a file on this iothread: io_uring, Linux AIO, or worker threads.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum IoEngine {
-    /// What needs no worker of the kernel ([`UringOp`](crate::uring::UringOp)); the rest is for the workers.
-    Uring(UringFd, NowaitTransfers),
+    /// What needs no worker of the kernel ([`UringTransfer`](crate::uring::UringTransfer)); the rest is for the workers.
+    Uring(UringFd, NowaitTransferSupport),
     Native,
     Workers,
     /// The thread itself, whether it waits or not.
@@ -55,7 +55,7 @@ impl Kernel {
             let file = self.table.get(id);
             let way = self.engine(&file);
             let inline = self.calls == BlockingCallPolicy::OnWorkers
-                && file.residence() == StorageKind::Memory
+                && file.residence() == StorageBlockingKind::Memory
                 && file.aio() != Aio::Threads;
             self.files[number] = Some(IothreadFile { file, way, inline });
         }
@@ -102,12 +102,18 @@ impl Kernel {
         };
         match (file.residence(), engine, file.caching()) {
             // Every call may wait: in a worker of the kernel, which others need, or in this thread.
-            (StorageKind::Memory | StorageKind::Elsewhere, _, _) => IoEngine::Workers,
-            (StorageKind::Device, Reactor::Uring(uring), _) => {
-                IoEngine::Uring(uring.place(file.as_fd()), NowaitTransfers::of(file))
+            (StorageBlockingKind::Memory | StorageBlockingKind::Elsewhere, _, _) => {
+                IoEngine::Workers
             }
-            (StorageKind::Device, Reactor::Epoll(_), Caching::Direct) => self.native_or_workers(),
-            (StorageKind::Device, Reactor::Epoll(_), Caching::Buffered) => IoEngine::Workers,
+            (StorageBlockingKind::Device, Reactor::Uring(uring), _) => {
+                IoEngine::Uring(uring.place(file.as_fd()), NowaitTransferSupport::of(file))
+            }
+            (StorageBlockingKind::Device, Reactor::Epoll(_), Caching::Direct) => {
+                self.native_or_workers()
+            }
+            (StorageBlockingKind::Device, Reactor::Epoll(_), Caching::Buffered) => {
+                IoEngine::Workers
+            }
         }
     }
 

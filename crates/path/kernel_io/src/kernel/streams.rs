@@ -19,7 +19,7 @@ use crate::completion_kind::errno_of;
 use crate::in_flight::{SlotContent, SlotIndex, TransferProgress};
 use crate::reactor::Reactor;
 use crate::stream::{StreamOp, StreamPhase};
-use crate::uring::{UringFd, UringOp};
+use crate::uring::{UringFd, UringTransfer};
 use crate::{StreamDirection, StreamEnd, StreamGoal, StreamTransfer};
 
 impl Kernel {
@@ -85,7 +85,7 @@ impl Kernel {
         match &mut *self.reactor {
             Reactor::Uring(uring) => {
                 let (transfer, place) =
-                    (UringOp::of_stream(direction), UringFd::Descriptor(socket));
+                    (UringTransfer::of_stream(direction), UringFd::Descriptor(socket));
                 // SAFETY: the list of segments is the slot's, and stays untouched until the completion; the memory is
                 // the transfer's, which is parked there.
                 unsafe { uring.push_transfer(index, transfer, place, ByteOffset(0), memory) };

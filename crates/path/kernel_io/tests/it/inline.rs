@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId};
 use kernel_io::{
-    Aio, AllocationGoal, EngineKernel, Event, FileTable, Interest, IoFailure, Kernel, Notifier,
-    OpenFile, ReactorChoice, ServedRings, StorageKind, Tag, WaitMode,
+    Aio, DiscardOrZeroGoal, EngineKernel, Event, FileTable, Interest, IoFailure, Kernel, Notifier,
+    OpenFile, ReactorChoice, ServedRings, StorageBlockingKind, Tag, WaitMode,
 };
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -20,7 +20,7 @@ fn memory_file(table: &FileTable, bytes: usize) -> FileId {
         rustix::fs::memfd_create("image", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, bytes as u64).unwrap();
     let file = OpenFile::adopt(fd, "image".into(), bytes as u64, Aio::Automatic);
-    assert_eq!(file.residence(), StorageKind::Memory);
+    assert_eq!(file.residence(), StorageBlockingKind::Memory);
     table.insert(Arc::new(file))
 }
 
@@ -52,7 +52,7 @@ fn what_is_written_inline_is_an_event_at_once_and_read_back() {
         let found = read_back(base, 4000);
         assert!(found[..512].iter().all(|byte| *byte == 0));
         assert_eq!(found[512..3512], bytes);
-        kernel.allocate(id, ByteOffset(0), ByteCount(4096), AllocationGoal::PunchHole, Tag(2));
+        kernel.allocate(id, ByteOffset(0), ByteCount(4096), DiscardOrZeroGoal::PunchHole, Tag(2));
         finished(&mut kernel, Tag(2)).unwrap();
         kernel.sync(id, Tag(3));
         finished(&mut kernel, Tag(3)).unwrap();
@@ -73,7 +73,7 @@ fn failures_inline_are_told_like_any_other() {
         let failure = finished(&mut kernel, Tag(0)).unwrap_err();
         assert_eq!(failure, IoFailure::EndOfFile { offset: ByteOffset(1000) });
         rustix::fs::fcntl_add_seals(table.get(id), SealFlags::WRITE).unwrap();
-        kernel.allocate(id, ByteOffset(0), ByteCount(4096), AllocationGoal::Zero, Tag(1));
+        kernel.allocate(id, ByteOffset(0), ByteCount(4096), DiscardOrZeroGoal::Zero, Tag(1));
         let failure = finished(&mut kernel, Tag(1)).unwrap_err();
         assert_eq!(failure, IoFailure::Errno { offset: ByteOffset(0), errno: Errno::PERM });
     });
@@ -89,11 +89,11 @@ fn what_is_zeroed_in_memory_keeps_its_space_and_what_is_punched_does_not() {
         let mut tag = 0;
         // A large range is filled by somebody else than this thread.
         for (how, bytes, mib_left) in [
-            (AllocationGoal::Zero, 2 * MIB, 4),
-            (AllocationGoal::Zero, MIB, 4),
-            (AllocationGoal::PunchHole, MIB, 3),
-            (AllocationGoal::Discard, MIB, 3),
-            (AllocationGoal::Zero, MIB, 4),
+            (DiscardOrZeroGoal::Zero, 2 * MIB, 4),
+            (DiscardOrZeroGoal::Zero, MIB, 4),
+            (DiscardOrZeroGoal::PunchHole, MIB, 3),
+            (DiscardOrZeroGoal::Discard, MIB, 3),
+            (DiscardOrZeroGoal::Zero, MIB, 4),
         ] {
             let whole = || std::iter::once(all(0, 4 * MIB));
             kernel.write(id, ByteOffset(0), Durability::Cached, whole(), Tag(tag));

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
 use kernel_io::{
-    Aio, AllocationGoal, EngineKernel, Event, FileTable, Interest, IoFailure, Kernel, Notifier,
+    Aio, DiscardOrZeroGoal, EngineKernel, Event, FileTable, Interest, IoFailure, Kernel, Notifier,
     OpenFile, ReactorChoice, ReactorKind, Tag, WaitMode,
 };
 use rustix::io::Errno;
@@ -233,7 +233,13 @@ fn holes_are_punched_and_what_a_file_cannot_do_is_said() {
         let null = OpenFile::adopt(null.into(), "null".into(), 0, rig.aio);
         let null = table.insert(Arc::new(null));
         let mut kernel = rig.kernel(table);
-        kernel.allocate(id, ByteOffset(4096), ByteCount(4096), AllocationGoal::PunchHole, Tag(0));
+        kernel.allocate(
+            id,
+            ByteOffset(4096),
+            ByteCount(4096),
+            DiscardOrZeroGoal::PunchHole,
+            Tag(0),
+        );
         finished(&mut kernel, Tag(0)).unwrap();
         let mut found = vec![0; 8192];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 0).unwrap();
@@ -241,7 +247,9 @@ fn holes_are_punched_and_what_a_file_cannot_do_is_said() {
         assert!(found[4096..].iter().all(|byte| *byte == 0));
         // What has no space can do none of it: said the first time by the host, then by us.
         for tag in 2..4 {
-            for how in [AllocationGoal::Zero, AllocationGoal::PunchHole, AllocationGoal::Discard] {
+            for how in
+                [DiscardOrZeroGoal::Zero, DiscardOrZeroGoal::PunchHole, DiscardOrZeroGoal::Discard]
+            {
                 kernel.allocate(null, ByteOffset(0), ByteCount(4096), how, Tag(tag));
                 let failure = finished(&mut kernel, Tag(tag)).unwrap_err();
                 let errno = Errno::OPNOTSUPP;

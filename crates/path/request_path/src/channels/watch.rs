@@ -9,17 +9,17 @@ use std::sync::Arc;
 use block::{ChannelId, Interest};
 use kernel_io::EngineKernel;
 
-use crate::io_request::EventTarget;
+use crate::io_request::KernelEventTarget;
 
 /// The descriptor that is polled for a channel, and former ones until their polls have ended.
 #[derive(Debug, Default)]
-pub(crate) struct ChannelWatch {
+pub(crate) struct ChannelPoll {
     current: Option<(Arc<OwnedFd>, Interest)>,
     /// Those of which the kernel has not said yet that it does not watch them any more.
     former: VecDeque<Arc<OwnedFd>>,
 }
 
-impl ChannelWatch {
+impl ChannelPoll {
     /// Watches this descriptor from now on, and no other one.
     pub(crate) fn set(
         &mut self,
@@ -37,7 +37,7 @@ impl ChannelWatch {
         if is_same {
             return;
         }
-        let tag = EventTarget::Channel(channel).to_tag();
+        let tag = KernelEventTarget::Channel(channel).to_tag();
         if let Some((fd, _)) = self.current.take() {
             self.former.push_back(fd);
             kernel.cancel_poll(tag);

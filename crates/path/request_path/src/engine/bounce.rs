@@ -1,16 +1,16 @@
 //! The steps of transfers that go through a bounce buffer, one after the other; what is next is decided in
 //! [`crate::bounce_transfer`].
 
-use block::{EofPolicy, FailKind, MemoryCopy, Operation};
+use block::{EofPolicy, FailKind, Operation, RequestMemoryCopy};
 use kernel_io::{BounceBuffer, EngineKernel, IoFailure};
 
 use super::Engine;
 use super::cancel::is_withdrawn;
 use crate::LaneIndex;
-use crate::bounce_transfer::{BounceAction, BounceChunk, BounceKind, BounceStep};
-use crate::failure_reporter::FailureCause;
-use crate::io_request::{EventTarget, PieceIndex, RequestIndex};
-use crate::storage_backends::StorageBackends;
+use crate::bounce_transfer::{BounceAction, BounceChunk, BounceOperation, BounceStep};
+use crate::failure_reporter::StorageFailureCause;
+use crate::io_request::{KernelEventTarget, PieceIndex, RequestIndex};
+use crate::storage_backends::FileAndChannelBackends;
 use crate::submit::{may_hide_lost_data, write_durability};
 
 impl<K: EngineKernel> Engine<K> {
@@ -45,7 +45,7 @@ impl<K: EngineKernel> Engine<K> {
         if let Err(failure) = result {
             return self.staged_step_failed(index, failure, Some(buffer));
         }
-        if staged.kind == BounceKind::Read && staged.step == BounceStep::Reading {
+        if staged.kind == BounceOperation::Read && staged.step == BounceStep::Reading {
             let chunk = staged.chunk();
             buffer.drain(chunk.lead, &mut job.memory, staged.skip, chunk.body);
         }
@@ -64,7 +64,7 @@ impl<K: EngineKernel> Engine<K> {
         let staged = job.staged.last().expect("a step belongs to a staged transfer");
         let (storage, lane) = (staged.storage, job.lane);
         self.note_lost_write(index, Err(failure));
-        self.fail(index, storage, FailureCause::Failure(failure));
+        self.fail(index, storage, StorageFailureCause::Failure(failure));
         if let Some(buffer) = buffer {
             self.take_back(lane, buffer);
         }
@@ -94,10 +94,10 @@ impl<K: EngineKernel> Engine<K> {
         mut buffer: BounceBuffer,
     ) {
         let Self { jobs, kernel, lanes, .. } = self;
-        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
+        let mut storages = FileAndChannelBackends { kernel, channels: &mut lanes.channels };
         let job = jobs.get(index);
         let staged = job.staged.last().expect("the current staged transfer");
-        let tag = EventTarget::Job(index, PieceIndex::FIRST).to_tag();
+        let tag = KernelEventTarget::Job(index, PieceIndex::FIRST).to_tag();
         match next {
             BounceAction::Read(_) if matches!(job.operation, Operation::Status(_)) => {
                 self.ask_channel(index, buffer, tag);
@@ -107,10 +107,10 @@ impl<K: EngineKernel> Engine<K> {
                 job.outstanding += 1;
             }
             BounceAction::FillAndWrite(BounceChunk { start, count, lead, body }) => {
-                if staged.kind == BounceKind::Zero {
+                if staged.kind == BounceOperation::Zero {
                     buffer.zero(lead, body);
                 } else {
-                    let memory = job.copy.as_ref().map_or(&job.memory, MemoryCopy::buffers);
+                    let memory = job.copy.as_ref().map_or(&job.memory, RequestMemoryCopy::buffers);
                     buffer.fill(lead, memory, staged.skip, body);
                 }
                 let medium = storages.medium(staged.storage);

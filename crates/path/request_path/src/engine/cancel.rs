@@ -6,16 +6,16 @@
 //! by whoever answers. After its answer nothing touches its memory: what the kernel or a channel has is waited for, and
 //! what a lane holds was not begun and never is. Limits: a look at all requests of the iothread for each.
 
-use block::{Answer, FailKind, Mapping, Outcome, RequestSlot};
+use block::{Answer, FailKind, Mapping, Outcome, SourceRequestSlot};
 use kernel_io::{EngineKernel, IoFailure};
 
 use super::Engine;
 use crate::RouteIndex;
-use crate::io_request::{EventTarget, RequestIndex, RequestOrigin, RequestPhase};
+use crate::io_request::{KernelEventTarget, RequestIndex, RequestOrigin, RequestPhase};
 
 impl Engine {
     /// Has the request of that slot end soon, if it is carried out here: with [`FailKind::Cancelled`], or as it does anyway.
-    pub(crate) fn cancel(&mut self, route: RouteIndex, slot: RequestSlot) {
+    pub(crate) fn cancel(&mut self, route: RouteIndex, slot: SourceRequestSlot) {
         let Some(index) = self.jobs.of_slot(route, slot) else { return };
         match self.jobs.get(index).phase {
             RequestPhase::Held => self.cancel_held(index),
@@ -52,12 +52,12 @@ impl Engine {
             return self.advance(index);
         }
         self.kernel.withdraw(|tag| {
-            matches!(EventTarget::from_tag(tag), EventTarget::Job(known, _) if known == index)
+            matches!(KernelEventTarget::from_tag(tag), KernelEventTarget::Job(known, _) if known == index)
         });
     }
 
     /// Answers a request that waits for room in its lane, and was never brought there.
-    pub(crate) fn cancel_unstarted(&mut self, route: RouteIndex, slot: RequestSlot) {
+    pub(crate) fn cancel_unstarted(&mut self, route: RouteIndex, slot: SourceRequestSlot) {
         let ticket = self.routes.open(route, slot);
         self.routes.complete(ticket, Outcome::Failed(FailKind::Cancelled));
     }

@@ -11,9 +11,9 @@ use kernel_io::EngineKernel;
 
 use super::Engine;
 use crate::LaneIndex;
-use crate::channels::ChannelEvent;
-use crate::failure_reporter::FailureCause;
-use crate::io_request::{EventTarget, RequestIndex};
+use crate::channels::ChannelCompletion;
+use crate::failure_reporter::StorageFailureCause;
+use crate::io_request::{KernelEventTarget, RequestIndex};
 
 impl<K: EngineKernel> Engine<K> {
     /// Gives up the storage behind the channels of the lane on that node, if there is one: all requests that are being
@@ -23,7 +23,7 @@ impl<K: EngineKernel> Engine<K> {
         let Some(lane) = self.lanes.find(node) else { return };
         self.lanes.channels.abandon(lane);
         for (index, storage) in self.jobs.on_channels(lane) {
-            self.fail(index, storage, FailureCause::GivenUp);
+            self.fail(index, storage, StorageFailureCause::GivenUp);
         }
         self.settle_waiting(lane);
     }
@@ -48,13 +48,13 @@ impl<K: EngineKernel> Engine<K> {
         let any = lanes.channels.attend(kernel);
         while let Some(ended) = self.lanes.channels.next_ended() {
             match ended {
-                ChannelEvent::Over { tag, result, bounce } => {
+                ChannelCompletion::Over { tag, result, bounce } => {
                     self.operation_over(tag, result, bounce)
                 }
-                ChannelEvent::Abandoned { channel, tag, failure, is_staged } => {
+                ChannelCompletion::Abandoned { channel, tag, failure, is_staged } => {
                     self.abandoned(channel, tag, failure, is_staged);
                 }
-                ChannelEvent::Returned { bounce } => self.bounce.put(bounce),
+                ChannelCompletion::Returned { bounce } => self.bounce.put(bounce),
             }
         }
         any
@@ -62,7 +62,7 @@ impl<K: EngineKernel> Engine<K> {
 
     /// An operation ends that the storage may still carry out. What its job has locked stays locked.
     fn abandoned(&mut self, channel: ChannelId, tag: Tag, failure: IoFailure, is_staged: bool) {
-        let EventTarget::Job(index, _) = EventTarget::from_tag(tag) else {
+        let KernelEventTarget::Job(index, _) = KernelEventTarget::from_tag(tag) else {
             return self.operation_over(tag, Err(failure), None);
         };
         let Self { jobs, lanes, .. } = self;

@@ -18,19 +18,19 @@ use super::Engine;
 
 /// Makes the engines of control threads, which own no ring, on the files of one table.
 #[derive(Debug)]
-pub struct ControlEngines {
+pub struct ControlEngineFactory {
     table: Arc<FileTable>,
     clock: Arc<dyn Clock>,
 }
 
-impl ControlEngines {
+impl ControlEngineFactory {
     /// On these files, by this clock.
     pub fn new(table: &Arc<FileTable>, clock: &Arc<dyn Clock>) -> Self {
         Self { table: Arc::clone(table), clock: Arc::clone(clock) }
     }
 }
 
-impl EngineFactory for ControlEngines {
+impl EngineFactory for ControlEngineFactory {
     fn make(&self) -> io::Result<Box<dyn ControlEngine>> {
         let notifier = Arc::new(Notifier::new()?);
         let kernel = Kernel::blocking(Arc::clone(&self.table)).map_err(io::Error::other)?;

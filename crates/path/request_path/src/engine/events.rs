@@ -4,62 +4,64 @@
 
 use kernel_io::{BounceBuffer, EngineKernel, Event, IoFailure, Tag};
 
-use super::{Engine, EngineEvent};
-use crate::io_request::EventTarget;
+use super::{Engine, EventLoopEvent};
+use crate::io_request::KernelEventTarget;
 
 impl<K: EngineKernel> Engine<K> {
     /// Works off all kernel events; what concerns the event loop goes to `signals`.
-    pub fn dispatch(&mut self, signals: &mut Vec<EngineEvent>) {
+    pub fn dispatch(&mut self, signals: &mut Vec<EventLoopEvent>) {
         self.take_events(signals);
         while self.run_woken_lanes() {
             self.take_events(signals);
         }
-        signals.extend(self.routes.drain_called().map(EngineEvent::Finished));
+        signals.extend(self.routes.drain_called().map(EventLoopEvent::Finished));
         if !self.timed_turns.is_empty() {
             signals.extend(self.timed_turns.take(self.clock.now()));
         }
     }
 
-    fn take_events(&mut self, signals: &mut Vec<EngineEvent>) {
+    fn take_events(&mut self, signals: &mut Vec<EventLoopEvent>) {
         while let Some(event) = self.kernel.next_event() {
             match event {
                 Event::Finished { tag, result, bounce } => self.operation_over(tag, result, bounce),
                 Event::Extent { tag, found } => self.extent_found(tag, found),
                 Event::Transferred { tag, transfer } => self.transfer_over(tag, transfer),
-                Event::Ready { tag } => match EventTarget::from_tag(tag) {
-                    EventTarget::Kick(key) => signals.push(EngineEvent::Kicked(key)),
-                    EventTarget::Bell => {
+                Event::Ready { tag } => match KernelEventTarget::from_tag(tag) {
+                    KernelEventTarget::Kick(key) => signals.push(EventLoopEvent::Kicked(key)),
+                    KernelEventTarget::Bell => {
                         self.notifier.clear();
                         self.kernel.forget_files();
                         self.retry_ranges();
                         self.retry_syncs();
-                        signals.push(EngineEvent::Bell);
+                        signals.push(EventLoopEvent::Bell);
                     }
-                    EventTarget::Alarm => self.alarm_rang(),
-                    EventTarget::Channel(channel) => self.lanes.channels.ready(channel),
-                    EventTarget::Job(..) | EventTarget::Sync(_) | EventTarget::Transfer(..) => {
+                    KernelEventTarget::Alarm => self.alarm_rang(),
+                    KernelEventTarget::Channel(channel) => self.lanes.channels.ready(channel),
+                    KernelEventTarget::Job(..)
+                    | KernelEventTarget::Sync(_)
+                    | KernelEventTarget::Transfer(..) => {
                         panic!("an operation is no descriptor")
                     }
                 },
-                Event::Writable { tag } => match EventTarget::from_tag(tag) {
-                    EventTarget::Kick(key) => signals.push(EngineEvent::Writable(key)),
-                    EventTarget::Channel(channel) => self.lanes.channels.ready(channel),
-                    EventTarget::Bell
-                    | EventTarget::Alarm
-                    | EventTarget::Job(..)
-                    | EventTarget::Sync(_)
-                    | EventTarget::Transfer(..) => {
+                Event::Writable { tag } => match KernelEventTarget::from_tag(tag) {
+                    KernelEventTarget::Kick(key) => signals.push(EventLoopEvent::Writable(key)),
+                    KernelEventTarget::Channel(channel) => self.lanes.channels.ready(channel),
+                    KernelEventTarget::Bell
+                    | KernelEventTarget::Alarm
+                    | KernelEventTarget::Job(..)
+                    | KernelEventTarget::Sync(_)
+                    | KernelEventTarget::Transfer(..) => {
                         panic!("only kicks and channels are watched for room")
                     }
                 },
-                Event::PollEnded { tag } => match EventTarget::from_tag(tag) {
-                    EventTarget::Kick(key) => signals.push(EngineEvent::Unwatched(key)),
-                    EventTarget::Channel(channel) => self.lanes.channels.unwatched(channel),
-                    EventTarget::Bell
-                    | EventTarget::Alarm
-                    | EventTarget::Job(..)
-                    | EventTarget::Sync(_)
-                    | EventTarget::Transfer(..) => {
+                Event::PollEnded { tag } => match KernelEventTarget::from_tag(tag) {
+                    KernelEventTarget::Kick(key) => signals.push(EventLoopEvent::Unwatched(key)),
+                    KernelEventTarget::Channel(channel) => self.lanes.channels.unwatched(channel),
+                    KernelEventTarget::Bell
+                    | KernelEventTarget::Alarm
+                    | KernelEventTarget::Job(..)
+                    | KernelEventTarget::Sync(_)
+                    | KernelEventTarget::Transfer(..) => {
                         panic!("only kicks and channels are unwatched")
                     }
                 },
@@ -73,14 +75,14 @@ impl<K: EngineKernel> Engine<K> {
         result: Result<(), IoFailure>,
         bounce: Option<BounceBuffer>,
     ) {
-        let (index, piece) = match EventTarget::from_tag(tag) {
-            EventTarget::Job(index, piece) => (index, piece),
-            EventTarget::Sync(storage) => return self.sync_over(storage, result),
-            EventTarget::Kick(_)
-            | EventTarget::Bell
-            | EventTarget::Alarm
-            | EventTarget::Transfer(..)
-            | EventTarget::Channel(_) => {
+        let (index, piece) = match KernelEventTarget::from_tag(tag) {
+            KernelEventTarget::Job(index, piece) => (index, piece),
+            KernelEventTarget::Sync(storage) => return self.sync_over(storage, result),
+            KernelEventTarget::Kick(_)
+            | KernelEventTarget::Bell
+            | KernelEventTarget::Alarm
+            | KernelEventTarget::Transfer(..)
+            | KernelEventTarget::Channel(_) => {
                 panic!("only requests have operations")
             }
         };

@@ -13,10 +13,10 @@ use kernel_io::{Alarm, EngineKernel, Interest, IoFailure};
 
 use super::Engine;
 use super::cancel::is_withdrawn;
-use crate::bounce_transfer::{BounceKind, BounceTransfer};
-use crate::failure_reporter::FailureCause;
-use crate::io_request::{EventTarget, PieceIndex, RequestIndex, RequestPhase};
-use crate::storage_backends::StorageBackends;
+use crate::bounce_transfer::{BounceOperation, BounceTransfer};
+use crate::failure_reporter::StorageFailureCause;
+use crate::io_request::{KernelEventTarget, PieceIndex, RequestIndex, RequestPhase};
+use crate::storage_backends::FileAndChannelBackends;
 use crate::submit::{PieceRun, may_hide_lost_data, write_durability};
 
 impl<K: EngineKernel> Engine<K> {
@@ -39,7 +39,7 @@ impl<K: EngineKernel> Engine<K> {
         }
         let Piece { target, count, .. } = &job.pieces[piece.place()];
         let (storage, offset) = target.storage().expect("only operations on storage fail");
-        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
+        let mut storages = FileAndChannelBackends { kernel, channels: &mut lanes.channels };
         let medium = storages.medium(storage);
         if job.phase == RequestPhase::Sync {
             medium.remember_failed_sync();
@@ -51,7 +51,7 @@ impl<K: EngineKernel> Engine<K> {
                     let whole = medium.allocation_blocks(&(offset.0..offset.0 + count.0));
                     let (at, left) = (whole.start, whole.end - whole.start);
                     let place = (storage, medium);
-                    job.staged.push(BounceTransfer::new(BounceKind::Zero, place, at, 0, left));
+                    job.staged.push(BounceTransfer::new(BounceOperation::Zero, place, at, 0, left));
                     return;
                 }
                 Operation::Read(_)
@@ -62,7 +62,7 @@ impl<K: EngineKernel> Engine<K> {
         } else if may_hide_lost_data(write_durability(job.operation, medium), failure) {
             medium.remember_failed_sync();
         }
-        self.fail(index, storage, FailureCause::Failure(failure));
+        self.fail(index, storage, StorageFailureCause::Failure(failure));
     }
 
     /// Of the run that begins with this piece, a read has found the end of the file there. What lies behind it becomes
@@ -94,21 +94,26 @@ impl<K: EngineKernel> Engine<K> {
     }
 
     /// Notes that a request fails, and says so; only once for each request.
-    pub(super) fn fail(&mut self, index: RequestIndex, storage: StorageId, cause: FailureCause) {
+    pub(super) fn fail(
+        &mut self,
+        index: RequestIndex,
+        storage: StorageId,
+        cause: StorageFailureCause,
+    ) {
         let Self { jobs, kernel, lanes, report, .. } = self;
         let job = jobs.get(index);
         if job.failure.is_some() {
             return;
         }
         job.failure = Some(match cause {
-            FailureCause::Failure(failure) => failure.kind(),
-            FailureCause::EarlierSync
-            | FailureCause::GivenUp
-            | FailureCause::Unfenced
-            | FailureCause::Foreign => FailKind::Io,
+            StorageFailureCause::Failure(failure) => failure.kind(),
+            StorageFailureCause::EarlierSync
+            | StorageFailureCause::GivenUp
+            | StorageFailureCause::Unfenced
+            | StorageFailureCause::Foreign => FailKind::Io,
         });
         let (operation, phase) = (job.operation, job.phase);
-        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
+        let mut storages = FileAndChannelBackends { kernel, channels: &mut lanes.channels };
         let name = storages.medium(storage).name();
         let wait = report.failed(name, operation, phase, cause);
         self.catch_up_after(wait);
@@ -153,7 +158,7 @@ impl<K: EngineKernel> Engine<K> {
             return alarm.set(after);
         }
         let alarm = Alarm::new()?;
-        self.kernel.poll(alarm.as_fd(), Interest::Read, EventTarget::Alarm.to_tag());
+        self.kernel.poll(alarm.as_fd(), Interest::Read, KernelEventTarget::Alarm.to_tag());
         let set = alarm.set(after);
         self.alarm = Some(alarm);
         set

@@ -5,13 +5,13 @@
 //!
 //! Limits: a lane bounds its internal I/Os by its requests; they count as requests in flight.
 
-use block::{CompletionAction, CompletionDecision, Outcome, OwnerProcess, Piece};
+use block::{AfterPiecesAction, LaneCompletionDecision, Outcome, Piece, TakeoverOwner};
 use kernel_io::EngineKernel;
 
 use super::Engine;
-use crate::failure_reporter::FailureCause;
+use crate::failure_reporter::StorageFailureCause;
 use crate::io_request::{RequestIndex, RequestPhase};
-use crate::storage_backends::StorageBackends;
+use crate::storage_backends::FileAndChannelBackends;
 
 impl<K: EngineKernel> Engine<K> {
     /// Goes on with lanes that have something to do, as far as this round has room; whether there was any.
@@ -52,16 +52,16 @@ impl<K: EngineKernel> Engine<K> {
     fn start_errand(&mut self, index: RequestIndex) {
         let Self { jobs, kernel, lanes, .. } = self;
         let job = jobs.get(index);
-        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
+        let mut storages = FileAndChannelBackends { kernel, channels: &mut lanes.channels };
         let is_foreign = |piece: &Piece| {
             let (storage, _) = piece.target.storage()?;
-            (storages.medium(storage).owner() == OwnerProcess::Other).then_some(storage)
+            (storages.medium(storage).owner() == TakeoverOwner::Other).then_some(storage)
         };
         let foreign = job.operation.is_change().then(|| job.pieces.iter().find_map(is_foreign));
         match foreign.flatten() {
             None => self.start(index),
             Some(storage) => {
-                self.fail(index, storage, FailureCause::Foreign);
+                self.fail(index, storage, StorageFailureCause::Foreign);
                 self.advance(index);
             }
         }
@@ -72,18 +72,18 @@ impl<K: EngineKernel> Engine<K> {
         let job = self.jobs.get(index);
         let lane = job.lane;
         match (outcome, self.lanes.with(lane, |it| it.completed(index.token(), outcome))) {
-            (Outcome::Done, CompletionDecision::Finish(Outcome::Failed(kind))) => {
+            (Outcome::Done, LaneCompletionDecision::Finish(Outcome::Failed(kind))) => {
                 self.refused(index, kind)
             }
-            (_, CompletionDecision::Finish(outcome)) => self.finish(index, outcome),
-            (_, CompletionDecision::HoldAgain) => {
+            (_, LaneCompletionDecision::Finish(outcome)) => self.finish(index, outcome),
+            (_, LaneCompletionDecision::HoldAgain) => {
                 let job = self.jobs.get(index);
                 self.pieces_open -= job.pieces.len();
                 self.lanes.remove_pieces(lane, job.pieces.len());
                 job.forget_answer(index);
                 job.failure = None;
                 job.phase = RequestPhase::Held;
-                job.after = CompletionAction::Finish;
+                job.after = AfterPiecesAction::Finish;
                 let (bytes, released) = (job.memory.count(), job.released);
                 self.cancelled += usize::from(job.is_cancelled());
                 self.held += 1;

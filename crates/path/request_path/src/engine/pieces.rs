@@ -6,12 +6,12 @@
 //! Limits: a job does [`crate::submit::WINDOW`] pieces in one go, and [`JOBS_MAX`] jobs go on in a turn; all by hand in a turn is bounded
 //! like inline I/O ([`InlineBudget`]).
 
-use block::{MemoryCopy, Operation, Target};
+use block::{Operation, RequestMemoryCopy, Target};
 use kernel_io::{EngineKernel, InlineBudget};
 
 use super::Engine;
-use crate::io_request::{EventTarget, IoRequest, PieceIndex, RequestIndex};
-use crate::storage_backends::StorageBackends;
+use crate::io_request::{IoRequest, KernelEventTarget, PieceIndex, RequestIndex};
+use crate::storage_backends::FileAndChannelBackends;
 use crate::submit::{PieceRun, submit_run};
 
 /// How many jobs go on in one turn.
@@ -19,7 +19,7 @@ const JOBS_MAX: usize = 4;
 
 /// Whether all pieces of a request were submitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PieceProgress {
+enum PieceSubmitResult {
     AllBegun,
     MoreLater,
 }
@@ -27,7 +27,7 @@ enum PieceProgress {
 impl<K: EngineKernel> Engine<K> {
     /// Begins with a job's pieces. It counts what comes later as something outstanding.
     pub(super) fn begin_pieces(&mut self, index: RequestIndex) {
-        if self.submit_window(index) == PieceProgress::MoreLater {
+        if self.submit_window(index) == PieceSubmitResult::MoreLater {
             self.add_pieces_later(index);
         }
     }
@@ -46,8 +46,8 @@ impl<K: EngineKernel> Engine<K> {
         for _ in 0..self.partly_submitted.len().min(JOBS_MAX) {
             let Some(index) = self.partly_submitted.pop_front() else { return };
             match self.submit_window(index) {
-                PieceProgress::MoreLater => self.partly_submitted.push_back(index),
-                PieceProgress::AllBegun => {
+                PieceSubmitResult::MoreLater => self.partly_submitted.push_back(index),
+                PieceSubmitResult::AllBegun => {
                     let job = self.jobs.get(index);
                     job.has_pieces_later = false;
                     job.outstanding -= 1;
@@ -58,9 +58,9 @@ impl<K: EngineKernel> Engine<K> {
     }
 
     /// Begins some of a job's next pieces.
-    fn submit_window(&mut self, index: RequestIndex) -> PieceProgress {
+    fn submit_window(&mut self, index: RequestIndex) -> PieceSubmitResult {
         let Self { jobs, kernel, lanes, copy_budget, .. } = self;
-        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
+        let mut storages = FileAndChannelBackends { kernel, channels: &mut lanes.channels };
         let job = jobs.get(index);
         if job.failure.is_some() {
             // Nobody waits for the rest of what has failed.
@@ -71,14 +71,14 @@ impl<K: EngineKernel> Engine<K> {
         while job.next_piece < end {
             let place = job.next_piece;
             let piece = &job.pieces[place];
-            let tag = EventTarget::Job(index, PieceIndex::new(place));
+            let tag = KernelEventTarget::Job(index, PieceIndex::new(place));
             match (&piece.target, job.operation) {
                 (_, Operation::Status(_)) => {
                     job.begin_status_piece(place, &mut storages, tag.to_tag());
                 }
                 (Target::Zeroes | Target::Memory { .. }, Operation::Read(_)) => {
                     if !copy_inline(job, place, copy_budget) {
-                        return PieceProgress::MoreLater;
+                        return PieceSubmitResult::MoreLater;
                     }
                 }
                 (Target::Memory { .. } | Target::Status(_), _) => {
@@ -97,7 +97,7 @@ impl<K: EngineKernel> Engine<K> {
                 (Target::File { .. } | Target::Channel { .. }, operation) => {
                     let IoRequest { pieces, next_piece, memory, copy, staged, outstanding, .. } =
                         &mut *job;
-                    let memory = copy.as_ref().map_or(&*memory, MemoryCopy::buffers);
+                    let memory = copy.as_ref().map_or(&*memory, RequestMemoryCopy::buffers);
                     let run = PieceRun::of(pieces, place, operation);
                     let run = run.expect("it begins with a piece in storage");
                     *next_piece += run.pieces.len() - 1;
@@ -107,9 +107,9 @@ impl<K: EngineKernel> Engine<K> {
             job.next_piece += 1;
         }
         if job.next_piece < job.pieces.len() {
-            return PieceProgress::MoreLater;
+            return PieceSubmitResult::MoreLater;
         }
-        PieceProgress::AllBegun
+        PieceSubmitResult::AllBegun
     }
 }
 

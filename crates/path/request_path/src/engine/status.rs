@@ -14,9 +14,9 @@ use block::{
 use kernel_io::{BounceBuffer, EngineKernel, FileExtent, IoFailure};
 
 use super::Engine;
-use crate::bounce_transfer::{BounceKind, BounceTransfer};
-use crate::io_request::{EventTarget, IoRequest, RequestIndex};
-use crate::storage_backends::{StorageBackends, extent};
+use crate::bounce_transfer::{BounceOperation, BounceTransfer};
+use crate::io_request::{IoRequest, KernelEventTarget, RequestIndex};
+use crate::storage_backends::{FileAndChannelBackends, extent};
 
 /// The memory for what a channel tells.
 const RECORDS_BYTES: usize = 256 * StatusRecord::BYTES;
@@ -26,7 +26,7 @@ impl IoRequest {
     pub(super) fn begin_status_piece(
         &mut self,
         place: usize,
-        storages: &mut StorageBackends<'_, impl EngineKernel>,
+        storages: &mut FileAndChannelBackends<'_, impl EngineKernel>,
         tag: Tag,
     ) {
         let Piece { skip, count, ref target } = self.pieces[place];
@@ -45,7 +45,7 @@ impl IoRequest {
                     let storage = StorageId::Channel(channel);
                     let place = (storage, storages.medium(storage));
                     let skip = usize::try_from(skip).expect("64-bit host");
-                    let kind = BounceKind::Read;
+                    let kind = BounceOperation::Read;
                     self.staged.push(BounceTransfer::new(kind, place, offset.0, skip, count.0));
                 }
             }
@@ -77,11 +77,11 @@ impl IoRequest {
 impl<K: EngineKernel> Engine<K> {
     /// A file has told what it has at the beginning of what is left of a piece.
     pub(super) fn extent_found(&mut self, tag: Tag, found: FileExtent) {
-        let EventTarget::Job(index, piece) = EventTarget::from_tag(tag) else {
+        let KernelEventTarget::Job(index, piece) = KernelEventTarget::from_tag(tag) else {
             panic!("only requests ask for extents")
         };
         let Self { jobs, kernel, lanes, .. } = self;
-        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
+        let mut storages = FileAndChannelBackends { kernel, channels: &mut lanes.channels };
         let job = jobs.get(index);
         job.outstanding -= 1;
         let Piece { skip, count, target } = &mut job.pieces[piece.place()];

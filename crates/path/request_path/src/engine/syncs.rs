@@ -14,9 +14,9 @@ use block::{ChannelId, StorageId, SyncAction, SyncGuard, SyncTicket};
 use kernel_io::{EngineKernel, IoFailure};
 
 use super::Engine;
-use crate::failure_reporter::FailureCause;
-use crate::io_request::{EventTarget, PieceIndex, RequestIndex};
-use crate::storage_backends::StorageBackends;
+use crate::failure_reporter::StorageFailureCause;
+use crate::io_request::{KernelEventTarget, PieceIndex, RequestIndex};
+use crate::storage_backends::FileAndChannelBackends;
 
 /// Requests on this iothread that wait for syncs, by file.
 #[derive(Debug, Default)]
@@ -123,7 +123,7 @@ impl<K: EngineKernel> Engine<K> {
         if turn.is_some() {
             return;
         }
-        let mut storages = StorageBackends { kernel, channels: &mut lanes.channels };
+        let mut storages = FileAndChannelBackends { kernel, channels: &mut lanes.channels };
         let medium = storages.medium(storage);
         while let Some(first) = waiting.front() {
             match medium.sync_turns().try_begin(first.ticket, waker) {
@@ -147,7 +147,7 @@ impl<K: EngineKernel> Engine<K> {
         let MediumSyncs { waiting, served, turn, .. } = self.syncs.of(storage);
         if turn.is_some() {
             served.extend(waiting.drain(..));
-            self.storages().sync(storage, EventTarget::Sync(storage).to_tag());
+            self.storages().sync(storage, KernelEventTarget::Sync(storage).to_tag());
         }
     }
 
@@ -186,7 +186,7 @@ impl<K: EngineKernel> Engine<K> {
             match result {
                 Err(failure) => self.piece_failed(job, piece, failure),
                 Ok(()) if self.storages().medium(storage).has_failed_sync() => {
-                    self.fail(job, storage, FailureCause::EarlierSync);
+                    self.fail(job, storage, StorageFailureCause::EarlierSync);
                 }
                 Ok(()) => {}
             }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use block::WakeTime;
 use kernel_io::EngineKernel;
 
-use super::{Engine, EngineEvent};
+use super::{Engine, EventLoopEvent};
 use crate::{RouteIndex, SourceKey};
 
 /// How much later a turn does no harm that is put off anyway.
@@ -25,9 +25,9 @@ impl TimedTurns {
     }
 
     /// The sources whose time has come.
-    pub(super) fn take(&mut self, now: Instant) -> impl Iterator<Item = EngineEvent> + '_ {
+    pub(super) fn take(&mut self, now: Instant) -> impl Iterator<Item = EventLoopEvent> + '_ {
         let over = self.0.extract_if(.., move |(at, _)| *at <= now);
-        over.map(|(_, key)| EngineEvent::Finished(key))
+        over.map(|(_, key)| EventLoopEvent::Finished(key))
     }
 
     pub(super) fn is_empty(&self) -> bool {

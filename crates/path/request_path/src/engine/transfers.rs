@@ -11,7 +11,7 @@ use kernel_io::{EngineKernel, StreamDirection, StreamGoal, StreamTransfer, Tag};
 
 use super::Engine;
 use crate::RouteIndex;
-use crate::io_request::EventTarget;
+use crate::io_request::KernelEventTarget;
 
 impl Engine {
     /// Begins a transfer of the source of that route, which has none of this direction under way.
@@ -24,13 +24,13 @@ impl Engine {
     ) {
         self.routes.begin_transfer(route);
         self.transfers += 1;
-        let tag = EventTarget::Transfer(route, direction).to_tag();
+        let tag = KernelEventTarget::Transfer(route, direction).to_tag();
         self.kernel.begin_transfer(socket, transfer, (direction, goal), tag);
     }
 
     /// Has the transfer of that direction end soon, if it is under way here.
     pub(crate) fn cancel_transfer(&mut self, route: RouteIndex, direction: StreamDirection) {
-        self.kernel.cancel_transfer(EventTarget::Transfer(route, direction).to_tag());
+        self.kernel.cancel_transfer(KernelEventTarget::Transfer(route, direction).to_tag());
     }
 
     /// Takes the transfers of a route that are over.
@@ -42,7 +42,7 @@ impl Engine {
 impl<K: EngineKernel> Engine<K> {
     /// A transfer is over.
     pub(super) fn transfer_over(&mut self, tag: Tag, transfer: StreamTransfer) {
-        let EventTarget::Transfer(route, _) = EventTarget::from_tag(tag) else {
+        let KernelEventTarget::Transfer(route, _) = KernelEventTarget::from_tag(tag) else {
             panic!("only sources have transfers")
         };
         self.transfers -= 1;

@@ -12,7 +12,7 @@ use kernel_io::{
     Aio, Caching, FileKind, FileTable, FlushPolicy, LockOptions, Locking, OpenFile, OpenOptions,
     Sharing,
 };
-use request_path::ControlEngines;
+use request_path::ControlEngineFactory;
 use testkit::errands;
 use testkit::loop_device::LoopDevice;
 use testkit::report;
@@ -28,7 +28,7 @@ fn run(
     memory: HostMemory,
 ) -> Result<HostMemory, FailKind> {
     let clock = Arc::new(SystemClock) as Arc<dyn Clock>;
-    errands::carry_out(&ControlEngines::new(table, &clock), operation, pieces, memory)
+    errands::carry_out(&ControlEngineFactory::new(table, &clock), operation, pieces, memory)
 }
 
 fn open(table: &FileTable, path: &Path, kind: FileKind, caching: Caching) -> FileId {

@@ -1,7 +1,7 @@
 //! Discards below `throttle` and `delay`: `discard=ignore` ends them above the node.
 
 use block::{
-    Answer, ByteCount, ByteOffset, Durability, LaneContext, Mapping, Operation, PieceList, Token,
+    Answer, BatchPieces, ByteCount, ByteOffset, Durability, LaneContext, Mapping, Operation, Token,
 };
 
 use super::Graph;
@@ -33,7 +33,7 @@ fn held(limits: &str, discard: &str) -> [bool; 4] {
     let mut tokens = (0..).map(Token);
     let mut batch =
         batch.each_mut().map(|operation| Mapping::new(tokens.next().unwrap(), *operation));
-    node.open_lane(&LaneContext::idle()).unwrap().map(&mut batch, &mut PieceList::default());
+    node.open_lane(&LaneContext::idle()).unwrap().map(&mut batch, &mut BatchPieces::default());
     batch.map(|mapping| mapping.answer == Answer::Held)
 }
 
@@ -45,10 +45,10 @@ fn discards_are_paid_for_if_they_do_something() {
 }
 
 /// What a new lane on the node says to a read and a discard.
-fn answers(graph: &Graph, name: &str) -> ([Answer; 2], PieceList) {
+fn answers(graph: &Graph, name: &str) -> ([Answer; 2], BatchPieces) {
     let node = graph.node(name).unwrap();
     let extent = node.size().check(ByteOffset(0), ByteCount(512)).unwrap();
-    let mut pieces = PieceList::default();
+    let mut pieces = BatchPieces::default();
     let mut batch = [Operation::Read(extent), Operation::Discard(extent, Durability::Cached)]
         .map(|operation| Mapping::new(Token(0), operation));
     node.open_lane(&LaneContext::idle()).unwrap().map(&mut batch, &mut pieces);

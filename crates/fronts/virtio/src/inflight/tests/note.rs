@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use block::{ByteCount, DiskSize};
 
-use crate::inflight::{InflightGeometry, InflightRegion, SessionRecord};
+use crate::inflight::{CacheModeAndSizeRecord, InflightGeometry, InflightRegion};
 use crate::{CacheMode, RingLayout};
 
 const BOTH: [CacheMode; 2] = [CacheMode::WriteBack, CacheMode::WriteThrough];
@@ -20,7 +20,7 @@ const NOTE: u64 = 512;
 /// The file of a region of ours, with this mode noted.
 fn noted(mode: CacheMode) -> OwnedFd {
     let (region, fd) = InflightRegion::create(shape(), &Arc::default()).expect("memory");
-    let _note = SessionRecord::begin(&Arc::new(region), mode);
+    let _note = CacheModeAndSizeRecord::begin(&Arc::new(region), mode);
     fd
 }
 
@@ -30,7 +30,7 @@ fn map(fd: &OwnedFd, bytes: u64) -> Arc<InflightRegion> {
 }
 
 fn said(fd: &OwnedFd) -> Option<CacheMode> {
-    SessionRecord::open(&map(fd, shape().region_bytes())).map(|(_note, mode)| mode)
+    CacheModeAndSizeRecord::open(&map(fd, shape().region_bytes())).map(|(_note, mode)| mode)
 }
 
 fn put(fd: &OwnedFd, offset: u64, bytes: &[u8]) {
@@ -48,7 +48,8 @@ fn content(fd: &OwnedFd) -> Vec<u8> {
 #[test]
 fn the_size_that_was_told_is_kept_unless_the_note_is_not_understood() {
     let fd = noted(CacheMode::WriteBack);
-    let open = || SessionRecord::open(&map(&fd, shape().region_bytes())).expect("it is there").0;
+    let open =
+        || CacheModeAndSizeRecord::open(&map(&fd, shape().region_bytes())).expect("it is there").0;
     assert_eq!(open().announced_size(), None);
     for bytes in [1 << 20, 3 << 30] {
         let size = DiskSize(ByteCount(bytes));
@@ -67,7 +68,7 @@ fn a_region_says_what_was_noted_last() {
         assert_eq!(said(&fd), Some(first));
         for next in BOTH {
             let region = map(&fd, shape().region_bytes());
-            let (mut note, _) = SessionRecord::open(&region).expect("it is there");
+            let (mut note, _) = CacheModeAndSizeRecord::open(&region).expect("it is there");
             note.store(next);
             assert_eq!(said(&fd), Some(next));
         }
@@ -91,7 +92,7 @@ fn the_note_lies_behind_the_parts_of_either_layout() {
 fn a_region_of_another_back_end_says_nothing() {
     let fd = noted(CacheMode::WriteThrough);
     for bytes in [shape().bytes(RingLayout::Split), shape().bytes(RingLayout::Packed)] {
-        assert!(SessionRecord::open(&map(&fd, bytes)).is_none(), "{bytes} bytes");
+        assert!(CacheModeAndSizeRecord::open(&map(&fd, bytes)).is_none(), "{bytes} bytes");
     }
     // A front end may have rounded the size up.
     put(&fd, 0, &[0; 64]);
@@ -103,7 +104,7 @@ fn a_region_of_another_back_end_says_nothing() {
 fn a_truncated_note_says_nothing() {
     let fd = noted(CacheMode::WriteThrough);
     for bytes in NOTE..NOTE + 64 {
-        assert!(SessionRecord::open(&map(&fd, bytes)).is_none(), "{bytes} bytes");
+        assert!(CacheModeAndSizeRecord::open(&map(&fd, bytes)).is_none(), "{bytes} bytes");
     }
 }
 
@@ -124,7 +125,7 @@ fn what_is_not_understood_says_write_through() {
         assert_eq!(said(&fd), Some(CacheMode::WriteThrough), "{value} at byte {place}");
         // Whoever has opened it makes it its own.
         let region = map(&fd, shape().region_bytes());
-        let (mut note, _) = SessionRecord::open(&region).expect("it is there");
+        let (mut note, _) = CacheModeAndSizeRecord::open(&region).expect("it is there");
         note.store(CacheMode::WriteBack);
         assert_eq!(said(&fd), Some(CacheMode::WriteBack), "{value} at byte {place}");
     }
@@ -139,9 +140,9 @@ fn a_note_that_is_taken_away_says_nothing_and_harms_nobody() {
     let region = InflightRegion::map(theirs.fd(), shape(), theirs.bytes(), 0, &Arc::default())
         .expect("mapped");
     let region = Arc::new(region);
-    let (mut note, _) = SessionRecord::open(&region).expect("it is there");
+    let (mut note, _) = CacheModeAndSizeRecord::open(&region).expect("it is there");
     theirs.cut(0);
     note.store(CacheMode::WriteBack);
     assert!(region.is_lost());
-    assert!(SessionRecord::open(&region).is_none());
+    assert!(CacheModeAndSizeRecord::open(&region).is_none());
 }

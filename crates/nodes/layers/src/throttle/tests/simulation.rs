@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError, Clock, DiskSize,
-    Durability, Extent, Lane, LaneContext, LaneError, LeafLane, Mapping, Node, Operation,
-    PieceList, Rights, SystemClock, Token,
+    Access, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError,
+    Clock, DiskSize, Durability, Extent, Lane, LaneContext, LaneError, LeafLane, Mapping, Node,
+    Operation, Rights, SystemClock, Token,
 };
 
 use super::super::{LimitKind, ThrottleGroup, ThrottleLimits, ThrottleNode, ThrottleSettings};
@@ -99,7 +99,7 @@ impl Node for EmptyNode {
 struct EmptyLane;
 
 impl LeafLane for EmptyLane {
-    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         assert_ne!(mapping.answer, Answer::Held, "asked about what is held above");
         mapping.answer = Answer::Now(pieces.none());
     }
@@ -297,7 +297,7 @@ impl Simulation {
             batch.push(Mapping::new(Token(thread.count), operation));
             thread.count += 1;
         }
-        let mut pieces = PieceList::default();
+        let mut pieces = BatchPieces::default();
         thread.lane.map(&mut batch, &mut pieces);
         let mut passed = 0;
         for mapping in &batch {
@@ -321,7 +321,7 @@ impl Simulation {
             self.wake_later(number);
             return;
         }
-        let (mut late, mut pieces) = (Vec::new(), PieceList::default());
+        let (mut late, mut pieces) = (Vec::new(), BatchPieces::default());
         thread.lane.resume(now, &mut late, &mut pieces);
         for mapping in &late {
             assert!(matches!(mapping.answer, Answer::Now(_)), "{mapping:?}");

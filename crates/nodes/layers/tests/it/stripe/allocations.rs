@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{
-    Access, Answer, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError,
-    CompletionDecision, DiskSize, Durability, FileId, Lane, LaneContext, LaneError, Mapping, Node,
-    Operation, Outcome, Piece, PieceList, Rights, Target, Token, WakeTime,
+    Access, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError,
+    DiskSize, Durability, FileId, Lane, LaneCompletionDecision, LaneContext, LaneError, Mapping,
+    Node, Operation, Outcome, Piece, Rights, Target, Token, WakeTime,
 };
 use layers::{ChunkSize, StripeDiscards, StripeNode};
 
@@ -73,7 +73,7 @@ struct PlainLane {
 }
 
 impl PlainLane {
-    fn answer(mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn answer(mapping: &mut Mapping, pieces: &mut BatchPieces) {
         let bytes = mapping.operation.extent().map_or(0..0, |extent| extent.bytes());
         let (count, offset) = (ByteCount(bytes.end - bytes.start), ByteOffset(bytes.start));
         let target = Target::File { file: FileId(0), offset };
@@ -82,7 +82,7 @@ impl PlainLane {
 }
 
 impl Lane for PlainLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         for mapping in batch {
             match self.holds {
                 Holds::Nothing => Self::answer(mapping, pieces),
@@ -99,7 +99,7 @@ impl Lane for PlainLane {
         (!self.held.is_empty()).then(|| WakeTime { at: Instant::start(), slack })
     }
 
-    fn resume(&mut self, _: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, _: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         for mut mapping in self.held.drain(..) {
             Self::answer(&mut mapping, pieces);
             late.push(mapping);
@@ -108,8 +108,8 @@ impl Lane for PlainLane {
 
     fn release(&mut self) {}
 
-    fn completed(&mut self, _: Token, outcome: Outcome) -> CompletionDecision {
-        CompletionDecision::Finish(outcome)
+    fn completed(&mut self, _: Token, outcome: Outcome) -> LaneCompletionDecision {
+        LaneCompletionDecision::Finish(outcome)
     }
 }
 
@@ -125,7 +125,7 @@ fn check(members: usize, chunks: u64, holding: usize) {
     let (access, discards) = (Access::ReadWrite, StripeDiscards::Passed);
     let node = StripeNode::new("stripe", children, chunk, access, discards).unwrap();
     let mut lane = node.open_lane(&LaneContext::idle()).unwrap();
-    let (mut pieces, mut late) = (PieceList::default(), Vec::new());
+    let (mut pieces, mut late) = (BatchPieces::default(), Vec::new());
     let mut counts = [0; 3];
     for count in &mut counts {
         let before = allocations();

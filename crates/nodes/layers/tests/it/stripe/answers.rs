@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, ByteCount, CompletionAction, CompletionDecision, Durability, FailKind, FileId,
-    Lane, LaneContext, Mapping, Node, Operation, Outcome, PIECES_MAX, Piece, PieceList, Target,
-    Token, Unmap, WakeTime,
+    Access, AfterPiecesAction, Answer, BatchPieces, ByteCount, Durability, FailKind, FileId, Lane,
+    LaneCompletionDecision, LaneContext, Mapping, Node, Operation, Outcome, PIECES_MAX, Piece,
+    Target, Token, Unmap, WakeTime,
 };
 use layers::{ChunkSize, StripeDiscards, StripeNode};
 
@@ -18,7 +18,7 @@ const CHUNK: u64 = 4096;
 struct Pair {
     notes: [Arc<Mutex<Notes>>; 2],
     lane: Box<dyn Lane>,
-    pieces: PieceList,
+    pieces: BatchPieces,
     late: Vec<Mapping>,
 }
 
@@ -37,7 +37,7 @@ impl Pair {
         let chunk = ChunkSize::new(ByteCount(CHUNK)).unwrap();
         let node = StripeNode::new("stripe", children, chunk, access, discards).unwrap();
         let lane = node.open_lane(&LaneContext::idle()).unwrap();
-        Self { notes, lane, pieces: PieceList::default(), late: Vec::new() }
+        Self { notes, lane, pieces: BatchPieces::default(), late: Vec::new() }
     }
 
     fn ask(&mut self, operation: Operation) -> Mapping {
@@ -60,7 +60,7 @@ impl Pair {
         }
     }
 
-    fn completed(&mut self, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, outcome: Outcome) -> LaneCompletionDecision {
         self.lane.completed(Token(77), outcome)
     }
 
@@ -277,41 +277,41 @@ fn only_members_that_ask_for_it_are_told_and_each_once() {
     let mut pair = Pair::new([ANSWER, Conduct::Tell]);
     for (outcome, count) in [(Outcome::Done, 1), (FAILED, 2)] {
         let answer = pair.ask(read(2));
-        assert_eq!((answer.after, pair.pieces(&answer).len()), (CompletionAction::NotifyLane, 2));
-        assert_eq!(pair.completed(outcome), CompletionDecision::Finish(outcome));
+        assert_eq!((answer.after, pair.pieces(&answer).len()), (AfterPiecesAction::NotifyLane, 2));
+        assert_eq!(pair.completed(outcome), LaneCompletionDecision::Finish(outcome));
         let [first, second] = pair.told();
         assert_eq!((first.len(), second.len(), second.last()), (0, count, Some(&outcome)));
     }
     // What does not touch it does not ask.
-    assert_eq!(pair.ask(read(1)).after, CompletionAction::Finish);
+    assert_eq!(pair.ask(read(1)).after, AfterPiecesAction::Finish);
     let alone = pair.ask(Operation::Read(extent(CHUNK..2 * CHUNK)));
-    assert_eq!(alone.after, CompletionAction::NotifyLane);
-    assert_eq!(pair.completed(Outcome::Done), CompletionDecision::Finish(Outcome::Done));
+    assert_eq!(alone.after, AfterPiecesAction::NotifyLane);
+    assert_eq!(pair.completed(Outcome::Done), LaneCompletionDecision::Finish(Outcome::Done));
 }
 
 #[test]
 fn a_member_that_says_it_failed_fails_the_whole() {
     let mut pair = Pair::new([Conduct::Tell, Conduct::TellAndFail(FailKind::NoSpace)]);
-    assert_eq!(pair.ask(read(2)).after, CompletionAction::NotifyLane);
-    assert_eq!(pair.completed(Outcome::Done), CompletionDecision::Finish(FAILED));
+    assert_eq!(pair.ask(read(2)).after, AfterPiecesAction::NotifyLane);
+    assert_eq!(pair.completed(Outcome::Done), LaneCompletionDecision::Finish(FAILED));
     assert_eq!(pair.told(), [vec![Outcome::Done], vec![Outcome::Done]]);
 }
 
 #[test]
 fn what_a_member_keeps_is_answered_again_without_the_others() {
     let mut pair = Pair::new([Conduct::Tell, Conduct::TellAndKeep { ms: 5 }]);
-    assert_eq!(pair.ask(read(2)).after, CompletionAction::NotifyLane);
-    assert_eq!(pair.completed(Outcome::Done), CompletionDecision::HoldAgain);
+    assert_eq!(pair.ask(read(2)).after, AfterPiecesAction::NotifyLane);
+    assert_eq!(pair.completed(Outcome::Done), LaneCompletionDecision::HoldAgain);
     assert_eq!(pair.lane.due().map(|due| due.at), Some(Instant::at(5)));
     assert!(pair.resume(4).is_none());
     pair.pieces.clear();
     let again = pair.resume(5).unwrap();
-    assert_eq!((again.token, again.after), (Token(77), CompletionAction::Finish));
+    assert_eq!((again.token, again.after), (Token(77), AfterPiecesAction::Finish));
     assert_eq!(pair.pieces(&again), [at(1, 0, CHUNK, 512)]);
     assert_eq!(pair.told(), [vec![Outcome::Done], vec![Outcome::Done]]);
     // Kept after a failure, it fails in the end.
-    assert_eq!(pair.ask(read(2)).after, CompletionAction::NotifyLane);
-    assert_eq!(pair.completed(FAILED), CompletionDecision::HoldAgain);
+    assert_eq!(pair.ask(read(2)).after, AfterPiecesAction::NotifyLane);
+    assert_eq!(pair.completed(FAILED), LaneCompletionDecision::HoldAgain);
     assert_eq!(pair.resume(5).unwrap().answer, Answer::Refused(FailKind::NoSpace));
 }
 
@@ -334,27 +334,27 @@ fn what_a_member_wants_to_hear_of_waits_for_no_other_part() {
     let first = pair.ask(read(2));
     assert_eq!(
         (pair.pieces(&first), first.after),
-        (&[at(0, 0, 0, CHUNK)][..], CompletionAction::NotifyLane)
+        (&[at(0, 0, 0, CHUNK)][..], AfterPiecesAction::NotifyLane)
     );
-    assert_eq!(pair.completed(Outcome::Done), CompletionDecision::HoldAgain);
+    assert_eq!(pair.completed(Outcome::Done), LaneCompletionDecision::HoldAgain);
     assert_eq!(pair.told(), [vec![Outcome::Done], vec![]]);
     let second = pair.resume(5).unwrap();
-    assert_eq!((second.token, second.after), (Token(77), CompletionAction::Finish));
+    assert_eq!((second.token, second.after), (Token(77), AfterPiecesAction::Finish));
     assert_eq!(pair.pieces(&second), [at(1, 0, CHUNK, CHUNK)]);
     // What is answered while the first part is carried out comes after it.
     let first = pair.ask(read(2));
     assert!(matches!(first.answer, Answer::Now(_)));
     assert!(pair.resume(5).is_none());
-    assert_eq!(pair.completed(Outcome::Done), CompletionDecision::HoldAgain);
+    assert_eq!(pair.completed(Outcome::Done), LaneCompletionDecision::HoldAgain);
     let second = pair.resume(5).unwrap();
     assert_eq!(pair.pieces(&second), [at(1, 0, CHUNK, CHUNK)]);
     // A part that is refused meanwhile fails the whole, which has nothing left to do then.
     let mut pair = Pair::new([Conduct::Tell, Conduct::HoldAndRefuse { ms: 3 }]);
     assert!(matches!(pair.ask(read(2)).answer, Answer::Now(_)));
     assert!(pair.resume(3).is_none());
-    assert_eq!(pair.completed(Outcome::Done), CompletionDecision::Finish(FAILED));
+    assert_eq!(pair.completed(Outcome::Done), LaneCompletionDecision::Finish(FAILED));
     // And one that is refused later, too.
     assert!(matches!(pair.ask(read(2)).answer, Answer::Now(_)));
-    assert_eq!(pair.completed(Outcome::Done), CompletionDecision::HoldAgain);
+    assert_eq!(pair.completed(Outcome::Done), LaneCompletionDecision::HoldAgain);
     assert_eq!(pair.resume(3).unwrap().answer, Answer::Refused(FailKind::NoSpace));
 }

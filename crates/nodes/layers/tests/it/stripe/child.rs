@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Answer, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError, ClaimGuard,
-    CompletionAction, CompletionDecision, DiskSize, Extent, FailKind, FileId, Lane, LaneContext,
-    LaneError, Mapping, Node, Operation, Outcome, Piece, PieceList, PieceRange, RetryHint, Rights,
-    Target, Token, WakeTime,
+    Access, AfterPiecesAction, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Child,
+    Claim, ClaimError, ClaimGuard, DiskSize, Extent, FailKind, FileId, Lane,
+    LaneCompletionDecision, LaneContext, LaneError, Mapping, Node, Operation, Outcome, Piece,
+    PieceRange, RetryHint, Rights, Target, Token, WakeTime,
 };
 
 /// What a child does with what it is asked for.
@@ -203,7 +203,7 @@ impl FakeLane {
         self.notes.lock().unwrap()
     }
 
-    fn pieces(&self, operation: Operation, run: u64, pieces: &mut PieceList) -> PieceRange {
+    fn pieces(&self, operation: Operation, run: u64, pieces: &mut BatchPieces) -> PieceRange {
         let Some(extent) = operation.extent() else {
             let target = Target::File { file: self.file, offset: ByteOffset(0) };
             return pieces.one(Piece { skip: 0, count: ByteCount(0), target });
@@ -223,7 +223,7 @@ impl FakeLane {
 }
 
 impl Lane for FakeLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         let mut call = Vec::new();
         for mapping in batch.iter_mut() {
             let mut notes = self.notes();
@@ -237,7 +237,7 @@ impl Lane for FakeLane {
             mapping.answer = match conduct {
                 Conduct::Answer { run } => Answer::Now(self.pieces(mapping.operation, run, pieces)),
                 Conduct::Tell | Conduct::TellAndKeep { .. } | Conduct::TellAndFail(_) => {
-                    mapping.after = CompletionAction::NotifyLane;
+                    mapping.after = AfterPiecesAction::NotifyLane;
                     self.telling.push((*mapping, conduct));
                     Answer::Now(self.pieces(mapping.operation, u64::MAX, pieces))
                 }
@@ -261,7 +261,7 @@ impl Lane for FakeLane {
         Some(WakeTime { at, slack: Duration::from_millis(1) })
     }
 
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         let held = std::mem::take(&mut self.held);
         for (at, mut mapping, conduct) in held {
             if at > now {
@@ -271,7 +271,7 @@ impl Lane for FakeLane {
             mapping.answer = if let Conduct::HoldAndRefuse { .. } = conduct {
                 Answer::Refused(FailKind::NoSpace)
             } else if let Conduct::TellAndKeep { .. } = conduct {
-                mapping.after = CompletionAction::Finish;
+                mapping.after = AfterPiecesAction::Finish;
                 Answer::Now(self.pieces(Operation::Read(extent(0..512)), 512, pieces))
             } else {
                 Answer::Now(self.pieces(mapping.operation, 4096, pieces))
@@ -287,15 +287,15 @@ impl Lane for FakeLane {
         }
     }
 
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         self.notes().told.push(outcome);
         let place = self.telling.iter().position(|(mapping, _)| mapping.token == token);
         let (mapping, conduct) = self.telling.remove(place.expect("it asked to be told"));
         if let Conduct::TellAndKeep { ms } = conduct {
             self.held.push((self.start + Duration::from_millis(ms), mapping, conduct));
-            return CompletionDecision::HoldAgain;
+            return LaneCompletionDecision::HoldAgain;
         }
-        CompletionDecision::Finish(if let Conduct::TellAndFail(kind) = conduct {
+        LaneCompletionDecision::Finish(if let Conduct::TellAndFail(kind) = conduct {
             Outcome::Failed(kind)
         } else {
             outcome

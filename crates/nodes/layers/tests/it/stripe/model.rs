@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use block::{
-    Access, Answer, ByteCount, Durability, FailKind, FileId, Lane, LaneContext, Mapping, Node,
-    Operation, Piece, PieceList, SECTOR_BYTES, Target, Token, Unmap,
+    Access, Answer, BatchPieces, ByteCount, Durability, FailKind, FileId, Lane, LaneContext,
+    Mapping, Node, Operation, Piece, SECTOR_BYTES, Target, Token, Unmap,
 };
 use layers::{ChunkSize, StripeDiscards, StripeNode};
 use proptest::prelude::*;
@@ -116,7 +116,7 @@ struct Run {
     shape: Shape,
     notes: Vec<Arc<Mutex<Notes>>>,
     lane: Box<dyn Lane>,
-    pieces: PieceList,
+    pieces: BatchPieces,
     /// What is asked under which name, and what its parts came to.
     open: HashMap<Token, (Operation, Vec<Asked>)>,
 }
@@ -139,7 +139,7 @@ impl Run {
         let node = StripeNode::new("stripe", children, chunk, access, discards).unwrap();
         assert_eq!(node.size().0.0, shape.size());
         let lane = node.open_lane(&LaneContext::idle()).unwrap();
-        Self { shape, notes, lane, pieces: PieceList::default(), open: HashMap::new() }
+        Self { shape, notes, lane, pieces: BatchPieces::default(), open: HashMap::new() }
     }
 
     /// Asks for a batch, and checks what the members were asked for and what is answered at once.

@@ -15,10 +15,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use block::{
-    Access, Answer, BlockLimits, ByteCount, ByteOffset, Claim, ClaimError, CompletionAction,
-    CompletionDecision, DiskSize, Durability, Extent, FailKind, HostMemory, InternalIoFuture, Lane,
-    LaneContext, LaneError, Mapping, Node, Operation, Outcome, Piece, PieceList, Rights, Target,
-    Token, WakeTime,
+    Access, AfterPiecesAction, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Claim,
+    ClaimError, DiskSize, Durability, Extent, FailKind, HostMemory, InternalIoFuture, Lane,
+    LaneCompletionDecision, LaneContext, LaneError, Mapping, Node, Operation, Outcome, Piece,
+    Rights, Target, Token, WakeTime,
 };
 
 use crate::guest::BLOCK;
@@ -191,7 +191,7 @@ impl WorkingLane {
     }
 
     fn errand(&mut self, operation: Operation, memory: HostMemory) -> InternalIoFuture {
-        let mut pieces = PieceList::default();
+        let mut pieces = BatchPieces::default();
         let mut asked = [Mapping::new(Token(u32::MAX), operation)];
         self.below.map(&mut asked, &mut pieces);
         let Answer::Now(range) = asked[0].answer else { panic!("a file answers at once") };
@@ -201,13 +201,13 @@ impl WorkingLane {
         done
     }
 
-    fn ask(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn ask(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         self.asked.insert(mapping.token, (mapping.operation, 1));
         self.below.map(std::slice::from_mut(mapping), pieces);
-        mapping.after = CompletionAction::NotifyLane;
+        mapping.after = AfterPiecesAction::NotifyLane;
     }
 
-    fn begin(&mut self, mapping: &mut Mapping, pieces: &mut PieceList) {
+    fn begin(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
         match (self.behaviour, mapping.operation) {
             (Behaviour::Spinning, operation) => {
                 self.asked.insert(mapping.token, (operation, 1));
@@ -240,7 +240,7 @@ impl WorkingLane {
         token: Token,
         operation: Operation,
         result: Result<HostMemory, FailKind>,
-        pieces: &mut PieceList,
+        pieces: &mut BatchPieces,
     ) -> Option<Mapping> {
         let mut mapping = Mapping::new(token, operation);
         match (result, operation) {
@@ -280,7 +280,7 @@ impl WorkingLane {
 }
 
 impl Lane for WorkingLane {
-    fn map(&mut self, batch: &mut [Mapping], pieces: &mut PieceList) {
+    fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         batch.iter_mut().for_each(|mapping| self.begin(mapping, pieces));
     }
 
@@ -288,13 +288,13 @@ impl Lane for WorkingLane {
         WakeTime::first(self.below.due(), self.second.due())
     }
 
-    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut PieceList) {
+    fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
         // What was answered before was carried out at once.
         assert_eq!(self.io.answer_memory_bytes(), 0);
         let first = late.len();
         self.below.resume(now, late, pieces);
         self.second.resume(now, late, pieces);
-        late[first..].iter_mut().for_each(|mapping| mapping.after = CompletionAction::NotifyLane);
+        late[first..].iter_mut().for_each(|mapping| mapping.after = AfterPiecesAction::NotifyLane);
         if self.behaviour == Behaviour::Spinning && !self.asked.is_empty() {
             if !self.shared.is_let_go.load(Ordering::SeqCst) {
                 return self.io.waker().wake_by_ref();
@@ -331,15 +331,15 @@ impl Lane for WorkingLane {
         self.second.release();
     }
 
-    fn completed(&mut self, token: Token, outcome: Outcome) -> CompletionDecision {
+    fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         let (operation, times) = self.asked.remove(&token).expect("told once of each answer");
         match (self.behaviour, operation) {
             (Behaviour::AskingTwice, _) if times == 1 => {
                 let mut again = [Mapping::new(token, operation)];
-                self.second.map(&mut again, &mut PieceList::default());
+                self.second.map(&mut again, &mut BatchPieces::default());
                 assert_eq!(again[0].answer, Answer::Held);
                 self.asked.insert(token, (operation, 2));
-                return CompletionDecision::HoldAgain;
+                return LaneCompletionDecision::HoldAgain;
             }
             (Behaviour::Working, Operation::Write(extent, _)) if outcome == Outcome::Done => {
                 self.shared.kept.fetch_add(1, Ordering::SeqCst);
@@ -355,7 +355,7 @@ impl Lane for WorkingLane {
                 let write = Operation::Write(self.note_of(extent), Durability::Cached);
                 let done = self.errand(write, note);
                 self.errands.push((token, operation, done));
-                return CompletionDecision::HoldAgain;
+                return LaneCompletionDecision::HoldAgain;
             }
             (Behaviour::Working, Operation::Flush) => {
                 let all = self.below_size.check(ByteOffset(0), ByteCount(BLOCK as u64)).unwrap();
@@ -365,7 +365,7 @@ impl Lane for WorkingLane {
             }
             (_, _) => {}
         }
-        CompletionDecision::Finish(outcome)
+        LaneCompletionDecision::Finish(outcome)
     }
 }
 
