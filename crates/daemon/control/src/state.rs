@@ -38,7 +38,7 @@ pub use change::GraphChangeError;
 const MAIN: &str = "main";
 
 /// The fewest and the most rings that are made for iothreads which start behind the fences: one for each CPU, of 280 KiB.
-const SPARE_RINGS: RangeInclusive<usize> = 4..=16;
+const SPARE_RINGS: RangeInclusive<usize> = 4..=exports::SPARE_RINGS_MAX;
 
 /// All running parts of the daemon: iothreads, block graph, claims, exports.
 #[derive(Debug)]
@@ -215,6 +215,10 @@ impl DaemonState {
     /// Makes the rings for iothreads that start behind the fences, where none can be made. Without them those wait with
     /// epoll.
     pub fn make_spare_rings(&self) {
+        if !exports::has_room_for_spare_rings() {
+            tracing::debug!("no spare rings: the limit of open files leaves no room for them");
+            return;
+        }
         let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
         let count = cpus.clamp(*SPARE_RINGS.start(), *SPARE_RINGS.end());
         if let Err(error) = self.spare_rings.fill(count) {

@@ -20,8 +20,14 @@ use crate::device::ExportedDisk;
 const LEAST: usize =
     DESCRIPTORS_PER_SESSION + 2 * DESCRIPTORS_PER_REGION + 2 * DESCRIPTORS_PER_QUEUE;
 
-/// What the daemon itself still opens: spare rings, the pidfile, a log, the kernel's news, a takeover.
-const OWN: usize = 32;
+/// What the daemon itself still opens: the pidfile, a log, the kernel's news, a takeover.
+const OWN: usize = 16;
+
+/// The most spare rings, for which the daemon keeps descriptors if it makes some.
+pub const SPARE_RINGS_MAX: usize = 16;
+
+/// The limit of open files from which on the daemon makes spare rings: below it clients need the descriptors more.
+const SPARE_RINGS_FROM_FILES: u64 = 1024;
 
 /// What it still opens for each export: a socket and its lock, a bell, and the next client.
 const OWN_OF_EXPORT: usize = 4;
@@ -29,12 +35,22 @@ const OWN_OF_EXPORT: usize = 4;
 /// Shares what the process may have open among the sessions of all exports, by their queues. Call it before they start.
 pub fn share_descriptors(disks: &[&ExportedDisk]) {
     let queues: Vec<u16> = disks.iter().map(|disk| disk.config.queues).collect();
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let own = OWN + OWN_OF_EXPORT * queues.len() + open_now();
+    let limit = open_files_limit();
+    let spare = if has_room_for_spare_rings() { SPARE_RINGS_MAX } else { 0 };
+    let own = OWN + spare + OWN_OF_EXPORT * queues.len() + open_now();
     let free = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(own);
     for (disk, share) in disks.iter().zip(divide(&queues, free)) {
         disk.descriptors_max.store(share, Ordering::Relaxed);
     }
+}
+
+/// Whether the limit of open files leaves room for spare rings beside what clients need.
+pub fn has_room_for_spare_rings() -> bool {
+    open_files_limit() >= SPARE_RINGS_FROM_FILES
+}
+
+fn open_files_limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 /// How many descriptors are open. Where there is no /proc, as many as a daemon of some iothreads has.
