@@ -171,7 +171,7 @@ fn a_histogram_is_read_before_the_fences_are_up() {
     with(&ringloom(), |program| {
         let bench = Bench::new()?;
         let histogram = bench.path("latencies");
-        std::fs::write(&histogram, "# two of three\n300000 2\n2000000 1\n")?;
+        std::fs::write(&histogram, "# two of three\n300000 2\n30000000 1\n")?;
         let delay = format!(
             "delay,node-name=disk,file=n,read.distribution=histogram,read.filename={}",
             histogram.display()
@@ -181,12 +181,13 @@ fn a_histogram_is_read_before_the_fences_are_up() {
         std::fs::remove_file(&histogram)?;
         let mut client = Client::connect(&socket, Shape::small())?;
         let times = times(&mut client, &read(), 90)?;
-        let short = times.iter().filter(|time| **time < US * 2000).count();
+        // Also on a busy machine few short ones take as long as the long ones.
+        let short = times.iter().filter(|time| **time < US * 30_000).count();
         ensure!(times[0] >= US * 300, "{:?}", times[0]);
         ensure!((30..=75).contains(&short), "{short} of 90 were short: {times:?}");
-        let drawn = |time: Duration| if time < US * 2000 { US * 300 } else { US * 2000 };
+        let drawn = |time: Duration| if time < US * 30_000 { US * 300 } else { US * 30_000 };
         let late = times.iter().map(|time| *time - drawn(*time));
-        check_late("random, 300us or 2ms", late.collect())?;
+        check_late("random, 300us or 30ms", late.collect())?;
         drop(client);
         stop(server, &[&socket]).map(drop)
     });

@@ -252,7 +252,8 @@ fn emulated() -> String {
 
 /// The options of guests.
 fn with_kernel() -> String {
-    let kernel = guest::guest_directory().join("kernel");
+    // A guest that cannot boot it cannot boot the other one either, and says why.
+    let kernel = guest::uncompressed_kernel().unwrap_or(guest::guest_directory().join("kernel"));
     format!("--memory 512M --guest-kernel {}", kernel.display())
 }
 

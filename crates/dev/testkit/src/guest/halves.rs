@@ -86,7 +86,7 @@ impl Origin {
         let guest = Guest { disks: vec![disk.to_path_buf()], ..self.guest.clone() };
         let control = self.bench.path(&format!("{name}.qmp"));
         let migration = self.bench.text(&format!("{name}.migration"));
-        let mut arguments = guest.arguments(&self.equipment, &self.kernel, &self.initramfs);
+        let mut arguments = guest.arguments(&self.equipment, &self.kernel, &self.initramfs)?;
         arguments.last_mut().context("the kernel's words")?.push_str(super::PAGES_AS_THEY_ARE);
         arguments.push("-qmp".to_owned());
         arguments.push(format!("unix:{},server=on,wait=off", control.display()));

@@ -29,7 +29,7 @@ impl Guest {
         let equipment = Equipment::default();
         let initramfs = self.initramfs(&equipment, &kernel, bench)?;
         let (control, state) = (bench.path("qmp.sock"), bench.text("state"));
-        let mut arguments = self.arguments(&equipment, &kernel, &initramfs);
+        let mut arguments = self.arguments(&equipment, &kernel, &initramfs)?;
         arguments.last_mut().context("the kernel's words")?.push_str(super::PAGES_AS_THEY_ARE);
         let with = |more: &[String]| [arguments.as_slice(), more].concat();
         let listen = format!("unix:{},server=on,wait=off", control.display());

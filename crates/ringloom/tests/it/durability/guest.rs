@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use testkit::client::RingLayout;
 use testkit::deadline::Deadline;
 use testkit::fuse_faults::{Call, FaultDisk, Operation};
-use testkit::guest::{self, Guest};
+use testkit::guest::{self, Equipment, Guest};
 use testkit::process::Bench;
 use testkit::queue_report;
 use testkit::report::{note, skipped};
@@ -73,7 +73,8 @@ fn check(rig: Rig) -> Result<()> {
     let guest = Guest { disks, queues, layout: RingLayout::Packed, script: script() };
     let bench = Bench::new()?;
     let console = guest
-        .run(&bench, GUEST_LIMIT)
+        .boot_with(&Equipment::bare(), &bench)?
+        .wait(GUEST_LIMIT)
         .with_context(|| format!("log of the server: {}", bed.server.log()))?;
     console.success("script_status")?;
     for (name, expected) in
@@ -145,7 +146,7 @@ fn survives(rig: Rig) -> Result<()> {
     let guest = Guest { disks, queues, layout: RingLayout::Split, script: lasting_script() };
     let bench = Bench::new()?;
     let clock = Deadline::after(GUEST_LIMIT);
-    let running = guest.boot(&bench)?;
+    let running = guest.boot_with(&Equipment::bare(), &bench)?;
     running.wait_for(SWITCHED, clock.remaining())?;
     bed.restart()?;
     // What the second server has already done is looked at as well.

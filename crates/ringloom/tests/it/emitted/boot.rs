@@ -18,7 +18,7 @@ use crate::support::{qemu_img, ringloom, stop, with};
 const GUEST_LIMIT: Duration = Duration::from_secs(240);
 
 fn equipment() -> Equipment {
-    Equipment { modules: &["virtio_scsi", "sd_mod"], ..Equipment::default() }
+    Equipment { modules: &["virtio_scsi", "sd_mod"], ..Equipment::bare() }
 }
 
 /// Boots a guest with the arguments and looks at its disk.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use testkit::client::RingLayout;
-use testkit::guest::{self, Guest};
+use testkit::guest::{self, Equipment, Guest};
 use testkit::report::skipped;
 
 use super::{Bed, RIGS, on};
@@ -44,7 +44,7 @@ fn a_guest_sees_its_disk_grow_and_uses_it_without_a_restart() {
         let bed = Bed::new(rig, &vec![0; 4 * MIB], ",discard=unmap")?;
         let disks = vec![bed.socket.clone()];
         let guest = Guest { disks, queues: 2, layout: RingLayout::Split, script: script() };
-        let running = guest.boot(&bed.bench)?;
+        let running = guest.boot_with(&Equipment::bare(), &bed.bench)?;
         running.wait_for(READY, GUEST_LIMIT)?;
         bed.device.resize(&bed.image, 8 << 20)?;
         let console = running

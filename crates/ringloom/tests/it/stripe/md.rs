@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use testkit::client::{Client, RingLayout, Shape};
-use testkit::guest::{self, Guest};
+use testkit::guest::{self, Equipment, Guest};
 use testkit::process::{Bench, Program};
 use testkit::report::{note, skipped};
 
@@ -120,7 +120,8 @@ fn boot(program: &Program, bench: &Bench, stripes: &[Stripe<'_>]) -> Result<gues
         script: script(stripes),
     };
     let console = guest
-        .run(bench, GUEST_LIMIT)
+        .boot_with(&Equipment::bare(), bench)?
+        .wait(GUEST_LIMIT)
         .with_context(|| format!("log of the server: {}", server.log()))?;
     stop(server, &sockets)?;
     Ok(console)
