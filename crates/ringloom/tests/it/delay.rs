@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use testkit::client::{Client, Request, Segment, Shape};
+use testkit::deadline::poll_until;
 use testkit::model::{self, DiskModel, Plan};
 use testkit::process::{Bench, Program, Server};
+use testkit::rawring::{RawDevice, RawShape, flag, kind};
 
 use crate::support::{Disk, ringloom, ringloom_without_io_uring, stop, with};
 
@@ -134,15 +136,27 @@ const HOURS: [&str; 3] = [
     "delay,node-name=disk,file=hour,latency-ns=3600000000000,ordered=on",
 ];
 
-/// A client with a few requests that are held.
-fn waiting_client(socket: &Path) -> Result<Client> {
-    let mut client = Client::connect(socket, Shape::small())?;
-    for token in 0..8 {
-        client.submit(0, &read(), token)?;
+/// The heads of the requests that are held: reads, and a flush.
+const HELD: [u16; 9] = [0, 3, 6, 9, 12, 15, 18, 21, 24];
+
+/// A client whose requests the server has taken from the ring.
+fn waiting_client(socket: &Path) -> Result<RawDevice> {
+    let mut device = RawDevice::connect(socket, RawShape::default())?;
+    let (header, status) = device.frame(kind::IN, 0);
+    let data = device.data(0, 4096, flag::WRITE);
+    device.put(4096, &kind::FLUSH.to_le_bytes());
+    let flush = device.data(4096, 16, 0);
+    let [reads @ .., last] = HELD;
+    for head in reads {
+        device.ring(0).set_chain(head, &[header, data, status]);
     }
-    client.submit(0, &Request::Flush, 8)?;
-    client.kick(0)?;
-    Ok(client)
+    device.ring(0).set_chain(last, &[flush, status]);
+    HELD.iter().try_for_each(|head| device.offer(0, *head))?;
+    poll_until("the requests to be taken", Duration::from_secs(20), || {
+        // The device wants to hear of the next one.
+        Ok((usize::from(device.ring(0).available_event()) == HELD.len()).then_some(()))
+    })?;
+    Ok(device)
 }
 
 fn ends_promptly(program: &Program) -> Result<()> {
@@ -151,12 +165,13 @@ fn ends_promptly(program: &Program) -> Result<()> {
     // A client that leaves; its successor is served only when it is gone.
     drop(waiting_client(&socket)?);
     let mut client = waiting_client(&socket)?;
-    ensure!(client.completions(0).is_empty(), "an hour is over");
+    ensure!(client.ring_mut(0).take_used().is_none(), "an hour is over");
     // A stop, while a client is there. What was held is answered.
     stop(server, &[&socket])?;
-    let mut answered: Vec<u64> = client.completions(0).iter().map(|done| done.token).collect();
+    let used = std::iter::from_fn(|| client.ring_mut(0).take_used());
+    let mut answered: Vec<u32> = used.map(|used| used.head).collect();
     answered.sort_unstable();
-    ensure!(answered == (0..9).collect::<Vec<_>>(), "answered: {answered:?}");
+    ensure!(answered.iter().copied().eq(HELD.map(u32::from)), "answered: {answered:?}");
     Ok(())
 }
 

@@ -39,7 +39,7 @@ fn leaves_nothing(
     warm_up: impl FnOnce() -> Result<()>,
     work: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
-    let before = at_rest(target)?;
+    let before = at_rest(target.pid)?;
     warm_up()?;
     back_to(target, &before)?;
     let early = anonymous_kib(target.pid)?;
@@ -52,10 +52,10 @@ fn leaves_nothing(
 }
 
 /// The least of some looks: a worker of the kernel bears the name of its iothread until it first runs.
-fn at_rest(target: &Target<'_>) -> Result<Holdings> {
-    let mut least = Holdings::of(target.pid)?;
+pub(super) fn at_rest(pid: u32) -> Result<Holdings> {
+    let mut least = Holdings::of(pid)?;
     for _ in 0..20 {
-        let now = Holdings::of(target.pid)?;
+        let now = Holdings::of(pid)?;
         if now.is_within(&least) {
             least = now;
         }

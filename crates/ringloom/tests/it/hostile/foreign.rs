@@ -18,6 +18,7 @@ use testkit::rawring::{Ack, RawDevice, Region, SessionEnded, request};
 use testkit::report::skipped;
 use testkit::silent_file::{SilentFile, Unanswered};
 
+use super::floods::at_rest;
 use super::{Target, check_beside, shape};
 use crate::support::{Disk, Iothreads, is_root, ringloom, serve, serve_beside, stop, with};
 
@@ -166,15 +167,20 @@ fn files_whose_close_is_never_answered_take_one_thread_and_the_room_of_their_exp
         disks.iter().try_for_each(|disk| disk.create_sparse(1 << 20))?;
         let mut server = serve(program, &disks)?;
         let (check, _) = descriptor_check(server.pid())?;
-        let before = Holdings::of(server.pid())?;
+        // Whoever is served tells that the threads of the export are there, of which each holds something.
+        for disk in &disks {
+            Client::connect(&disk.socket(), Shape::small())?.read(0, 4096, 0)?;
+        }
+        let before = at_rest(server.pid())?;
         let check_before = Holdings::of(check)?;
         let file = SilentFile::mount(&bench.path("silent"), FILE_BYTES, Unanswered::Close)?;
         for _ in 0..40 {
             is_refused(&disks[0].socket(), Place::Table, file.as_fd())?;
         }
-        poll_until("the sessions to be over", REFUSAL_LIMIT, || {
+        let over = poll_until("the sessions to be over", REFUSAL_LIMIT, || {
             Ok(Holdings::of(server.pid())?.is_within(&before).then_some(()))
-        })?;
+        });
+        over.with_context(|| format!("first {before:?}, now {:?}", Holdings::of(server.pid())))?;
         let now = Holdings::of(check)?;
         ensure!(now.threads <= check_before.threads + 1, "{now:?}, first {check_before:?}");
         ensure!(
