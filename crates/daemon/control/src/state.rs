@@ -38,7 +38,7 @@ pub use change::GraphChangeError;
 const MAIN: &str = "main";
 
 /// The fewest and the most rings that are made for iothreads which start behind the fences: one for each CPU, of 280 KiB.
-const SPARE_RINGS: RangeInclusive<usize> = 4..=exports::SPARE_RINGS_MAX;
+const SPARE_RINGS: RangeInclusive<usize> = 4..=16;
 
 /// All running parts of the daemon: iothreads, block graph, claims, exports.
 #[derive(Debug)]
@@ -212,9 +212,12 @@ impl DaemonState {
         Ok(())
     }
 
-    /// Makes the rings for iothreads that start behind the fences, where none can be made. Without them those wait with
-    /// epoll.
+    /// Makes the rings for iothreads that start behind the fences, where none can be made, if there will be fences.
+    /// Without them those wait with epoll. Call it when the iothreads of the start have their own.
     pub fn make_spare_rings(&self) {
+        if self.sandbox.is_none() {
+            return;
+        }
         if !exports::has_room_for_spare_rings() {
             tracing::debug!("no spare rings: the limit of open files leaves no room for them");
             return;

@@ -139,7 +139,6 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
         // Nobody is accepted, and nobody told that we are ready, before the fences are up. Who was
         // taken over is served already, on threads that lack only the filter of system calls.
         if let Some(sandbox) = &sandbox {
-            built.make_spare_rings();
             sandbox.look_at_threads().map_err(ServeError::Sandbox)?;
             sandbox.close().map_err(ServeError::Sandbox)?;
             check.judge(plan.sandbox)?;
@@ -242,7 +241,9 @@ fn prepare(plan: &Plan, built: &mut DaemonState) -> Result<Vec<PreparedExport>, 
             PlanStep::Export(export) => prepared.push(built.prepare_export(export, bytes_max)?),
         }
     }
+    built.make_spare_rings();
     let disks: Vec<_> = prepared.iter().map(|it| &*it.offer).collect();
+    // All that the daemon opens for itself is open now, but for a few.
     exports::share_descriptors(&disks);
     Ok(prepared)
 }

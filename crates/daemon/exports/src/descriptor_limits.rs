@@ -23,9 +23,6 @@ const LEAST: usize =
 /// What the daemon itself still opens: the pidfile, a log, the kernel's news, a takeover.
 const OWN: usize = 16;
 
-/// The most spare rings, for which the daemon keeps descriptors if it makes some.
-pub const SPARE_RINGS_MAX: usize = 16;
-
 /// The limit of open files from which on the daemon makes spare rings: below it clients need the descriptors more.
 const SPARE_RINGS_FROM_FILES: u64 = 1024;
 
@@ -35,10 +32,8 @@ const OWN_OF_EXPORT: usize = 4;
 /// Shares what the process may have open among the sessions of all exports, by their queues. Call it before they start.
 pub fn share_descriptors(disks: &[&ExportedDisk]) {
     let queues: Vec<u16> = disks.iter().map(|disk| disk.config.queues).collect();
-    let limit = open_files_limit();
-    let spare = if has_room_for_spare_rings() { SPARE_RINGS_MAX } else { 0 };
-    let own = OWN + spare + OWN_OF_EXPORT * queues.len() + open_now();
-    let free = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(own);
+    let own = OWN + OWN_OF_EXPORT * queues.len() + open_now();
+    let free = usize::try_from(open_files_limit()).unwrap_or(usize::MAX).saturating_sub(own);
     for (disk, share) in disks.iter().zip(divide(&queues, free)) {
         disk.descriptors_max.store(share, Ordering::Relaxed);
     }
