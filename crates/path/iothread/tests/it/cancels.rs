@@ -14,7 +14,6 @@ use disk::ReadContent;
 use iothread::PlacedFrontEnd;
 use kernel_io::{Aio, FileTable, OpenFile};
 use request_path::LogicalUnitIndex;
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{MemfdFlags, memfd_create};
 use testkit::plain_front::{Habit, PlainClient, PlainFront, PlainRequest};
 use testkit::rng::Rng;
@@ -23,7 +22,7 @@ use crate::guest::BLOCK;
 use crate::holding::{FOR_EVER, holding, null};
 use crate::lanes::{null_disk, with_lanes};
 use crate::open_requests::OneFile;
-use crate::setup::{file_node, iothreads, on_both, place_source, served};
+use crate::setup::{file_node, iothreads, on_both, place_source, served, wait_for_answer};
 
 const SLOTS: u16 = 32;
 const BLOCKS: usize = 32;
@@ -65,10 +64,7 @@ impl Client {
             if !over.is_empty() {
                 return over.into_iter().map(|(slot, outcome)| (slot.0, outcome)).collect();
             }
-            let mut fds = [PollFd::from_borrowed_fd(self.0.call(), PollFlags::IN)];
-            let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-            let ready = rustix::event::poll(&mut fds, Some(&limit)).unwrap();
-            assert!(ready > 0, "no answer for a minute, {} in flight", self.0.in_flight());
+            wait_for_answer(self.0.call(), self.0.in_flight());
         }
     }
 

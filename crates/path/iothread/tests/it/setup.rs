@@ -1,7 +1,7 @@
 //! Iothreads and disks for tests.
 
 use std::error::Error;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use block::{Access, Clock, Durability, Node, SystemClock};
@@ -12,6 +12,7 @@ use iothread::{
 };
 use kernel_io::{Caching, FileTable, OpenOptions, ReactorChoice};
 use request_path::{FrontEnd, FrontEndSource};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio::{BlkRules, Ring, RingDirtyLog};
 use virtio_blk::{BlkRing, BlkRingSetup, Capacity};
 
@@ -37,6 +38,14 @@ pub(crate) fn name(queue: u16) -> SourceName {
 /// Has this log, or none, mark what is written from now on.
 pub(crate) fn set_log(placed: &PlacedFrontEnd<BlkRing>, log: Option<RingDirtyLog>) {
     placed.visit(|ring, port| ring.set_log(log, port)).unwrap();
+}
+
+/// Waits until a client is told that some of its requests are answered; says how many are not, if that takes a minute.
+pub(crate) fn wait_for_answer(call: BorrowedFd<'_>, in_flight: usize) {
+    let mut fds = [PollFd::from_borrowed_fd(call, PollFlags::IN)];
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+    let ready = poll(&mut fds, Some(&limit)).unwrap();
+    assert!(ready > 0, "no answer for a minute, {in_flight} in flight");
 }
 
 /// Runs a test on both reactors.

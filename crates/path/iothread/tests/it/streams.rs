@@ -18,7 +18,6 @@ use request_path::{
     Engine, FrontEnd, FrontEndSource, LogicalUnitIndex, SleepDecision, Source, SourceKey,
     TurnBudget, TurnResult,
 };
-use rustix::event::{PollFd, PollFlags, Timespec};
 use testkit::counting::allocations;
 use testkit::rng::Rng;
 use testkit::stream_front::StreamFront;
@@ -27,7 +26,7 @@ use testkit::stream_front::frame::{ANSWER_BYTES, Answer, RequestFrame};
 
 use crate::guest::BLOCK;
 use crate::lanes::null_disk;
-use crate::setup::{NoFault, file_node, iothreads, name, on_both};
+use crate::setup::{NoFault, file_node, iothreads, name, on_both, wait_for_answer};
 
 const SLOTS: u16 = 16;
 const BLOCKS: usize = 64;
@@ -63,10 +62,7 @@ impl Peer {
             if !over.is_empty() {
                 return over.into_iter().map(|(slot, end, data)| (slot.0, end, data)).collect();
             }
-            let mut fds = [PollFd::from_borrowed_fd(self.0.call(), PollFlags::IN)];
-            let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-            let ready = rustix::event::poll(&mut fds, Some(&limit)).unwrap();
-            assert!(ready > 0, "no answer for a minute, {} in flight", self.0.in_flight());
+            wait_for_answer(self.0.call(), self.0.in_flight());
         }
     }
 

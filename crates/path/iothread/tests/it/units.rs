@@ -14,7 +14,6 @@ use kernel_io::{FileTable, Notifier, ReactorChoice};
 use request_path::{
     Engine, FrontEndSource, LogicalUnitIndex, Source, SourceKey, TurnBudget, TurnResult,
 };
-use rustix::event::{PollFd, PollFlags, Timespec};
 use testkit::plain_front::{Habit, PlainClient, PlainFront, PlainRequest};
 use testkit::rng::Rng;
 
@@ -22,7 +21,7 @@ use crate::drains::{Top, drain};
 use crate::guest::BLOCK;
 use crate::lanes::null_disk;
 use crate::open_requests::pipe_node;
-use crate::setup::{NoFault, file_node, iothreads, name, on_both, place_source};
+use crate::setup::{NoFault, file_node, iothreads, name, on_both, place_source, wait_for_answer};
 
 const SLOTS: u16 = 16;
 const BLOCKS: usize = 32;
@@ -79,10 +78,7 @@ impl Client {
             if !over.is_empty() {
                 return over.into_iter().map(|(slot, outcome)| (slot.0, outcome)).collect();
             }
-            let mut fds = [PollFd::from_borrowed_fd(self.0.call(), PollFlags::IN)];
-            let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-            let ready = rustix::event::poll(&mut fds, Some(&limit)).unwrap();
-            assert!(ready > 0, "no outcome for a minute, {} in flight", self.0.in_flight());
+            wait_for_answer(self.0.call(), self.0.in_flight());
         }
     }
 
