@@ -35,6 +35,7 @@ pub mod rawring;
 pub mod report;
 pub mod results;
 pub mod rng;
+mod same_node;
 mod seccomp;
 pub mod silent_file;
 pub mod simulation;

@@ -255,29 +255,7 @@ mod tests {
     }
 
     impl Node for ForkNode {
-        fn name(&self) -> &str {
-            self.copies.name()
-        }
-
-        fn size(&self) -> DiskSize {
-            self.copies.size()
-        }
-
-        fn limits(&self) -> BlockLimits {
-            self.copies.limits()
-        }
-
-        fn access(&self) -> Access {
-            self.copies.access()
-        }
-
-        fn flush(&self) -> std::io::Result<()> {
-            self.copies.flush()
-        }
-
-        fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
-            self.copies.claim(rights)
-        }
+        testkit::same_node_as!(copies);
 
         fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
             let (copies, past) = (self.copies.open_lane(io)?, self.child.node().open_lane(io)?);

@@ -15,10 +15,9 @@ use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use block::{
-    Access, AfterPiecesAction, Answer, BatchPieces, BlockLimits, ByteOffset, Claim, ClaimError,
-    DiskSize, FailKind, HostMemory, InternalIoFuture, InternalOperation, Lane,
-    LaneCompletionDecision, LaneContext, LaneError, Mapping, Node, Operation, Outcome, Piece,
-    Rights, Target, Token, WakeTime,
+    AfterPiecesAction, Answer, BatchPieces, ByteOffset, FailKind, HostMemory, InternalIoFuture,
+    InternalOperation, Lane, LaneCompletionDecision, LaneContext, LaneError, Mapping, Node,
+    Operation, Outcome, Piece, Target, Token, WakeTime,
 };
 
 use super::Mischief;
@@ -38,29 +37,7 @@ pub(crate) struct CheckedNode {
 }
 
 impl Node for CheckedNode {
-    fn name(&self) -> &str {
-        self.node.name()
-    }
-
-    fn size(&self) -> DiskSize {
-        self.node.size()
-    }
-
-    fn limits(&self) -> BlockLimits {
-        self.node.limits()
-    }
-
-    fn access(&self) -> Access {
-        self.node.access()
-    }
-
-    fn flush(&self) -> std::io::Result<()> {
-        self.node.flush()
-    }
-
-    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
-        self.node.claim(rights)
-    }
+    crate::same_node_as!(node);
 
     fn open_lane(&self, outer: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let inner = LaneContext::new(outer.waker().clone());

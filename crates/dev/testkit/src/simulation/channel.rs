@@ -11,10 +11,9 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, Alignments, BeginResult, BlockLimits, Buffers, ByteOffset, CancellationSupport,
-    Channel, ChannelWakeCondition, Claim, ClaimError, Clock, DiskSize, Durability,
-    DurableWriteMethod, IoFailure, Lane, LaneContext, LaneError, Medium, Node, Operation, Rights,
-    Segment, Tag, WakeTime,
+    Alignments, BeginResult, Buffers, ByteOffset, CancellationSupport, Channel,
+    ChannelWakeCondition, Clock, Durability, DurableWriteMethod, IoFailure, Lane, LaneContext,
+    LaneError, Medium, Node, Operation, Segment, Tag, WakeTime,
 };
 use rustix::io::Errno;
 
@@ -107,29 +106,7 @@ impl ChannelNode {
 }
 
 impl Node for ChannelNode {
-    fn name(&self) -> &str {
-        self.file.name()
-    }
-
-    fn size(&self) -> DiskSize {
-        self.file.size()
-    }
-
-    fn limits(&self) -> BlockLimits {
-        self.file.limits()
-    }
-
-    fn access(&self) -> Access {
-        self.file.access()
-    }
-
-    fn flush(&self) -> std::io::Result<()> {
-        self.file.flush()
-    }
-
-    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
-        self.file.claim(rights)
-    }
+    crate::same_node_as!(file);
 
     fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let mut world = self.world.lock();

@@ -5,10 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use block::{
-    Access, Answer, BatchPieces, BlockLimits, Claim, ClaimError, DiskSize, FailKind, Lane,
-    LaneContext, LaneError, Mapping, Node, Rights,
-};
+use block::{Answer, BatchPieces, FailKind, Lane, LaneContext, LaneError, Mapping, Node};
 use kernel_io::FileTable;
 use testkit::process::Bench;
 use testkit::rng::Rng;
@@ -97,29 +94,7 @@ struct Dying {
 }
 
 impl Node for Dying {
-    fn name(&self) -> &str {
-        self.file.name()
-    }
-
-    fn size(&self) -> DiskSize {
-        self.file.size()
-    }
-
-    fn limits(&self) -> BlockLimits {
-        self.file.limits()
-    }
-
-    fn access(&self) -> Access {
-        self.file.access()
-    }
-
-    fn flush(&self) -> std::io::Result<()> {
-        self.file.flush()
-    }
-
-    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
-        self.file.claim(rights)
-    }
+    testkit::same_node_as!(file);
 
     fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let (below, left) = (self.file.open_lane(io)?, Arc::clone(&self.left));
