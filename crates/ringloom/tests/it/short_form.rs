@@ -15,7 +15,7 @@ use testkit::rawring::{RawDevice, RawShape, feature};
 use testkit::report::skipped;
 
 use crate::paused_qemu::Qemu;
-use crate::support::{is_root, ringloom, stop, with};
+use crate::support::{copy_binary, is_root, ringloom, stop, with};
 
 mod xml;
 
@@ -253,8 +253,7 @@ fn open_to_all(bench: &Bench) -> Result<String> {
         std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).context("chmod")
     };
     mode(&bench.path(""), 0o777)?;
-    let copy = bench.path("ringloom");
-    std::fs::copy(env!("CARGO_BIN_EXE_ringloom"), &copy).context("copy the binary")?;
+    let copy = copy_binary(bench, "ringloom")?;
     mode(&copy, 0o755)?;
     Ok(bench.text("ringloom"))
 }

@@ -25,6 +25,16 @@ pub(crate) fn ringloom_without_io_uring() -> Program {
     ringloom().without_io_uring()
 }
 
+/// A copy of the binary under test in the directory of a test. By another process: a program that is open for writing
+/// cannot be started, and what another test starts meanwhile has for a moment all that this process has open.
+pub(crate) fn copy_binary(bench: &Bench, name: &str) -> Result<PathBuf> {
+    let path = bench.path(name);
+    let mut copy = std::process::Command::new("cp");
+    let status = copy.arg(env!("CARGO_BIN_EXE_ringloom")).arg(&path).status().context("cp")?;
+    anyhow::ensure!(status.success(), "copy the binary: {status}");
+    Ok(path)
+}
+
 /// Checks that a server says that it serves without io_uring.
 pub(crate) fn check_epoll(log: &str) -> Result<()> {
     let said = "epoll (io_uring is not available: Operation not permitted";

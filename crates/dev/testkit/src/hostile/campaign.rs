@@ -31,6 +31,8 @@ use crate::rng::Rng;
 const QUIET: Duration = Duration::from_secs(2);
 /// How long the first requests may take.
 const FIRST_LIMIT: Duration = Duration::from_secs(20);
+/// So long after their time attackers go on, until each attack has come once.
+const ALL_ATTACKS_LIMIT: Duration = Duration::from_secs(60);
 /// The longest time between two events, in milliseconds.
 const BETWEEN_MILLIS_MAX: u64 = 1500;
 
@@ -56,7 +58,8 @@ pub struct Plan {
     pub seed: u64,
     /// How long bystanders are alone at first.
     pub quiet: Duration,
-    /// How long there are attackers.
+    /// How long there are attackers at least; on a slow machine until each attack has come once, for a minute more at
+    /// most.
     pub time: Duration,
     /// How many there are at once.
     pub attackers: usize,
@@ -230,7 +233,7 @@ impl Campaign<'_> {
             let watch = watch.clone();
             move || watch.work()
         });
-        self.run_daemon(operator, &progress, rng, tell)?;
+        self.run_daemon(operator, deck, &progress, rng, tell)?;
         service.enter(Phase::Rest);
         for attacker in attackers {
             attacker.join().expect("an attacker does not panic");
@@ -255,12 +258,15 @@ impl Campaign<'_> {
     fn run_daemon(
         &self,
         operator: &mut Operator<'_>,
+        deck: &Deck,
         progress: &dyn Fn() -> u64,
         rng: &mut Rng,
         tell: &mut dyn FnMut(&str),
     ) -> Result<()> {
         let Self { plan, disks, service } = self;
-        let end = Deadline::after(plan.time);
+        let (end, limit) =
+            (Deadline::after(plan.time), Deadline::after(plan.time + ALL_ATTACKS_LIMIT));
+        let is_done = || plan.attackers == 0 || deck.is_through() || limit.has_passed();
         match plan.mischief {
             None | Some(Mischief::Unlocked | Mischief::Kept) => {}
             Some(Mischief::ForeignBytes) => {
@@ -273,7 +279,7 @@ impl Campaign<'_> {
             Some(Mischief::Death) => operator.betray()?,
         }
         let mut order: Vec<Event> = Vec::new();
-        while !end.has_passed() {
+        while !(end.has_passed() && is_done()) {
             service.rest(Duration::from_millis(rng.below(BETWEEN_MILLIS_MAX)), Phase::Attack);
             if service.has_failed() {
                 bail!("somebody was not served as it should be");

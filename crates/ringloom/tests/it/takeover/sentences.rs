@@ -7,7 +7,7 @@ use testkit::process::{Bench, Program, START_LIMIT};
 use testkit::report::skipped;
 
 use super::{LIMIT, disk, line, replace};
-use crate::support::{Disk, ringloom, stop, with};
+use crate::support::{Disk, copy_binary, ringloom, stop, with};
 
 /// A line that is refused with all these words; the old process goes on.
 fn refuse(program: &Program, line: &[String], words: &[&str]) -> Result<()> {
@@ -73,8 +73,7 @@ fn another_user_is_told_who_may_take_over_and_the_old_process_says_it_once() {
                 .with_context(|| path.display().to_string())?;
         }
         // Where this user can start it, which need not be so where it was built.
-        let binary = bench.path("ringloom");
-        std::fs::copy(env!("CARGO_BIN_EXE_ringloom"), &binary).context("copy the program")?;
+        copy_binary(&bench, "ringloom")?;
         let words =
             ["--reuid=65534", "--regid=65534", "--clear-groups", &bench.text("ringloom"), "serve"];
         let nobody = Program::named("ringloom as nobody", "setpriv", &words);
@@ -96,8 +95,7 @@ fn a_program_of_another_name_is_replaced() {
         let bench = Bench::new()?;
         let disk = disk(&bench, 1);
         disk.create_sparse(1 << 20)?;
-        let binary = bench.path("ringloom-2");
-        std::fs::copy(env!("CARGO_BIN_EXE_ringloom"), &binary).context("copy the program")?;
+        let binary = copy_binary(&bench, "ringloom-2")?;
         let old = disk.serve(&Program::named("ringloom-2", binary, &["serve"]))?;
         stop(replace(program, &line(&disk), old)?, &[&disk.socket()]).map(drop)
     });
