@@ -26,8 +26,8 @@ use graph::{
     PollOptions, StorageWatchdog,
 };
 use iothread::{
-    Confinement, Iothread, PollArbiter, PollLimitStrictness, PollSettings, ProcessResources,
-    SourceRegistry, SpawnError,
+    Confinement, Iothread, PollLimitStrictness, PollSettings, ProcessResources, SourceRegistry,
+    SpawnError,
 };
 use kernel_io::{FileTable, ReactorChoice, SpareRings};
 use sandbox::Sandbox;
@@ -51,7 +51,6 @@ pub struct DaemonState {
     graph: Graph,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
-    polling: Arc<PollArbiter>,
     /// What the iothreads serve.
     sources: Arc<SourceRegistry>,
     /// For iothreads that start behind the fences.
@@ -72,9 +71,6 @@ pub struct PreparedExport {
 /// The daemon could not be built as the command line asks.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// The kernel does not say which CPUs there are.
-    #[error("cannot find out which CPUs may be used")]
-    ProcessCpus(#[source] std::io::Error),
     /// An iothread could not be started.
     #[error(transparent)]
     Iothread(#[from] SpawnError),
@@ -119,21 +115,20 @@ impl DaemonState {
         descriptor_check: &Arc<DescriptorCheck>,
         named_files: &NamedFilesPolicy,
         watch: &Arc<StorageWatchdog>,
-    ) -> Result<Self, BuildError> {
+    ) -> Self {
         let (named_files, watch) = (named_files.clone(), Arc::clone(watch));
-        Ok(Self {
+        Self {
             exports: Vec::new(),
             claimed: Vec::new(),
             iothreads: HashMap::new(),
             graph: Graph::new(Arc::clone(files), Arc::clone(clock), named_files, watch),
             files: Arc::clone(files),
             clock: Arc::clone(clock),
-            polling: PollArbiter::of_process().map(Arc::new).map_err(BuildError::ProcessCpus)?,
             sources: Arc::default(),
             spare_rings: Arc::default(),
             sandbox: sandbox.cloned(),
             descriptor_check: Arc::clone(descriptor_check),
-        })
+        }
     }
 
     /// Makes an object: starts an iothread, or makes a throttle group.
@@ -281,7 +276,6 @@ impl DaemonState {
             files: Arc::clone(&self.files),
             clock: Arc::clone(&self.clock),
             sources: Arc::clone(&self.sources),
-            polling: Arc::clone(&self.polling),
             reactors: ReactorChoice::Any,
             spare_rings: Arc::clone(&self.spare_rings),
             confine: self.sandbox.clone().map(|sandbox| sandbox as Arc<dyn Confinement>),

@@ -118,7 +118,7 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
         Sandbox::prepare(plan.sandbox, &plan.sandbox_needs()).map_err(ServeError::Sandbox)?;
     let watch = start_threads(log, sandbox.as_deref()).map_err(failed("start its threads"))?;
     let mut built =
-        DaemonState::nothing(&files, &clock, sandbox.as_ref(), &check, &plan.named_files, &watch)?;
+        DaemonState::nothing(&files, &clock, sandbox.as_ref(), &check, &plan.named_files, &watch);
     // Before anybody is replaced, so that whoever wants to replace this one asks and does not kill.
     let takeover_listener = TakeoverListener::open();
     let TakeoverOutcome { listening, predecessor } =

@@ -101,6 +101,8 @@ impl Sandbox {
         if mode == SandboxMode::Off {
             return Ok(None);
         }
+        // Read of the kernel at its first use, which is refused behind the fences.
+        rustix::param::page_size();
         let grants = file_grants::of(&needs.removed, needs.log_file);
         let opening = grants.iter().any(|grant| grant.for_what == DirectoryGrantPurpose::Logs);
         let ids = !host::gives_peer_processes().map_err(SandboxError::Try)?;

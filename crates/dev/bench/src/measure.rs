@@ -8,7 +8,6 @@ use load::{Latency, Timing, Verdict, Watch};
 
 use crate::counters::{SystemCalls, cpu_ns};
 use crate::cpus::ProcessCpus;
-use crate::disks::DiskFile;
 use crate::results::Metric;
 use crate::rows::{Client, Load};
 use crate::server::{Program, Server, Service};
@@ -29,17 +28,16 @@ pub(crate) fn timing(runtime: Duration) -> Timing {
     Timing { ramp: (runtime / 4).min(Duration::from_millis(500)), runtime }
 }
 
-/// Starts the server on that file, loads it, stops it.
+/// Starts the server, loads its first export, stops it.
 pub(crate) fn serve(
     program: &Program,
+    service: &Service<'_>,
     load: &Load,
-    file: Option<DiskFile<'_>>,
     cpus: &ProcessCpus,
     runtime: Duration,
     counting: Counting,
 ) -> Result<Values> {
-    let service = Service { file, exports: 1, queues: load.rings, iothreads: 1 };
-    let mut server = program.start(&service, cpus)?;
+    let mut server = program.start(service, cpus)?;
     let result = load_server(&mut server, load, runtime, counting);
     server.stop()?;
     result

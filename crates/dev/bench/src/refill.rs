@@ -25,8 +25,7 @@ use block::{
 };
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, RawWindow, ReadContent};
 use iothread::{
-    Iothread, PlacedFrontEnd, PollArbiter, PollSettings, ProcessResources, SourceName,
-    SourceObserver,
+    Iothread, PlacedFrontEnd, PollSettings, ProcessResources, SourceName, SourceObserver,
 };
 use kernel_io::{
     Aio, Caching, FileKind, FileTable, FlushPolicy, LockOptions, Notifier, OpenOptions,
@@ -286,7 +285,6 @@ impl Stage {
             files,
             clock: Arc::new(SystemClock),
             sources: Arc::default(),
-            polling: Arc::new(PollArbiter::of_process().context("find the CPUs")?),
             reactors: ReactorChoice::Any,
             spare_rings: Arc::default(),
             confine: None,

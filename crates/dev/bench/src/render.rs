@@ -52,9 +52,10 @@ pub(crate) fn row(row: &RowResult) -> String {
     text
 }
 
-const NAMES: [(Contender, &str); 13] = [
+const NAMES: [(Contender, &str); 14] = [
     (Contender::Ringloom, "ringloom"),
     (Contender::Qsd, "qsd"),
+    (Contender::WithoutIothread, "no iothread"),
     (Contender::Raw, "ringloom, raw"),
     (Contender::Host, "host"),
     (Contender::Ceiling, "client's ceiling"),
@@ -68,7 +69,7 @@ const NAMES: [(Contender, &str); 13] = [
     (Contender::SaturatedBeside, "saturated, beside"),
 ];
 
-const METRICS: [Metric; 8] = [
+const METRICS: [Metric; 9] = [
     Metric::RequestsPerS,
     Metric::CpuNsPerRequest,
     Metric::SyscallsPerRequest,
@@ -77,6 +78,7 @@ const METRICS: [Metric; 8] = [
     Metric::IdleCpuMs,
     Metric::OpenMs,
     Metric::RssAnonMib,
+    Metric::AfterOthersShare,
 ];
 
 /// A median with its unit.
@@ -91,6 +93,7 @@ fn part(row: &RowResult, contender: Contender, metric: Metric) -> Option<String>
         Metric::IdleCpuMs => format!("{value:.1} ms CPU in 10 s"),
         Metric::RssAnonMib => format!("{value:.1} MiB"),
         Metric::OpenMs => format!("open in {value:.1} ms"),
+        Metric::AfterOthersShare => format!("{value:.2} of the rate before"),
     })
 }
 
@@ -109,11 +112,14 @@ impl Ratio {
 fn ratios(row: &RowResult) -> Vec<Ratio> {
     use Contender::{
         Host, Layered, OneThread, Qsd, QuietAlone, QuietBeside, Raw, Ringloom, SaturatedAlone,
-        SaturatedBeside, TwoRings, TwoThreads,
+        SaturatedBeside, TwoRings, TwoThreads, WithoutIothread,
     };
     let of = [
         ("ringloom / qsd", Ringloom, Qsd, Metric::RequestsPerS),
         ("ringloom / host", Ringloom, Host, Metric::RequestsPerS),
+        ("iothread / none", Ringloom, WithoutIothread, Metric::RequestsPerS),
+        ("CPU: iothread / none", Ringloom, WithoutIothread, Metric::CpuNsPerRequest),
+        ("p99: iothread / none", Ringloom, WithoutIothread, Metric::P99Us),
         ("ringloom / raw", Ringloom, Raw, Metric::RequestsPerS),
         ("CPU: ringloom / raw", Ringloom, Raw, Metric::CpuNsPerRequest),
         ("CPU: ringloom / qsd", Ringloom, Qsd, Metric::CpuNsPerRequest),
@@ -160,7 +166,7 @@ fn markdown_row(row: &RowResult) -> String {
     let is_fairness = !row.series(QuietAlone, Metric::P99Us).is_empty();
     let rate = if is_fairness { Metric::P99Us } else { Metric::RequestsPerS };
     let main = |contender| {
-        let metrics = [rate, Metric::IdleCpuMs, Metric::RssAnonMib];
+        let metrics = [rate, Metric::IdleCpuMs, Metric::RssAnonMib, Metric::AfterOthersShare];
         metrics.iter().find_map(|&metric| part(row, contender, metric)).unwrap_or_default()
     };
     let cpu = |contender| part(row, contender, Metric::CpuNsPerRequest).unwrap_or_default();

@@ -63,6 +63,8 @@ pub(crate) struct Sample {
 pub(crate) enum Contender {
     Ringloom,
     Qsd,
+    /// Ringloom without an iothread: its internal one, which does not poll.
+    WithoutIothread,
     Host,
     /// Ringloom on a raw file, beside an image.
     Raw,
@@ -99,13 +101,15 @@ pub(crate) enum Metric {
     RssAnonMib,
     /// From the start of a process until its socket accepts.
     OpenMs,
+    /// Requests in the first second after another program has had the server's CPU, of those in a second before it.
+    AfterOthersShare,
 }
 
 impl Metric {
     /// Whether more of it is better.
     pub(crate) fn is_better_when_more(self) -> bool {
         match self {
-            Self::RequestsPerS => true,
+            Self::RequestsPerS | Self::AfterOthersShare => true,
             Self::CpuNsPerRequest
             | Self::SyscallsPerRequest
             | Self::P50Us

@@ -97,6 +97,8 @@ pub(crate) enum Kind {
     Fairness(Fairness),
     /// 8 exports of 16 connected rings and nothing to do.
     Idle,
+    /// Requests of one ring after another program has had the server's CPU.
+    AfterOthers,
     /// Anonymous memory of a server after a load on 64 rings of 256.
     Memory,
     /// Starting on an image.
@@ -154,6 +156,8 @@ pub(crate) fn quick() -> Vec<Row> {
     use Client::{Arrivals, Polling, Sleeping};
     let read = |disk, depth, client| load(disk, "randread", 4096, depth, 1, client);
     let tmpfs = |operation| load(Disk::Tmpfs, operation, 4096, 64, 1, Polling);
+    let pair = |disk, depth| load(disk, "randread", 4096, depth, 2, Sleeping);
+    let worth = "CPU at most that of qsd, and 1.25 × that without iothread at its rate";
     let (poisson, work) = (Arrivals { per_second: 20_000 }, "0.95 × host, lowest 0.90");
     let mut rows = vec![
         load_row(read(Disk::Null, 64, Polling), "5 × qsd, 300 ns of CPU"),
@@ -165,6 +169,9 @@ pub(crate) fn quick() -> Vec<Row> {
         load_row(read(Disk::Work, 1, Polling), work),
         load_row(read(Disk::Work, 16, Polling), work),
         load_row(read(Disk::Work, 64, Polling), work),
+        load_row(pair(Disk::Work, 1), worth),
+        load_row(pair(Disk::Work, 16), worth),
+        load_row(pair(Disk::Work, 64), worth),
         load_row(read(Disk::Null, 4, poisson), "0.5 × CPU of qsd, p99 not worse"),
         special("refill-null", Kind::Refill(Disk::Null), "two threads 1.85 × one"),
         special("layer-stripe", Kind::Layer(Layer::Stripe), "0.70 × without"),
@@ -175,6 +182,7 @@ pub(crate) fn quick() -> Vec<Row> {
         fairness("fairness-tmpfs", Disk::Tmpfs, 1, 4096, "p99 at most 3 × alone"),
         special("idle", Kind::Idle, "20 ms of CPU in 10 s"),
         special("memory", Kind::Memory, "32 MiB"),
+        special("after-others", Kind::AfterOthers, "0.8 of the rate before"),
     ];
     rows.extend(qcow2::quick());
     rows
@@ -198,7 +206,9 @@ pub(crate) fn full() -> Vec<Row> {
         for client in [Client::Polling, Client::Sleeping] {
             for operation in ["randread", "randwrite"] {
                 for block in [512, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20] {
-                    for (depth, rings) in [(1, 1), (16, 1), (64, 1), (64, 2), (64, 4), (1, 4)] {
+                    for (depth, rings) in
+                        [(1, 1), (16, 1), (64, 1), (16, 2), (64, 2), (64, 4), (1, 4)]
+                    {
                         let row = load_row(load(disk, operation, block, depth, rings, client), "");
                         if rows.iter().all(|known| known.name != row.name) {
                             rows.push(row);

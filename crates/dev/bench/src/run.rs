@@ -16,7 +16,7 @@ use crate::measure::{Counting, Values, serve};
 use crate::refill::{Company, Fairness, Layer};
 use crate::results::{Contender, HostChoice, Results, RowResult, Sample, Settings};
 use crate::rows::{self, Client, Disk, Kind, Load, Row};
-use crate::server::Program;
+use crate::server::{Program, Service};
 use crate::{compare, host, refill, render, special};
 
 /// Idle servers are quiet for seconds, and memory hardly varies: fewer repeats suffice.
@@ -97,6 +97,7 @@ struct Entrant {
     contender: Contender,
     program: Program,
     disk: Disk,
+    iothreads: u16,
 }
 
 struct Bench {
@@ -132,6 +133,10 @@ impl Bench {
             Kind::Idle => {
                 let cpus = &self.cpus;
                 self.special_row(&mut result, |program| special::idle(program, cpus))?;
+            }
+            Kind::AfterOthers => {
+                let cpus = &self.cpus;
+                self.special_row(&mut result, |program| special::after_others(program, cpus))?;
             }
             Kind::Memory => {
                 let (cpus, runtime) = (&self.cpus, self.runtime);
@@ -181,14 +186,20 @@ impl Bench {
     /// Who serves a disk: the programs, and ringloom on a raw file beside an image.
     fn entrants(&self, disk: Disk) -> Vec<Entrant> {
         let [ringloom, qsd] = self.programs.clone();
-        let of = |(contender, program), disk| Entrant { contender, program, disk };
+        let iothreads = 1;
+        let of = |(contender, program), disk| Entrant { contender, program, disk, iothreads };
         let raw = match disk {
             Disk::Image(image) => Some(raw_of(image)),
             Disk::Null | Disk::Tmpfs | Disk::Work | Disk::Sparse { .. } => None,
         };
         let raw = raw.map(|raw| of((Contender::Raw, ringloom.1.clone()), raw));
+        // Where the disk is the limit, an iothread must cost little.
+        let none = (disk == Disk::Work).then(|| Entrant {
+            iothreads: 0,
+            ..of((Contender::WithoutIothread, ringloom.1.clone()), disk)
+        });
         let both = [of(ringloom, disk), of(qsd, disk)];
-        both.into_iter().chain(raw).collect()
+        both.into_iter().chain(raw).chain(none).collect()
     }
 
     fn serve(
@@ -205,7 +216,9 @@ impl Bench {
             runtime = runtime.min(GROWING_TIME_MAX);
         }
         let file = self.disks.file(disk);
-        serve(&entrant.program, load, file, &self.cpus, runtime, counting)
+        let service =
+            Service { file, exports: 1, queues: load.rings, iothreads: entrant.iothreads };
+        serve(&entrant.program, &service, load, &self.cpus, runtime, counting)
     }
 
     fn opening_row(&mut self, image: Image, result: &mut RowResult) -> Result<()> {

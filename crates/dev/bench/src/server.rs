@@ -73,7 +73,7 @@ impl Program {
     fn arguments(&self, service: &Service<'_>, directory: &Path) -> Vec<String> {
         let iothreads = match self {
             Self::Ringloom(_) => service.iothreads,
-            Self::Qsd(_) => 1,
+            Self::Qsd(_) => service.iothreads.min(1),
         };
         let mut arguments = Vec::new();
         for thread in 0..iothreads {
@@ -91,6 +91,7 @@ impl Program {
                 service.queues
             );
             match iothreads {
+                0 => {}
                 1 => option.push_str(",iothread=t0"),
                 _ => option.extend((0..iothreads).map(|t| format!(",iothread.{t}=t{t}"))),
             }

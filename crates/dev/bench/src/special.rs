@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use load::loopback;
+use load::{Fifth, Interval, Timing, Verdict, Watch, loopback};
 
 use crate::clock;
 use crate::counters::{anonymous_kib, cpu_ns};
@@ -19,6 +19,10 @@ const IDLE_RINGS: u16 = 16;
 const IDLE_TIME: Duration = Duration::from_secs(10);
 /// Until the last poll after the connections is over.
 const SETTLE: Duration = Duration::from_millis(500);
+/// How long a ring is served before others come, and how long those have the CPU.
+const OTHERS_RAMP: Duration = Duration::from_millis(500);
+const OTHERS_AFTER: Duration = Duration::from_secs(2);
+const OTHERS_TIME: Duration = Duration::from_secs(2);
 const MEMORY_RINGS: u16 = 64;
 const MEMORY_IOTHREADS: u16 = 4;
 
@@ -64,6 +68,56 @@ pub(crate) fn memory(program: &Program, cpus: &ProcessCpus, runtime: Duration) -
     drop(idle);
     server.stop()?;
     Ok(Values::from([(Metric::RssAnonMib, as_f64(memory) / 1024.0)]))
+}
+
+/// Requests at depth 1 before another program has the server's CPU and after it, from a client that sleeps.
+pub(crate) fn after_others(program: &Program, cpus: &ProcessCpus) -> Result<Values> {
+    let workload = load(1, 1).workload(DISK_BYTES);
+    let service = Service { file: None, exports: 1, queues: 1, iothreads: 1 };
+    let mut server = program.start(&service, cpus)?;
+    let connection = server.connect(0, &workload)?;
+    let mut seconds = Seconds::default();
+    let result = std::thread::scope(|scope| {
+        let others = cpus.as_server(|| {
+            scope.spawn(|| {
+                clock::pause(OTHERS_RAMP + OTHERS_AFTER);
+                let start = clock::now();
+                while start.elapsed() < OTHERS_TIME {}
+            })
+        })?;
+        let runtime = OTHERS_AFTER + OTHERS_TIME + Duration::from_secs(1);
+        let sample = connection.run(Timing { ramp: OTHERS_RAMP, runtime }, &mut seconds);
+        others.join().expect("it only looks at the clock");
+        anyhow::Ok(sample?)
+    });
+    let sample = result?;
+    server.stop()?;
+    let [_, before, .., after] = seconds.rates[..] else {
+        anyhow::bail!("no seconds in {:?}", sample.elapsed);
+    };
+    Ok(Values::from([(Metric::RequestsPerS, before), (Metric::AfterOthersShare, after / before)]))
+}
+
+/// The requests per second of each second.
+#[derive(Debug, Default)]
+struct Seconds {
+    rates: Vec<f64>,
+}
+
+impl Watch for Seconds {
+    fn window_opens(&mut self) {}
+
+    fn window_closes(&mut self) {}
+
+    fn tick(&mut self) -> Verdict {
+        Verdict::GoOn
+    }
+
+    fn second(&mut self, interval: &Interval) {
+        self.rates.push(as_f64(interval.operations) / interval.elapsed.as_secs_f64());
+    }
+
+    fn fifth(&mut self, _: &Fifth) {}
 }
 
 /// How long a server takes until it serves a file, and its anonymous memory when a client has come.

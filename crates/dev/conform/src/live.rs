@@ -17,9 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use block::{Clock, Durability, FileId, Node, SystemClock};
-use iothread::{
-    Iothread, PollArbiter, PollSettings, ProcessResources, SourceObserver, SourceRegistry,
-};
+use iothread::{Iothread, PollSettings, ProcessResources, SourceObserver, SourceRegistry};
 use kernel_io::ReactorChoice;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use testkit::channel::Remote;
@@ -141,14 +139,12 @@ impl Player {
     ) -> Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let reactors = if rng.one_in(3) { ReactorChoice::EpollOnly } else { ReactorChoice::Any };
-        let polling = Arc::new(PollArbiter::of_process()?);
         let sources = Arc::new(SourceRegistry::default());
         let iothread = |name, settings| {
             let (files, clock) = (Arc::clone(&medium.table), Arc::clone(&clock));
-            let (sources, polling) = (Arc::clone(&sources), Arc::clone(&polling));
+            let sources = Arc::clone(&sources);
             let (spare_rings, confine) = (Arc::default(), None);
-            let host =
-                ProcessResources { files, clock, sources, polling, reactors, spare_rings, confine };
+            let host = ProcessResources { files, clock, sources, reactors, spare_rings, confine };
             anyhow::Ok(Arc::new(Iothread::spawn(name, host, settings)?))
         };
         // One of them never looks, as `none` does not.

@@ -41,6 +41,8 @@ use crate::awake_sources::{OtherAwakeSources, ScanCursor};
 use crate::command::{Inbox, Retirement, answer};
 use crate::gauges::{LoopActivity, LoopGauges, TimeAccount};
 use crate::poll_gate::PollGate;
+use crate::poll_trial::PollTrial;
+use crate::polling::{AdaptivePolling, PollSettings};
 use crate::wake_latency::WakeLatency;
 
 /// The most new requests a source may bring in one turn while no other source is awake.
@@ -84,6 +86,11 @@ pub(crate) struct EventLoop {
     signals: Vec<EventLoopEvent>,
     /// Lanes that are being drained, and who waits for it.
     draining: Vec<(LaneIndex, mpsc::Sender<()>)>,
+    /// How long it looks before it sleeps, as it was told.
+    poll: PollSettings,
+    /// How long completions of the kernel are worth looking for.
+    completions: AdaptivePolling,
+    trial: PollTrial,
     gate: PollGate,
     timer: WakeLatency,
     times: TimeAccount,
@@ -100,7 +107,7 @@ impl EventLoop {
     pub(crate) fn new(
         engine: Engine,
         inbox: Arc<Inbox>,
-        gate: PollGate,
+        poll: PollSettings,
         clock: Arc<dyn Clock>,
         gauges: GaugeWriter<LoopGauges>,
     ) -> Self {
@@ -119,7 +126,10 @@ impl EventLoop {
             sample: RoundSample::default(),
             signals: Vec::new(),
             draining: Vec::new(),
-            gate,
+            poll,
+            completions: AdaptivePolling::default(),
+            trial: PollTrial::new(now),
+            gate: PollGate::new(now),
             timer: WakeLatency::default(),
             times: TimeAccount::new(gauges, now),
             idle_since: None,
@@ -267,7 +277,7 @@ impl EventLoop {
     fn take_signals(&mut self, slept: Option<Duration>) {
         let mut signals = std::mem::take(&mut self.signals);
         self.engine.dispatch(&mut signals);
-        let mut completed = false;
+        let mut completed: Option<PollSettings> = None;
         for signal in signals.drain(..) {
             match signal {
                 EventLoopEvent::Kicked(key) => {
@@ -276,7 +286,9 @@ impl EventLoop {
                 }
                 EventLoopEvent::Writable(key) => self.schedule(key),
                 EventLoopEvent::Finished(key) => {
-                    completed = true;
+                    if slept.is_some() {
+                        completed = completed.max(self.poll_settings(key));
+                    }
                     self.schedule(key);
                 }
                 EventLoopEvent::Unwatched(key) => self.unwatched(key),
@@ -286,8 +298,8 @@ impl EventLoop {
         self.signals = signals;
         // Never sleeps before it has looked: what is in flight may have ended without a signal.
         self.end_drains();
-        if let Some(slept) = slept.filter(|_| completed) {
-            self.gate.completed_after(slept);
+        if let (Some(slept), Some(settings)) = (slept, completed) {
+            self.completions.called_after(slept, &settings);
         }
     }
 
@@ -304,13 +316,14 @@ impl EventLoop {
     }
 
     fn kicked(&mut self, key: SourceKey, slept: Option<Duration>) {
+        let settings = self.poll_settings(key);
         if let Some(served) = self.sources.get_mut(key.0 as usize).and_then(Option::as_mut) {
             served.last_new = self.now;
             if served.is_kicked_while_empty() {
                 served.bundle.observer.kicked_while_empty();
             }
-            if let Some(slept) = slept {
-                served.adaptive.called_after(slept, self.gate.settings());
+            if let (Some(slept), Some(settings)) = (slept, settings) {
+                served.adaptive.called_after(slept, &settings);
             }
         }
     }

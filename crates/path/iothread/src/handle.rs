@@ -14,7 +14,6 @@ use crate::SourceRegistry;
 use crate::command::{Command, Inbox, Retirement};
 use crate::event_loop::EventLoop;
 use crate::gauges::{IothreadUsage, LoopGauges};
-use crate::poll_gate::{PollArbiter, PollGate};
 use crate::polling::PollSettings;
 
 /// The sandbox that a thread enters before it serves anybody.
@@ -23,7 +22,7 @@ pub trait Confinement: std::fmt::Debug + Send + Sync {
     fn confine(&self) -> io::Result<()>;
 }
 
-/// What all iothreads get from their process: file table, clock, polling permits, choice of reactors, confinement.
+/// What all iothreads get from their process: file table, clock, choice of reactors, confinement.
 #[derive(Debug, Clone)]
 pub struct ProcessResources {
     /// The open files.
@@ -32,8 +31,6 @@ pub struct ProcessResources {
     pub clock: Arc<dyn Clock>,
     /// The sources that are served in the process.
     pub sources: Arc<SourceRegistry>,
-    /// The permits to look before sleeping.
-    pub polling: Arc<PollArbiter>,
     /// What it may wait with.
     pub reactors: ReactorChoice,
     /// Rings for when none can be made any more.
@@ -92,8 +89,7 @@ impl Iothread {
         host: ProcessResources,
         settings: PollSettings,
     ) -> Result<Self, SpawnError> {
-        let ProcessResources { files, clock, sources, polling, reactors, spare_rings, confine } =
-            host;
+        let ProcessResources { files, clock, sources, reactors, spare_rings, confine } = host;
         let failed = |source| SpawnError::Thread { name: name.to_owned(), source };
         let notifier = Arc::new(Notifier::new().map_err(failed)?);
         let inbox = Arc::new(Inbox::new(name, Arc::clone(&notifier)));
@@ -117,8 +113,7 @@ impl Iothread {
                         let gauges = GaugeWriter::<LoopGauges>::default();
                         let usage = IothreadUsage::new(gauges.gauges(), stat);
                         ready.send(Ok(usage)).expect("the starter waits");
-                        let gate = PollGate::new(settings, polling);
-                        let served = EventLoop::new(engine, theirs, gate, clock, gauges).run();
+                        let served = EventLoop::new(engine, theirs, settings, clock, gauges).run();
                         // What the kernel lacks for the moment is tried again (`kernel_io::uring`); nothing else
                         // depends on more than the descriptor and the memory of the reactor.
                         served.expect("waiting works while its reactor exists");

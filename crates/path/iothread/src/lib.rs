@@ -5,8 +5,8 @@
 //!
 //! **Looking and sleeping** (`event_loop::idle`). Kicks are off while an iothread is awake. When it has nothing to do,
 //! it looks at its sources and at the kernel's flags for as long as that is worth (`polling`: QEMU's rule for each
-//! source, with trials of longer looks), if it gets a permit (`permits`: as many as there are CPUs that nobody else
-//! wants). Then it asks every source for kicks, looks once more, and sleeps in the kernel. A source that was silent for
+//! source) for those for which it was found to pay (`poll_trial`), and while nobody else wants its CPU (`poll_gate`).
+//! Then it asks every source for kicks, looks once more, and sleeps in the kernel. A source that was silent for
 //! 100 ms is asked for kicks and not looked at any more. If a layer holds requests, the sleep ends before the first of
 //! them is due (`wake_latency`).
 //!
@@ -37,10 +37,10 @@ mod drain;
 mod event_loop;
 mod gauges;
 mod handle;
-mod permits;
 mod placed_front_end;
 mod placed_source;
 mod poll_gate;
+mod poll_trial;
 mod polling;
 mod source_registry;
 mod wake_latency;
@@ -50,6 +50,5 @@ pub use gauges::{IothreadUsage, LoopGauges};
 pub use handle::{Confinement, Iothread, ProcessResources, SpawnError};
 pub use placed_front_end::{PlacedFrontEnd, PlacementError};
 pub use placed_source::{MoveError, PlacedSource, SourceName, SourceObserver, SourceStopped};
-pub use poll_gate::PollArbiter;
 pub use polling::{PollLimitStrictness, PollSettings};
 pub use source_registry::SourceRegistry;

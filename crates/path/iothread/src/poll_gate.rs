@@ -1,116 +1,120 @@
-//! The iothread's right to look before it sleeps, and how long.
+//! Looking takes CPU time from nobody: a thread that looks lets others have its CPU, and stops looking if they take it.
 //!
-//! Where it stands: between the event loop, which looks, and the permits that all iothreads share.
+//! Where it stands: the event loop asks before it looks, and has it pause while it looks.
 //!
-//! Invariants: whoever looks holds a permit, and has given it back when it sleeps.
+//! A thread that looks never sleeps, so whoever shares its CPU (a client, a vCPU, another iothread, a stranger) waits
+//! for it until its time slice is over. So it offers the CPU to them every [`YIELD_EVERY`] (sched_yield). If somebody
+//! waits, that takes as long as they run, and while a request comes for a thread that sleeps the scheduler prefers it.
+//! So after [`LOST_MAX`] in [`PERIOD`] it looks no more, until [`CLOSED_FOR`] is over. Then it tries again: that costs
+//! others no more than [`YIELD_EVERY`], and looking is back that soon when the CPU is free.
+//!
+//! Limits: a neighbour is seen only if the scheduler has it wait on the same CPU. What runs beside it, on the other
+//! thread of a core or in another virtual machine, is not.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kernel_io::{ProcessCpus, process_cpu_time};
+/// How long a thread looks before it offers its CPU: some 20 times what that costs.
+const YIELD_EVERY: Duration = Duration::from_micros(8);
+/// An offer that took longer was accepted.
+const ACCEPTED: Duration = Duration::from_micros(20);
+/// In this time...
+const PERIOD: Duration = Duration::from_millis(50);
+/// ... others may take so much of the CPU while it looks.
+const LOST_MAX: Duration = Duration::from_millis(2);
+/// How long it does not look after that.
+const CLOSED_FOR: Duration = Duration::from_millis(50);
 
-use crate::permits::{CpuTimeTotals, PollPermits};
-use crate::polling::{AdaptivePolling, PollSettings, PollTarget};
-
-/// How often a thread that never sleeps asks whether it may go on.
-const ASK_EVERY: Duration = Duration::from_millis(50);
-
-/// Decides how many iothreads of a process may poll at once: permits, and CPU use.
-#[derive(Debug)]
-pub struct PollArbiter {
-    permits: PollPermits,
-    cpus: ProcessCpus,
-}
-
-impl PollArbiter {
-    /// Permits for the CPUs that the process may use.
-    pub fn of_process() -> std::io::Result<Self> {
-        let cpus = ProcessCpus::of_process()?;
-        Ok(Self { permits: PollPermits::new(cpus.count()), cpus })
-    }
-}
-
-/// One iothread's permit to poll before it sleeps, and for how long.
+/// Whether an iothread may look before it sleeps, by what others do on its CPU.
 #[derive(Debug)]
 pub(crate) struct PollGate {
-    settings: PollSettings,
-    shared: Arc<PollArbiter>,
-    /// When it was last asked for, if it is held.
-    permit: Option<Instant>,
-    /// How long completions of the kernel are worth looking for.
-    completions: AdaptivePolling,
+    /// When it opens, if it is closed.
+    closed_until: Option<Instant>,
+    /// When the period began, and how long others had the CPU in it.
+    since: Instant,
+    lost: Duration,
+    /// When the thread offered its CPU last, in this look.
+    offered: Instant,
 }
 
 impl PollGate {
-    pub(crate) fn new(settings: PollSettings, shared: Arc<PollArbiter>) -> Self {
-        Self {
-            settings,
-            shared,
-            permit: None,
-            completions: AdaptivePolling::new(PollTarget::Completions),
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { closed_until: None, since: now, lost: Duration::ZERO, offered: now }
+    }
+
+    /// Whether the thread may look now.
+    pub(crate) fn is_open(&mut self, now: Instant) -> bool {
+        if self.closed_until.is_some_and(|until| now >= until) {
+            self.closed_until = None;
         }
+        self.closed_until.is_none()
     }
 
-    /// Looks by other settings from now on, and learns anew how long completions are worth it.
-    pub(crate) fn set(&mut self, settings: PollSettings) {
-        self.settings = settings;
-        self.completions = AdaptivePolling::new(PollTarget::Completions);
+    /// A look begins.
+    pub(crate) fn begin(&mut self, now: Instant) {
+        self.offered = now;
     }
 
-    pub(crate) fn settings(&self) -> &PollSettings {
-        &self.settings
+    /// Whether it is time to offer the CPU to others.
+    pub(crate) fn should_yield(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.offered) >= YIELD_EVERY
     }
 
-    /// How long completions are worth looking for.
-    pub(crate) fn completions_budget(&self) -> Duration {
-        self.completions.budget()
-    }
-
-    /// Whether [`PollGate::completion_found`] wants to know of completions that were found by looking.
-    pub(crate) fn is_trying_completions(&self) -> bool {
-        self.completions.is_on_trial()
-    }
-
-    /// A completion was found by looking, that long after the loop had nothing to do.
-    pub(crate) fn completion_found(&mut self, waited: Duration) {
-        self.completions.found_after(waited, &self.settings);
-    }
-
-    /// A completion came that long after the loop had nothing to do.
-    pub(crate) fn completed_after(&mut self, waited: Duration) {
-        self.completions.called_after(waited, &self.settings);
-    }
-
-    /// Whether the thread may look now. What it may once, it may until it sleeps or the CPU is
-    /// wanted by others.
-    pub(crate) fn may_poll(&mut self, now: Instant) -> bool {
-        let PollArbiter { permits, cpus } = &*self.shared;
-        if self.permit.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_EVERY) {
-            return true;
+    /// The CPU was offered, and the thread has it again; whether it may go on looking.
+    pub(crate) fn yielded(&mut self, before: Instant, now: Instant) -> bool {
+        self.offered = now;
+        if now.saturating_duration_since(self.since) > PERIOD {
+            (self.since, self.lost) = (now, Duration::ZERO);
         }
-        permits.measure(now, || {
-            Some(CpuTimeTotals { idle: cpus.idle_time()?, own: process_cpu_time() })
-        });
-        let held = self.permit.is_some();
-        if held && permits.too_many() {
-            permits.give_back();
-            self.permit = None;
-        } else if held || permits.take() {
-            self.permit = Some(now);
+        let took = now.saturating_duration_since(before);
+        if took >= ACCEPTED {
+            self.lost += took;
         }
-        self.permit.is_some()
-    }
-
-    /// The thread goes to sleep.
-    pub(crate) fn sleep(&mut self) {
-        if self.permit.take().is_some() {
-            self.shared.permits.give_back();
+        if self.lost > LOST_MAX {
+            self.closed_until = Some(now + CLOSED_FOR);
+            (self.since, self.lost) = (now, Duration::ZERO);
         }
+        self.closed_until.is_none()
     }
 }
 
-impl Drop for PollGate {
-    fn drop(&mut self) {
-        self.sleep();
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{Clock, SystemClock};
+
+    const US: Duration = Duration::from_micros(1);
+
+    #[test]
+    fn a_thread_offers_its_cpu_while_it_looks() {
+        let start = SystemClock.now();
+        let mut gate = PollGate::new(start);
+        gate.begin(start + 100 * US);
+        assert!(!gate.should_yield(start + 107 * US));
+        assert!(gate.should_yield(start + 108 * US));
+        assert!(gate.yielded(start + 108 * US, start + 109 * US));
+        assert!(!gate.should_yield(start + 116 * US));
+    }
+
+    #[test]
+    fn who_takes_the_cpu_ends_looking_for_a_while() {
+        let start = SystemClock.now();
+        let mut gate = PollGate::new(start);
+        let taken = start + Duration::from_millis(4);
+        assert!(!gate.yielded(start, taken));
+        assert!(!gate.is_open(taken + CLOSED_FOR - US));
+        assert!(gate.is_open(taken + CLOSED_FOR));
+        assert!(gate.yielded(taken + CLOSED_FOR, taken + CLOSED_FOR + US));
+    }
+
+    #[test]
+    fn who_takes_little_of_it_now_and_then_does_not() {
+        let start = SystemClock.now();
+        let mut gate = PollGate::new(start);
+        for millisecond in 0..10_000 {
+            let before = start + millisecond * 1000 * US;
+            // A tick of the kernel; every 100 ms a daemon.
+            let took = if millisecond % 100 == 0 { 1500 * US } else { 19 * US };
+            assert!(gate.yielded(before, before + took), "after {millisecond} ms");
+        }
     }
 }

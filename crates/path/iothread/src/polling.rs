@@ -2,14 +2,7 @@
 //!
 //! Where it stands: the event loop asks before it sleeps how long it may look
 //! ([`AdaptivePolling::budget`]), and tells each source that called how long the call took to come
-//! ([`AdaptivePolling::called_after`]).
-//!
-//! Two threads that wake each other are slow or fast, and both last: as long as each sleeps while
-//! the other is being woken, no look within QEMU's limit finds anything; but while one looks for as
-//! long as a wake-up takes, the other seldom gets to sleep and most calls come within a few
-//! microseconds. So where the limit is left to the daemon, a source that keeps calling just beyond
-//! it is looked for up to [`LONG`] in a trial. While the calls of a window then come soon on
-//! average ([`PollTarget`]), that goes on; if not, the next trial comes after twice as many calls.
+//! ([`AdaptivePolling::called_after`]). Whether looking pays at all is found out by `poll_trial`.
 //!
 //! Here is only the deciding; the time is an argument.
 
@@ -24,27 +17,20 @@ const FIRST: Duration = Duration::from_micros(4);
 /// The factor that stands for `poll-grow=0`.
 const GROW_DEFAULT: u32 = 2;
 
-/// The longest look of a trial: beyond what waking a thread takes in a virtual machine (50 to
-/// 100 µs).
+/// The longest look where looking was found to pay: beyond what waking a thread takes in a virtual machine (50 to
+/// 100 µs). Two threads that wake each other are slow or fast, and both last: as long as each sleeps while the other is
+/// being woken, no look within QEMU's limit finds anything; but while one looks for as long as a wake-up takes, most
+/// calls come within a few microseconds.
 const LONG: Duration = Duration::from_micros(256);
 
-/// How many calls are judged together in a trial.
-const WINDOW: u32 = 32;
-
-/// How soon completions of the kernel must come on average for a trial to go on: not much later
-/// than the wake-up takes that looking for them saves. With half as much a disk at depth 16 loses
-/// a tenth of its throughput (docs/performance.md).
-const COMPLETIONS_WITHIN: Duration = Duration::from_micros(128);
-
-/// After how many calls just beyond the limit the first trial comes, and the last.
-const TRIAL_AFTER_FIRST: u32 = 8;
-const TRIAL_AFTER_MAX: u32 = 4096;
+/// The divisor that stands for `poll-shrink=0` in longer looks: a single late call does not end them.
+const SHRINK_LONG: u32 = 2;
 
 /// How long a source may be silent before it is not looked at any more; its kick calls it back.
 pub(crate) const IDLE_AFTER: Duration = Duration::from_millis(100);
 
 /// The polling settings of an iothread, as in QEMU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PollSettings {
     /// The longest time to look before sleeping (`poll-max-ns`); 0 switches polling off.
     pub max: Duration,
@@ -52,16 +38,16 @@ pub struct PollSettings {
     pub grow: u32,
     /// By how much a time that was in vain shrinks (`poll-shrink`); 0 means to nothing.
     pub shrink: u32,
-    /// Whether `max` is a limit that somebody has set, or may be exceeded to try.
+    /// Whether `max` is a limit that somebody has set, or may be exceeded where that pays.
     pub limit: PollLimitStrictness,
 }
 
-/// Whether the limit of polling is strict because somebody set it, or may be exceeded in trials.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Whether the limit of polling is strict because somebody set it, or may be exceeded where that pays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PollLimitStrictness {
     /// It was: never exceed it.
     Strict,
-    /// It was not: try longer ones now and then.
+    /// It was not: look for longer where that was found to pay.
     Adaptive,
 }
 
@@ -69,6 +55,15 @@ impl PollSettings {
     /// Never looks before sleeping.
     pub const OFF: Self =
         Self { max: Duration::ZERO, grow: 0, shrink: 0, limit: PollLimitStrictness::Strict };
+
+    /// The settings for sources for which looking was found to pay, or is being tried.
+    pub(crate) fn where_it_pays(&self) -> Self {
+        let shrink = if self.shrink == 0 { SHRINK_LONG } else { self.shrink };
+        match self.limit {
+            PollLimitStrictness::Strict => *self,
+            PollLimitStrictness::Adaptive => Self { max: self.max.max(LONG), shrink, ..*self },
+        }
+    }
 }
 
 impl Default for PollSettings {
@@ -78,93 +73,25 @@ impl Default for PollSettings {
     }
 }
 
-/// QEMU's adaptive polling for one source: how long it is worth polling.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// QEMU's adaptive polling, for a source or for the completions of a kernel: how long it is worth polling.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AdaptivePolling {
-    what: PollTarget,
     budget: Duration,
-    trial: LongPollTrialState,
-    /// After how many calls just beyond the limit the next trial comes.
-    trial_after: u32,
-}
-
-/// What is polled for: a guest's requests, or the kernel's completions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PollTarget {
-    /// A guest: within the limit. A guest whose calls come that soon on average, but
-    /// independently of us, leaves no time to sleep anyway.
-    Requests,
-    /// The kernel: within [`COMPLETIONS_WITHIN`].
-    Completions,
-}
-
-/// The state of a trial of polling for longer than the limit: not begun, or what was counted in it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LongPollTrialState {
-    /// So many calls came just beyond the limit since the last trial.
-    Off { beyond: u32 },
-    /// So many calls came in the current window, and that long they took together.
-    On { calls: u32, total: Duration },
 }
 
 impl AdaptivePolling {
-    /// Not worth it yet.
-    pub(crate) fn new(what: PollTarget) -> Self {
-        let (budget, trial) = (Duration::ZERO, LongPollTrialState::Off { beyond: 0 });
-        Self { what, budget, trial, trial_after: TRIAL_AFTER_FIRST }
+    /// Worth as long as these settings allow.
+    pub(crate) fn longest(settings: &PollSettings) -> Self {
+        Self { budget: settings.max }
     }
 
     /// How long to look for it now.
     pub(crate) fn budget(&self) -> Duration {
-        match self.trial {
-            LongPollTrialState::Off { .. } => self.budget,
-            LongPollTrialState::On { .. } => LONG,
-        }
+        self.budget
     }
 
-    /// Whether [`AdaptivePolling::found_after`] wants to know of calls that were found by looking.
-    pub(crate) fn is_on_trial(&self) -> bool {
-        matches!(self.trial, LongPollTrialState::On { .. })
-    }
-
-    /// The source has called `waited` after the loop had nothing to do, and was found by looking.
-    pub(crate) fn found_after(&mut self, waited: Duration, settings: &PollSettings) {
-        let LongPollTrialState::On { calls, total } = self.trial else { return };
-        let (calls, total) = (calls + 1, total + waited);
-        let within = match self.what {
-            PollTarget::Requests => settings.max,
-            PollTarget::Completions => COMPLETIONS_WITHIN,
-        };
-        if total > within * WINDOW {
-            self.budget = Duration::ZERO;
-            self.trial_after = (self.trial_after * 2).min(TRIAL_AFTER_MAX);
-            self.trial = LongPollTrialState::Off { beyond: 0 };
-        } else if calls == WINDOW {
-            self.trial_after = TRIAL_AFTER_FIRST;
-            self.trial = LongPollTrialState::On { calls: 0, total: Duration::ZERO };
-        } else {
-            self.trial = LongPollTrialState::On { calls, total };
-        }
-    }
-
-    /// The source has called `waited` after the loop had nothing to do, and the loop slept.
+    /// The source has called `waited` after the loop had nothing to do, and the loop slept. QEMU's rule.
     pub(crate) fn called_after(&mut self, waited: Duration, settings: &PollSettings) {
-        match &mut self.trial {
-            LongPollTrialState::On { .. } => self.found_after(waited, settings),
-            LongPollTrialState::Off { beyond } if waited > settings.max && waited <= LONG => {
-                *beyond += 1;
-                if settings.limit == PollLimitStrictness::Adaptive && *beyond >= self.trial_after {
-                    self.trial = LongPollTrialState::On { calls: 0, total: Duration::ZERO };
-                } else {
-                    self.adapt(waited, settings);
-                }
-            }
-            LongPollTrialState::Off { .. } => self.adapt(waited, settings),
-        }
-    }
-
-    /// QEMU's rule.
-    fn adapt(&mut self, waited: Duration, settings: &PollSettings) {
         if waited <= self.budget {
             // Looking paid off.
         } else if waited > settings.max {
@@ -196,7 +123,7 @@ mod tests {
     /// The budget in nanoseconds after each call, by how long the calls took to come.
     #[track_caller]
     fn check(settings: &PollSettings, waits_ns: &[u64], expected_ns: &[u64]) {
-        let mut adaptive = AdaptivePolling::new(PollTarget::Requests);
+        let mut adaptive = AdaptivePolling::default();
         let found: Vec<u128> = waits_ns
             .iter()
             .map(|&wait| {
@@ -226,73 +153,14 @@ mod tests {
     #[test]
     fn nothing_is_looked_for_when_polling_is_off() {
         check(&PollSettings::OFF, &[1, 1_000, 1_000_000], &[0, 0, 0]);
-    }
-
-    const US: Duration = Duration::from_micros(1);
-
-    /// A source whose calls have kept coming just beyond the limit, so that it is on trial.
-    fn on_trial() -> (AdaptivePolling, PollSettings) {
-        let settings = PollSettings::default();
-        let mut adaptive = AdaptivePolling::new(PollTarget::Requests);
-        for _ in 0..TRIAL_AFTER_FIRST {
-            assert!(!adaptive.is_on_trial());
-            adaptive.called_after(60 * US, &settings);
-        }
-        assert!(adaptive.is_on_trial());
-        assert_eq!(adaptive.budget(), LONG);
-        (adaptive, settings)
+        assert_eq!(PollSettings::OFF.where_it_pays(), PollSettings::OFF);
     }
 
     #[test]
-    fn a_trial_goes_on_while_calls_come_soon_on_average() {
-        let (mut adaptive, settings) = on_trial();
-        for _ in 0..10 * WINDOW {
-            adaptive.found_after(60 * US, &settings);
-            for _ in 0..7 {
-                adaptive.found_after(5 * US, &settings);
-            }
-            assert!(adaptive.is_on_trial());
-        }
-    }
-
-    #[test]
-    fn a_trial_in_vain_ends_soon_and_the_next_comes_later() {
-        let (mut adaptive, settings) = on_trial();
-        let polls = (0..WINDOW).take_while(|_| {
-            adaptive.found_after(60 * US, &settings);
-            adaptive.is_on_trial()
-        });
-        assert!(polls.count() < 20);
-        assert!(adaptive.budget().is_zero());
-        for _ in 0..2 * TRIAL_AFTER_FIRST {
-            assert!(!adaptive.is_on_trial());
-            adaptive.called_after(60 * US, &settings);
-        }
-        assert!(adaptive.is_on_trial());
-    }
-
-    #[test]
-    fn completions_may_take_about_as_long_as_a_wake_up_and_no_longer() {
-        let settings = PollSettings::default();
-        for (wait, goes_on) in [(100, true), (150, false)] {
-            let mut adaptive = AdaptivePolling::new(PollTarget::Completions);
-            for _ in 0..TRIAL_AFTER_FIRST {
-                adaptive.called_after(60 * US, &settings);
-            }
-            assert!(adaptive.is_on_trial());
-            for _ in 0..WINDOW {
-                adaptive.found_after(wait * US, &settings);
-            }
-            assert_eq!(adaptive.is_on_trial(), goes_on, "{wait} µs");
-        }
-    }
-
-    #[test]
-    fn a_limit_that_somebody_has_set_is_never_exceeded() {
-        let mut adaptive = AdaptivePolling::new(PollTarget::Requests);
-        for _ in 0..1000 {
-            adaptive.called_after(60 * US, &SETTINGS);
-            assert!(adaptive.budget() <= SETTINGS.max);
-        }
+    fn a_limit_is_exceeded_only_if_nobody_has_set_it() {
+        assert_eq!(SETTINGS.where_it_pays().max, SETTINGS.max);
+        let longer = PollSettings::default().where_it_pays();
+        assert_eq!((longer.max, longer.shrink), (LONG, SHRINK_LONG));
+        assert_eq!(AdaptivePolling::longest(&longer).budget(), LONG);
     }
 }

@@ -519,6 +519,11 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
         }
     }
 
+    fn answered(&self) -> u64 {
+        let Counters { reads, writes, flushes, discards, write_zeroes, .. } = self.open.counters();
+        reads + writes + flushes + discards + write_zeroes
+    }
+
     fn in_flight(&self) -> usize {
         self.in_flight()
     }

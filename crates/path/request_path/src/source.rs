@@ -167,6 +167,9 @@ pub trait Source: Any + std::fmt::Debug + Send {
     /// Leaves the calling iothread and its lanes: takes along what is finished, leaves what is in flight.
     fn depart(&mut self, engine: &mut Engine);
 
+    /// How many requests it has answered since it was made, whatever their outcome.
+    fn answered(&self) -> u64;
+
     /// Requests taken from the client and not yet answered, and transfers that are not over.
     fn in_flight(&self) -> usize;
 }

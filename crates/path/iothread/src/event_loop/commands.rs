@@ -20,7 +20,7 @@ use request_path::{LaneIndex, SourceKey};
 use super::EventLoop;
 use super::source_entry::{KickWatchState, SourceEntry, SourceState};
 use crate::command::{Command, SourceBundle, SourceId, answer};
-use crate::polling::{AdaptivePolling, PollTarget};
+use crate::polling::AdaptivePolling;
 
 impl EventLoop {
     pub(super) fn process_inbox(&mut self) {
@@ -70,9 +70,11 @@ impl EventLoop {
                 answer(&reply, result);
             }
             Command::SetPolling { settings } => {
-                self.gate.set(settings);
+                self.poll = settings;
+                self.completions = AdaptivePolling::default();
+                self.trial.forget(self.now);
                 for served in self.sources.iter_mut().flatten() {
-                    served.adaptive = AdaptivePolling::new(PollTarget::Requests);
+                    served.adaptive = AdaptivePolling::default();
                 }
             }
             Command::Retire(retirement) => self.retirement = Some(retirement),
@@ -93,11 +95,12 @@ impl EventLoop {
             called: false,
             full: false,
             awake: false,
-            adaptive: AdaptivePolling::new(PollTarget::Requests),
+            adaptive: AdaptivePolling::default(),
             last_new: self.now,
             turn_ended: self.now,
             kicks: 0,
         });
+        self.trial.arrive(place, self.now);
         served.bundle.source.arrive(&mut self.engine, lanes, key);
         let source = &served.bundle.source;
         self.engine.watch(source.kick(), source.interest(), key);
@@ -146,7 +149,7 @@ impl EventLoop {
             panic!("only a departing source is handed over")
         };
         bundle.source.depart(&mut self.engine);
-        self.awake.retain(|awake| *awake != key);
+        self.forget(key);
         bundle.source.mailbox().set_owner(Arc::clone(to.notifier()) as Arc<dyn request_path::Wake>);
         to.send(Command::Arrive { bundle, lanes, reply });
     }
@@ -167,9 +170,15 @@ impl EventLoop {
             // Whoever serves the ring next may rely on kicks; what came meanwhile is theirs.
             let _more = bundle.source.rest();
             bundle.source.depart(&mut self.engine);
-            self.awake.retain(|awake| *awake != key);
+            self.forget(key);
             answer(&reply, bundle.source);
         }
+    }
+
+    /// A source is not served here any more.
+    fn forget(&mut self, key: SourceKey) {
+        self.awake.retain(|awake| *awake != key);
+        self.trial.leave(key.0 as usize, self.now);
     }
 
     fn served(&mut self, key: SourceKey) -> &mut SourceEntry {

@@ -1,18 +1,19 @@
 //! What the loop does when nothing is to be done: it looks for a while, asks for kicks and sleeps.
 //!
 //! Invariants: before the thread sleeps every source was asked for kicks, and none had something new that there was
-//! room for. Limits: a look takes as long as the sources and completions are worth (`polling`), if it gets a permit
-//! (`poll_gate`); what is due ends a look and a sleep (`wake_latency`).
+//! room for. Limits: a look takes as long as the sources and completions are worth (`polling`) for which looking pays
+//! (`poll_trial`), while nobody else wants the CPU (`poll_gate`); what is due ends a look and a sleep (`wake_latency`).
 
 use std::io;
 use std::time::{Duration, Instant};
 
-use kernel_io::WaitMode;
+use kernel_io::{WaitMode, thread_cpu_time};
 use request_path::{SleepDecision, SourceKey};
 
 use super::EventLoop;
 use crate::gauges::LoopActivity;
-use crate::polling::IDLE_AFTER;
+use crate::poll_trial::PollRule;
+use crate::polling::{AdaptivePolling, IDLE_AFTER, PollSettings};
 use crate::wake_latency::SleepPlan;
 
 /// How often to look between two looks at the clock, which cost about as much as ten of them.
@@ -51,7 +52,6 @@ impl EventLoop {
         if self.enable_all_kicks() {
             return Ok(None);
         }
-        self.gate.sleep();
         self.times.rounds(std::mem::take(&mut self.rounds));
         self.engine.wait(wait)?;
         let asleep = self.now;
@@ -74,22 +74,23 @@ impl EventLoop {
 
     /// Looks for something new as long as the sources are worth it; whether there was any.
     fn look(&mut self) -> bool {
+        if self.poll.max.is_zero() || !self.gate.is_open(self.now) {
+            return false;
+        }
+        if self.trial.is_due(self.now) {
+            self.go_on_with_trial();
+        }
         let budget = self.budget();
-        if budget.is_zero() || !self.gate.may_poll(self.now) {
+        if budget.is_zero() {
             return false;
         }
         self.enable_idle_kicks();
         let start = self.now;
+        self.gate.begin(start);
         loop {
             for polls in 1..=LOOKS_PER_CLOCK {
-                if self.schedule_new() {
+                if self.schedule_new() || self.engine.has_pending() {
                     self.times.found(polls);
-                    self.requests_found(start);
-                    return true;
-                }
-                if self.engine.has_pending() {
-                    self.times.found(polls);
-                    self.completions_found(start);
                     return true;
                 }
                 std::hint::spin_loop();
@@ -102,46 +103,63 @@ impl EventLoop {
             if self.now.saturating_duration_since(start) >= budget {
                 return false;
             }
-        }
-    }
-
-    /// Tells the called sources that are on trial how long the look took.
-    fn requests_found(&mut self, start: Instant) {
-        let settings = *self.gate.settings();
-        let mut waited = None;
-        for key in &self.ready {
-            if let Some(served) = &mut self.sources[key.0 as usize]
-                && served.adaptive.is_on_trial()
-            {
-                let now = &mut self.now;
-                let waited = *waited.get_or_insert_with(|| {
-                    *now = self.clock.now();
-                    now.saturating_duration_since(start)
-                });
-                served.adaptive.found_after(waited, &settings);
+            if self.gate.should_yield(self.now) && !self.offer_cpu() {
+                return false;
             }
         }
     }
 
-    /// The kernel has something; while requests are being carried out that is almost always their
-    /// completions.
-    fn completions_found(&mut self, start: Instant) {
-        if self.gate.is_trying_completions() && self.engine.is_busy() {
-            self.now = self.clock.now();
-            self.gate.completion_found(self.now.saturating_duration_since(start));
+    /// Lets somebody else run on this CPU who waits for it; whether to go on looking.
+    fn offer_cpu(&mut self) -> bool {
+        let before = self.now;
+        std::thread::yield_now();
+        self.now = self.clock.now();
+        let goes_on = self.gate.yielded(before, self.now);
+        if !goes_on {
+            self.trial.break_off(self.now);
+        }
+        goes_on
+    }
+
+    /// Tries whether looking pays.
+    fn go_on_with_trial(&mut self) {
+        let Self { trial, sources, now, poll, completions, .. } = self;
+        let answered = |place: usize| {
+            sources[place].as_ref().map_or(0, |served| served.bundle.source.answered())
+        };
+        if trial.step(*now, thread_cpu_time, answered) {
+            let longest = AdaptivePolling::longest(&poll.where_it_pays());
+            *completions = longest;
+            sources.iter_mut().flatten().for_each(|served| served.adaptive = longest);
         }
     }
 
-    /// How long it is worth looking now: as long as for the source that is worth most.
+    /// The settings for this source now; `None` if it is not looked for.
+    pub(super) fn poll_settings(&self, key: SourceKey) -> Option<PollSettings> {
+        match self.trial.rule(key.0 as usize) {
+            PollRule::Never => None,
+            PollRule::AsSet => Some(self.poll),
+            PollRule::Long => Some(self.poll.where_it_pays()),
+        }
+    }
+
+    /// How long it is worth looking now: as long as for the source that is worth most, and for completions if one of
+    /// those that are looked for may get some.
     fn budget(&self) -> Duration {
-        let of_source = |key: &SourceKey| {
-            let served = self.sources[key.0 as usize].as_ref();
-            served.map_or(Duration::ZERO, |served| served.adaptive.budget())
-        };
-        let sources = self.awake.iter().map(of_source).max().unwrap_or_default();
-        let busy = self.engine.is_busy();
-        let completions = if busy { self.gate.completions_budget() } else { Duration::ZERO };
-        sources.max(completions)
+        let mut budget = Duration::ZERO;
+        let mut has_any = false;
+        for key in &self.awake {
+            if let Some(served) = &self.sources[key.0 as usize]
+                && self.trial.rule(key.0 as usize) != PollRule::Never
+            {
+                has_any = true;
+                budget = budget.max(served.adaptive.budget());
+            }
+        }
+        if has_any && self.engine.is_busy() {
+            budget = budget.max(self.completions.budget());
+        }
+        budget
     }
 
     /// Asks all sources for kicks; whether one has something new for which no kick may come.

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::ThreadId;
 
 use block::SystemClock;
-use iothread::{Confinement, Iothread, PollArbiter, PollSettings, ProcessResources, SpawnError};
+use iothread::{Confinement, Iothread, PollSettings, ProcessResources, SpawnError};
 use kernel_io::{FileTable, ReactorChoice};
 
 #[derive(Debug)]
@@ -34,7 +34,6 @@ fn spawn(confine: Arc<dyn Confinement>) -> Result<Iothread, SpawnError> {
         files: Arc::new(FileTable::default()),
         clock: Arc::new(SystemClock),
         sources: Arc::default(),
-        polling: Arc::new(PollArbiter::of_process().unwrap()),
         reactors: ReactorChoice::Any,
         spare_rings: Arc::default(),
         confine: Some(confine),

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use block::{Access, Clock, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use iothread::{
-    Iothread, PlacedFrontEnd, PollArbiter, PollSettings, ProcessResources, SourceName,
-    SourceObserver, SourceRegistry,
+    Iothread, PlacedFrontEnd, PollSettings, ProcessResources, SourceName, SourceObserver,
+    SourceRegistry,
 };
 use kernel_io::{Caching, FileTable, OpenOptions, ReactorChoice};
 use request_path::{FrontEnd, FrontEndSource};
@@ -66,15 +66,13 @@ pub(crate) fn iothreads_with<const N: usize>(
     reactors: ReactorChoice,
     clock: &Arc<dyn Clock>,
 ) -> [Arc<Iothread>; N] {
-    let polling = Arc::new(PollArbiter::of_process().unwrap());
     let sources = Arc::new(SourceRegistry::default());
     std::array::from_fn(|i| {
         let name = format!("t{i}");
         let (files, clock) = (Arc::clone(files), Arc::clone(clock));
-        let (sources, polling) = (Arc::clone(&sources), Arc::clone(&polling));
+        let sources = Arc::clone(&sources);
         let (spare_rings, confine) = (Arc::default(), None);
-        let host =
-            ProcessResources { files, clock, sources, polling, reactors, spare_rings, confine };
+        let host = ProcessResources { files, clock, sources, reactors, spare_rings, confine };
         // One of them never looks, as `none` does not.
         let settings = if i == 1 { PollSettings::OFF } else { PollSettings::default() };
         Arc::new(Iothread::spawn(&name, host, settings).unwrap())
@@ -92,7 +90,6 @@ pub(crate) fn another_iothread(
         files: Arc::clone(files),
         clock: Arc::new(SystemClock),
         sources: Arc::clone(beside.sources()),
-        polling: Arc::new(PollArbiter::of_process().unwrap()),
         reactors,
         spare_rings: Arc::default(),
         confine: None,

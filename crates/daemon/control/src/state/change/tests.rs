@@ -120,7 +120,7 @@ fn nothing() -> DaemonState {
     let check = DescriptorCheck::on_thread();
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let (policy, watch) = (NamedFilesPolicy::Refused, Arc::default());
-    DaemonState::nothing(&files, &clock, None, &check, &policy, &watch).unwrap()
+    DaemonState::nothing(&files, &clock, None, &check, &policy, &watch)
 }
 
 fn connect(socket: &Path, memory_bytes: usize) -> Client {

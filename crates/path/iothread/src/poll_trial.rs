@@ -1,0 +1,592 @@
+//! Whether looking before sleeping pays: short windows with looking and without, compared while the guest runs.
+//!
+//! Where it stands: the event loop asks before it looks ([`PollTrial::rule`]), and lets a trial go on when it has
+//! nothing to do ([`PollTrial::step`]).
+//!
+//! A look saves the time of a wake-up and costs CPU time. Whether the guest gets anything of what is saved no rule of
+//! thumb says: a disk that is itself the limit completes as much while its completions wait for a thread to wake; two
+//! threads that wake each other, or a guest with one request at a time, wait for every wake-up. So the iothread tries
+//! both, in windows that follow each other as off, on, on, off (which cancels a drift), and compares for each source what
+//! it has answered per second, and for the thread the CPU time per request. Looking goes on for the sources that gain,
+//! if they gain at least [`PRICE`] seconds for each second of CPU time spent on it.
+//!
+//! Invariants: a trial changes how long is looked and nothing else. What was found holds until the next trial, which
+//! comes the later the more often the same was found, and soon once the load is another one.
+//! Limits: at most a tenth of the time is trials. Too few requests for a window end a trial without a finding.
+//! Here is only the deciding; time, CPU time and counts are arguments.
+
+use std::time::{Duration, Instant};
+
+/// What a second of CPU time must bring at least, in seconds that guests get done sooner.
+const PRICE: f64 = 0.25;
+/// The least gain that is one: below it is noise.
+const GAIN_MIN: f64 = 0.05;
+/// Looking that costs no more CPU time than this, relative to sleeping, need not bring a gain.
+const FREE_MAX: f64 = 1.05;
+/// What a source may lose by looking that is free.
+const LOSS_MAX: f64 = 0.03;
+/// By how much less than [`PRICE`] goes on once it was found to pay, so that it does not swing.
+const STAY: f64 = 0.7;
+
+/// What follows a change is not counted for so long: wake-ups and looks settle.
+const SETTLE: Duration = Duration::from_millis(1);
+/// The least length of a window, and the greatest.
+const WINDOW_MIN: Duration = Duration::from_millis(4);
+const WINDOW_MAX: Duration = Duration::from_millis(50);
+/// How many requests a window wants, and how many it must have in its greatest length.
+const REQUESTS_WANTED: u64 = 64;
+const REQUESTS_MIN: u64 = 16;
+/// How many pairs of windows there are at least, and at most.
+const PAIRS_MIN: u32 = 4;
+const PAIRS_MAX: u32 = 16;
+/// By how many standard errors a gain must differ from the least one, to end a trial early.
+const CERTAIN: f64 = 3.0;
+/// Two pairs are enough in which each rate with looking is more than so many times that without, or less than its
+/// inverse.
+const CLEAR: f64 = 2.0;
+
+/// When the first trial of a source comes, and the next one after a finding that is new.
+const FIRST_AFTER: Duration = Duration::from_millis(20);
+const NEXT_AFTER: Duration = Duration::from_millis(250);
+const NEXT_AFTER_MAX: Duration = Duration::from_secs(8);
+/// A trial is followed by at least so many times its length without one.
+const REST: u32 = 10;
+/// How often the load is compared with that of the last trial.
+const CHECK_EVERY: Duration = Duration::from_millis(50);
+/// By which factor it must differ, in two checks, to be another one.
+const OTHER_LOAD: f64 = 1.5;
+
+/// How a source is looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PollRule {
+    /// Not at all.
+    Never,
+    /// By the settings as they are: it is not known yet whether that pays.
+    AsSet,
+    /// For longer than that, where nobody has set a limit.
+    Long,
+}
+
+/// Whether looking for a source was found to pay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PollFinding {
+    Unknown,
+    Pays,
+    DoesNot,
+}
+
+/// What is known of a source.
+#[derive(Debug, Clone, Copy)]
+struct SourceRecord {
+    finding: PollFinding,
+    /// What it had answered when the window began.
+    answered: u64,
+    /// Its rate in the first window of the pair.
+    first: f64,
+    /// Over all pairs: the logarithm of its rate with looking over that without, and its square.
+    sum: f64,
+    squares: f64,
+    /// The least of these logarithms, and the greatest.
+    range: [f64; 2],
+}
+
+/// What the thread used and did in all windows of one kind.
+#[derive(Debug, Default, Clone, Copy)]
+struct SideTotals {
+    time: f64,
+    cpu: f64,
+    answered: f64,
+}
+
+/// Where a trial stands.
+#[derive(Debug, Clone, Copy)]
+enum TrialState {
+    /// There is none.
+    Waiting { checked: Instant, answered: u64, others: u32 },
+    /// After a change that is not counted yet.
+    Settling { window: u32 },
+    /// In a window.
+    Measuring { window: u32, since: Instant, cpu: Duration },
+}
+
+/// Finds out by trial for which sources of an iothread looking pays.
+#[derive(Debug)]
+pub(crate) struct PollTrial {
+    sources: Vec<Option<SourceRecord>>,
+    state: TrialState,
+    /// When there is something to do for [`PollTrial::step`].
+    due: Instant,
+    /// When the next trial begins, if the load stays as it is, and how long after the last one.
+    next: Instant,
+    interval: Duration,
+    /// When the trial began.
+    begun: Instant,
+    /// Without looking, and with it.
+    sides: [SideTotals; 2],
+    /// The earliest time of the next trial, if the load is another one.
+    rested: Instant,
+    /// Requests per second at the last finding.
+    rate: f64,
+}
+
+impl PollTrial {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            sources: Vec::new(),
+            state: TrialState::Waiting { checked: now, answered: 0, others: 0 },
+            due: now,
+            next: now,
+            interval: NEXT_AFTER,
+            begun: now,
+            sides: [SideTotals::default(); 2],
+            rested: now,
+            rate: 0.0,
+        }
+    }
+
+    /// A source has come to this place, of which nothing is known.
+    pub(crate) fn arrive(&mut self, place: usize, now: Instant) {
+        if self.sources.len() <= place {
+            self.sources.resize(place + 1, None);
+        }
+        let (finding, answered) = (PollFinding::Unknown, 0);
+        let (first, sum, squares, range) = (0.0, 0.0, 0.0, [0.0; 2]);
+        self.sources[place] = Some(SourceRecord { finding, answered, first, sum, squares, range });
+        self.break_off(now);
+        self.next = self.next.min(self.rested.max(now + FIRST_AFTER));
+    }
+
+    /// The source of this place has gone.
+    pub(crate) fn leave(&mut self, place: usize, now: Instant) {
+        self.sources[place] = None;
+        self.break_off(now);
+    }
+
+    /// Forgets all findings: the settings are other ones.
+    pub(crate) fn forget(&mut self, now: Instant) {
+        for record in self.sources.iter_mut().flatten() {
+            record.finding = PollFinding::Unknown;
+        }
+        self.break_off(now);
+        self.next = now + FIRST_AFTER;
+    }
+
+    /// What is measured now means nothing: somebody else has used the CPU, or the sources are others.
+    pub(crate) fn break_off(&mut self, now: Instant) {
+        if !matches!(self.state, TrialState::Waiting { .. }) {
+            self.rest(now);
+        }
+    }
+
+    /// How to look for the source of this place.
+    pub(crate) fn rule(&self, place: usize) -> PollRule {
+        match self.looks_now() {
+            Some(true) => PollRule::Long,
+            Some(false) => PollRule::Never,
+            None => match self.sources.get(place).copied().flatten().map(|it| it.finding) {
+                Some(PollFinding::Pays) => PollRule::Long,
+                Some(PollFinding::DoesNot) => PollRule::Never,
+                Some(PollFinding::Unknown) | None => PollRule::AsSet,
+            },
+        }
+    }
+
+    /// Whether there is something to do for [`PollTrial::step`].
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        now >= self.due
+    }
+
+    /// Goes on with a trial, or begins one if it is time; whether looking begins with that. `cpu` is the CPU time of the
+    /// thread, `answered` how many requests the source of a place has answered, both since some point in the past.
+    pub(crate) fn step(
+        &mut self,
+        now: Instant,
+        cpu: impl FnOnce() -> Duration,
+        answered: impl Fn(usize) -> u64,
+    ) -> bool {
+        match self.state {
+            TrialState::Waiting { .. } if now >= self.next => {
+                self.begun = now;
+                self.sides = [SideTotals::default(); 2];
+                for record in self.sources.iter_mut().flatten() {
+                    (record.sum, record.squares) = (0.0, 0.0);
+                    record.range = [f64::INFINITY, f64::NEG_INFINITY];
+                }
+                self.settle(0, now);
+            }
+            TrialState::Waiting { .. } => self.check_load(now, &answered),
+            TrialState::Settling { window } => {
+                for (place, record) in self.sources.iter_mut().enumerate() {
+                    if let Some(record) = record {
+                        record.answered = answered(place);
+                    }
+                }
+                self.state = TrialState::Measuring { window, since: now, cpu: cpu() };
+                self.due = now + WINDOW_MIN;
+            }
+            TrialState::Measuring { window, since, cpu: before } => {
+                let passed = now.saturating_duration_since(since);
+                let requests = self.requests(&answered);
+                if requests < REQUESTS_WANTED && passed < WINDOW_MAX {
+                    self.due = now + WINDOW_MIN / 2;
+                } else if requests < REQUESTS_MIN {
+                    self.put_off(now);
+                } else {
+                    let cpu = cpu().saturating_sub(before);
+                    self.window_over(window, [passed, cpu], &answered);
+                    if window % 2 == 1 && self.is_decided(window / 2 + 1) {
+                        self.decide(now);
+                    } else {
+                        self.settle(window + 1, now);
+                        return self.looks_now() == Some(true) && !looks_in(window);
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    /// In a trial, whether the present window is one with looking.
+    fn looks_now(&self) -> Option<bool> {
+        match self.state {
+            TrialState::Waiting { .. } => None,
+            TrialState::Settling { window } | TrialState::Measuring { window, .. } => {
+                Some(looks_in(window))
+            }
+        }
+    }
+
+    fn settle(&mut self, window: u32, now: Instant) {
+        self.state = TrialState::Settling { window };
+        self.due = now + SETTLE;
+    }
+
+    /// Requests of all sources since the window began.
+    fn requests(&self, answered: &impl Fn(usize) -> u64) -> u64 {
+        let of = |(place, record): (usize, &Option<SourceRecord>)| {
+            record.map_or(0, |it| answered(place).saturating_sub(it.answered))
+        };
+        self.sources.iter().enumerate().map(of).sum()
+    }
+
+    /// A window has taken so much time and CPU time.
+    fn window_over(
+        &mut self,
+        window: u32,
+        [passed, cpu]: [Duration; 2],
+        answered: &impl Fn(usize) -> u64,
+    ) {
+        let seconds = passed.as_secs_f64();
+        let side = &mut self.sides[usize::from(looks_in(window))];
+        side.time += seconds;
+        side.cpu += cpu.as_secs_f64();
+        for (place, record) in self.sources.iter_mut().enumerate() {
+            let Some(record) = record else { continue };
+            let count = float(answered(place).saturating_sub(record.answered));
+            side.answered += count;
+            // A source that does nothing has the same rate in both.
+            let rate = (count + 0.5) / seconds;
+            if window.is_multiple_of(2) {
+                record.first = rate;
+            } else {
+                let change = (rate / record.first).ln();
+                let gain = if looks_in(window) { change } else { -change };
+                record.sum += gain;
+                record.squares += gain * gain;
+                record.range = [record.range[0].min(gain), record.range[1].max(gain)];
+            }
+        }
+    }
+
+    /// Whether so many pairs say enough.
+    fn is_decided(&self, pairs: u32) -> bool {
+        let mut sources = self.sources.iter().flatten();
+        if pairs >= PAIRS_MAX {
+            return true;
+        }
+        if pairs < PAIRS_MIN {
+            let clear = CLEAR.ln();
+            return pairs >= 2 && sources.all(|it| it.range[0] > clear || it.range[1] < -clear);
+        }
+        let count = f64::from(pairs);
+        let extra = self.extra_cpu();
+        sources.all(|it| {
+            let mean = it.sum / count;
+            let error = ((it.squares / count - mean * mean).max(0.0) / (count - 1.0)).sqrt();
+            (mean - self.least_gain(it, extra).ln_1p()).abs() >= CERTAIN * error
+        })
+    }
+
+    /// How much more of a CPU the thread uses with looking than the same requests take without.
+    fn extra_cpu(&self) -> f64 {
+        let [without, with] = self.sides;
+        (with.cpu - without.cpu / without.answered * with.answered) / with.time
+    }
+
+    /// Whether looking costs next to nothing.
+    fn is_free(&self) -> bool {
+        let [without, with] = self.sides;
+        with.cpu / with.answered <= FREE_MAX * without.cpu / without.answered
+    }
+
+    /// What looking must bring this source at least.
+    fn least_gain(&self, record: &SourceRecord, extra: f64) -> f64 {
+        if self.is_free() {
+            return -LOSS_MAX;
+        }
+        (price_of(record) * extra).max(GAIN_MIN)
+    }
+
+    /// Ends the trial with a finding.
+    fn decide(&mut self, now: Instant) {
+        let pairs = f64::from(match self.state {
+            TrialState::Measuring { window, .. } => window / 2 + 1,
+            TrialState::Waiting { .. } | TrialState::Settling { .. } => return,
+        });
+        let (extra, is_free) = (self.extra_cpu(), self.is_free());
+        let gain = |it: &SourceRecord| (it.sum / pairs).exp_m1();
+        let gains = |it: &SourceRecord| gain(it) >= if is_free { -LOSS_MAX } else { GAIN_MIN };
+        // Those that gain bear the cost together.
+        let gaining = || self.sources.iter().flatten().filter(|it| gains(it));
+        let pays = is_free || gaining().map(|it| gain(it) / price_of(it)).sum::<f64>() >= extra;
+        let total: f64 = gaining().map(gain).sum();
+        let mut is_new = false;
+        for record in self.sources.iter_mut().flatten() {
+            let finding =
+                if pays && gains(record) { PollFinding::Pays } else { PollFinding::DoesNot };
+            is_new |= std::mem::replace(&mut record.finding, finding) != finding;
+        }
+        let paying = self.sources.iter().flatten().filter(|it| it.finding == PollFinding::Pays);
+        tracing::debug!(
+            "polling pays for {} of {} rings: {:+.0} % for those that gain, for {extra:+.2} CPUs",
+            paying.count(),
+            self.sources.iter().flatten().count(),
+            total * 100.0
+        );
+        let looks = self.sources.iter().flatten().any(|it| it.finding == PollFinding::Pays);
+        let side = self.sides[usize::from(looks)];
+        self.rate = side.answered / side.time;
+        self.interval = if is_new { NEXT_AFTER } else { (self.interval * 2).min(NEXT_AFTER_MAX) };
+        self.rest(now);
+    }
+
+    /// There are too few requests for a trial now.
+    fn put_off(&mut self, now: Instant) {
+        self.interval = (self.interval * 2).min(NEXT_AFTER_MAX);
+        self.rest(now);
+    }
+
+    /// No trial for a while.
+    fn rest(&mut self, now: Instant) {
+        self.rested = now + REST * now.saturating_duration_since(self.begun);
+        self.next = self.rested.max(now + self.interval);
+        self.state = TrialState::Waiting { checked: now, answered: 0, others: 0 };
+        self.due = now;
+    }
+
+    /// Has the next trial come soon if the load is not that of the last one any more.
+    fn check_load(&mut self, now: Instant, answered: &impl Fn(usize) -> u64) {
+        let TrialState::Waiting { checked, answered: before, others } = self.state else { return };
+        let present = self.sources.iter().enumerate().filter(|(_, it)| it.is_some());
+        let total: u64 = present.map(|(place, _)| answered(place)).sum();
+        let rate = float(total.saturating_sub(before))
+            / now.saturating_duration_since(checked).as_secs_f64().max(f64::MIN_POSITIVE);
+        let is_first = before == 0;
+        let is_other = rate > OTHER_LOAD * self.rate || rate * OTHER_LOAD < self.rate;
+        let others = if is_other && !is_first { others + 1 } else { 0 };
+        if others >= 2 {
+            self.next = self.next.min(self.rested.max(now));
+        }
+        self.state = TrialState::Waiting { checked: now, answered: total, others };
+        self.due = self.next.min(now + CHECK_EVERY);
+    }
+}
+
+/// What a second of CPU time must bring this source: less if it was looked for until now.
+fn price_of(record: &SourceRecord) -> f64 {
+    if record.finding == PollFinding::Pays { PRICE * STAY } else { PRICE }
+}
+
+/// Windows follow each other as off, on, on, off.
+fn looks_in(window: u32) -> bool {
+    matches!(window % 4, 1 | 2)
+}
+
+/// A number of requests in a window.
+fn float(count: u64) -> f64 {
+    f64::from(u32::try_from(count).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{Clock, SystemClock};
+
+    /// A load as the iothread sees it: requests per second and CPU time per request, without looking and with it.
+    #[derive(Debug, Clone, Copy)]
+    struct Load {
+        rate: [f64; 2],
+        cpu_us: [f64; 2],
+    }
+
+    /// One request at a time, on a disk that answers in less time than a wake-up takes.
+    const ALONE: Load = Load { rate: [20e3, 32e3], cpu_us: [24.0, 31.0] };
+    /// A disk that is itself the limit.
+    const DISK: Load = Load { rate: [140e3, 142e3], cpu_us: [4.0, 6.9] };
+    /// Two threads that wake each other, or do not.
+    const WAKING: Load = Load { rate: [17e3, 1e6], cpu_us: [20.0, 0.9] };
+    /// A few requests a second.
+    const TRICKLE: Load = Load { rate: [100.0, 100.0], cpu_us: [30.0, 280.0] };
+
+    /// An iothread that serves these loads.
+    struct Rig {
+        trial: PollTrial,
+        now: Instant,
+        cpu: Duration,
+        answered: Vec<f64>,
+        noise: f64,
+        random: u32,
+        /// Time in which everything was looked for, and nothing, by trials.
+        tried: [Duration; 2],
+    }
+
+    impl Rig {
+        fn new(sources: usize, noise: f64, seed: u32) -> Self {
+            let now = SystemClock.now();
+            let mut trial = PollTrial::new(now);
+            (0..sources).for_each(|place| trial.arrive(place, now));
+            let answered = vec![0.0; sources];
+            let (cpu, tried) = (Duration::ZERO, [Duration::ZERO; 2]);
+            Self { trial, now, cpu, answered, noise, random: seed * 2 + 1, tried }
+        }
+
+        /// A factor whose logarithm is between -noise and noise.
+        fn factor(&mut self) -> f64 {
+            self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            ((f64::from(self.random) / f64::from(u32::MAX) * 2.0 - 1.0) * self.noise).exp()
+        }
+
+        /// Serves for so long, in steps; `drift` is by which factor the rates grow in a second.
+        fn run(&mut self, loads: &[Load], seconds: f64, drift: f64) {
+            const STEP: Duration = Duration::from_micros(500);
+            let end = self.now + Duration::from_secs_f64(seconds);
+            let start = self.now;
+            while self.now < end {
+                let grown = drift.powf(self.now.saturating_duration_since(start).as_secs_f64());
+                for (place, load) in loads.iter().enumerate() {
+                    let rule = self.trial.rule(place);
+                    let looked = usize::from(rule == PollRule::Long);
+                    let factor = self.factor() * grown;
+                    let count = load.rate[looked] * factor * STEP.as_secs_f64();
+                    self.answered[place] += count;
+                    self.cpu += Duration::from_secs_f64(count * load.cpu_us[looked] / factor / 1e6);
+                }
+                self.now += STEP;
+                if let Some(looks) = self.trial.looks_now() {
+                    self.tried[usize::from(looks)] += STEP;
+                }
+                if self.trial.is_due(self.now) {
+                    let Self { trial, now, cpu, answered, .. } = self;
+                    #[expect(
+                        clippy::cast_possible_truncation,
+                        clippy::cast_sign_loss,
+                        reason = "counts"
+                    )]
+                    trial.step(*now, || *cpu, |place| answered[place] as u64);
+                }
+            }
+        }
+
+        fn rules(&self) -> Vec<PollRule> {
+            (0..self.answered.len()).map(|place| self.trial.rule(place)).collect()
+        }
+    }
+
+    /// After a second these loads are looked for so, however noisy the machine.
+    #[track_caller]
+    fn check(loads: &[Load], expected: &[PollRule]) {
+        for noise in [0.0, 0.05, 0.1] {
+            let wrong = (0..50).filter(|seed| {
+                let mut rig = Rig::new(loads.len(), noise, *seed);
+                rig.run(loads, 1.0, 1.0);
+                while rig.trial.looks_now().is_some() {
+                    rig.run(loads, 0.001, 1.0);
+                }
+                rig.rules() != expected
+            });
+            assert!(wrong.count() <= 1, "noise {noise}");
+        }
+    }
+
+    #[test]
+    fn looking_goes_on_where_it_saves_more_than_it_costs() {
+        check(&[ALONE], &[PollRule::Long]);
+        check(&[WAKING], &[PollRule::Long]);
+        check(&[DISK], &[PollRule::Never]);
+    }
+
+    #[test]
+    fn each_source_is_judged_by_what_it_gains() {
+        check(&[ALONE, DISK], &[PollRule::Long, PollRule::Never]);
+        check(&[DISK, DISK, DISK], &[PollRule::Never; 3]);
+    }
+
+    #[test]
+    fn too_few_requests_are_looked_for_as_is_set() {
+        let mut rig = Rig::new(1, 0.05, 1);
+        rig.run(&[TRICKLE], 20.0, 1.0);
+        assert_eq!(rig.tried[1], Duration::ZERO);
+        assert!(rig.tried[0] < Duration::from_secs(2));
+    }
+
+    #[test]
+    fn a_rate_that_rises_meanwhile_is_no_gain() {
+        for seed in 0..20 {
+            let mut rig = Rig::new(1, 0.02, seed);
+            rig.run(&[DISK], 0.5, 2.0);
+            assert_eq!(rig.rules(), [PollRule::Never]);
+        }
+    }
+
+    #[test]
+    fn another_load_is_tried_soon_and_the_same_one_seldom() {
+        let mut rig = Rig::new(1, 0.05, 3);
+        rig.run(&[DISK], 60.0, 1.0);
+        let tried = rig.tried[0] + rig.tried[1];
+        assert!(tried < Duration::from_millis(1000), "{tried:?} of a minute");
+        rig.run(&[WAKING], 0.5, 1.0);
+        assert_eq!(rig.rules(), [PollRule::Long]);
+        rig.run(&[DISK], 0.5, 1.0);
+        assert_eq!(rig.rules(), [PollRule::Never]);
+    }
+
+    #[test]
+    fn loads_that_change_all_the_time_are_tried_for_a_tenth_of_it() {
+        let mut rig = Rig::new(1, 0.05, 5);
+        for _ in 0..100 {
+            rig.run(&[DISK], 0.15, 1.0);
+            rig.run(&[WAKING], 0.15, 1.0);
+        }
+        let tried = rig.tried[0] + rig.tried[1];
+        assert!(tried < Duration::from_secs(4), "{tried:?} of half a minute");
+    }
+
+    #[test]
+    fn a_trial_that_is_broken_off_finds_nothing() {
+        let mut rig = Rig::new(1, 0.0, 1);
+        for _ in 0..500 {
+            rig.run(&[WAKING], 0.002, 1.0);
+            rig.trial.break_off(rig.now);
+        }
+        assert_eq!(rig.rules(), [PollRule::AsSet]);
+    }
+
+    #[test]
+    fn other_settings_begin_anew() {
+        let mut rig = Rig::new(1, 0.0, 1);
+        rig.run(&[DISK], 1.0, 1.0);
+        assert_eq!(rig.rules(), [PollRule::Never]);
+        rig.trial.forget(rig.now);
+        assert_eq!(rig.rules(), [PollRule::AsSet]);
+    }
+}
