@@ -167,6 +167,8 @@ fn upgrade_beside(words: &str, spoil: impl Fn(&RawDevice) -> Result<Option<Owned
         let mut client = Client::connect(&disks[0].socket(), Shape::small())?;
         client.write(0, &[5; 4096], 0)?;
         let hostile = RawDevice::connect(&disks[1].socket(), RawShape::default())?;
+        // The old process would find out as well, if it looked into its ring.
+        hostile.stop_ring(0)?;
         let _another = spoil(&hostile)?;
         let all = [line(&disks[0]), disks[1].arguments()].concat();
         let new = replace(program, &all, old)?;
