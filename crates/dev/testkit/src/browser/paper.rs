@@ -59,7 +59,10 @@ impl Browser {
         let screen = self.screen.get();
         // On a screen that shows all of it: what nobody sees yet may not be drawn.
         self.show_on(Screen { height: height.clamp(screen.height, HEIGHT_MAX), ..screen })?;
-        let taken = self.devtools("Page.captureScreenshot", &json!({ "format": "png" }));
+        let taken = self.devtools(
+            "Page.captureScreenshot",
+            &json!({ "format": "png", "optimizeForSpeed": true }),
+        );
         self.show_on(screen)?;
         std::fs::write(file, decode(&taken?["data"])?).with_context(|| file.display().to_string())
     }
@@ -71,8 +74,10 @@ impl Browser {
     pub fn print(&self, paper: Paper) -> Result<Pdf> {
         let Paper { width, height, margin } = paper;
         let inches = |cm: f64| cm / CM_PER_INCH;
+        // Tags tell readers of screens what is a table; for a long page they take ten times as long as its sheets.
         let parameters = json!({
             "paperWidth": inches(width), "paperHeight": inches(height), "preferCSSPageSize": true,
+            "generateTaggedPDF": false,
             "marginTop": inches(margin), "marginBottom": inches(margin),
             "marginLeft": inches(margin), "marginRight": inches(margin),
         });
