@@ -530,7 +530,9 @@ impl Drop for OpenChannel {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+// Clippy knows tests only by an attribute of their own.
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
