@@ -42,7 +42,7 @@ const PAIRS_MAX: u32 = 16;
 /// By how many standard errors a gain must differ from the least one, to end a trial early.
 const CERTAIN: f64 = 3.0;
 /// Two pairs are enough in which each rate with looking is more than so many times that without, or less than its
-/// inverse.
+/// inverse; one, if that was found before.
 const CLEAR: f64 = 2.0;
 
 /// When the first trial of a source comes, and the next one after a finding that is new.
@@ -306,7 +306,15 @@ impl PollTrial {
         }
         if pairs < PAIRS_MIN {
             let clear = CLEAR.ln();
-            return pairs >= 2 && sources.all(|it| it.range[0] > clear || it.range[1] < -clear);
+            // One is enough to find the same again.
+            return sources.all(|it| match it.finding {
+                PollFinding::Pays if pairs == 1 => it.range[0] > clear,
+                PollFinding::DoesNot if pairs == 1 => it.range[1] < -clear,
+                PollFinding::Unknown if pairs == 1 => false,
+                PollFinding::Unknown | PollFinding::Pays | PollFinding::DoesNot => {
+                    it.range[0] > clear || it.range[1] < -clear
+                }
+            });
         }
         let count = f64::from(pairs);
         let extra = self.extra_cpu();
