@@ -10,6 +10,7 @@
 mod fairness;
 mod guest;
 mod layers;
+pub(crate) mod moves;
 
 use std::error::Error;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -52,7 +52,7 @@ pub(crate) fn row(row: &RowResult) -> String {
     text
 }
 
-const NAMES: [(Contender, &str); 14] = [
+const NAMES: [(Contender, &str); 15] = [
     (Contender::Ringloom, "ringloom"),
     (Contender::Qsd, "qsd"),
     (Contender::WithoutIothread, "no iothread"),
@@ -63,6 +63,7 @@ const NAMES: [(Contender, &str); 14] = [
     (Contender::TwoThreads, "2 threads"),
     (Contender::TwoRings, "2 on 1 thread"),
     (Contender::Layered, "with the layer"),
+    (Contender::Moved, "moved"),
     (Contender::QuietAlone, "depth 1, alone"),
     (Contender::QuietBeside, "depth 1, beside"),
     (Contender::SaturatedAlone, "saturated, alone"),

@@ -78,6 +78,8 @@ pub(crate) enum Contender {
     TwoRings,
     /// One self-refilling ring on one iothread, and a layer above the disk.
     Layered,
+    /// Self-refilling rings that move; latencies are those of the moves.
+    Moved,
     /// Rings of depth 1 on an iothread of their own.
     QuietAlone,
     /// Beside a saturated ring.

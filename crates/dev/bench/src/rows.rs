@@ -99,6 +99,8 @@ pub(crate) enum Kind {
     Idle,
     /// Requests of one ring after another program has had the server's CPU.
     AfterOthers,
+    /// So many self-refilling rings on a null disk that go to and fro between two iothreads.
+    Moves(u16),
     /// Anonymous memory of a server after a load on 64 rings of 256.
     Memory,
     /// Starting on an image.
@@ -178,6 +180,8 @@ pub(crate) fn quick() -> Vec<Row> {
         special("layer-delay", Kind::Layer(Layer::Delay), "0.70 × without"),
         special("layer-throttle", Kind::Layer(Layer::Throttle), "0.70 × without"),
         special("refill-throttle", Kind::SharedLayer(Layer::Throttle), "two threads 1.8 × one"),
+        special("move-1", Kind::Moves(1), "p99 of a pause 200 µs"),
+        special("move-16", Kind::Moves(16), "p99 of a pause 400 µs"),
         fairness("fairness-null", Disk::Null, 1, 4096, "p99 at most 3 × alone"),
         fairness("fairness-tmpfs", Disk::Tmpfs, 1, 4096, "p99 at most 3 × alone"),
         special("idle", Kind::Idle, "20 ms of CPU in 10 s"),

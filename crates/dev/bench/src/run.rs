@@ -134,6 +134,7 @@ impl Bench {
                 let cpus = &self.cpus;
                 self.special_row(&mut result, |program| special::idle(program, cpus))?;
             }
+            Kind::Moves(rings) => self.moves_row(rings, &mut result)?,
             Kind::AfterOthers => {
                 let cpus = &self.cpus;
                 self.special_row(&mut result, |program| special::after_others(program, cpus))?;
@@ -269,6 +270,14 @@ impl Bench {
                 let values = self.cpus.on_all(|| layer.measure(threads, self.runtime))??;
                 add(result, pair, contender, values);
             }
+        }
+        Ok(())
+    }
+
+    fn moves_row(&self, rings: u16, result: &mut RowResult) -> Result<()> {
+        for pair in 0..self.pairs {
+            let values = self.cpus.on_all(|| refill::moves::measure(rings, self.runtime))??;
+            add(result, pair, Contender::Moved, values);
         }
         Ok(())
     }

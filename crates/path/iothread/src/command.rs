@@ -9,6 +9,7 @@
 use std::any::TypeId;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::time::Instant;
 
 use block::{LaneError, Node};
 use kernel_io::Notifier;
@@ -26,6 +27,8 @@ pub(crate) struct SourceBundle {
     pub(crate) id: SourceId,
     pub(crate) source: Box<dyn Source>,
     pub(crate) observer: Arc<dyn SourceObserver>,
+    /// Since when nothing is taken from it, if it leaves an iothread for another.
+    pub(crate) leaving_since: Option<Instant>,
 }
 
 /// A closure that a control thread has an iothread run.

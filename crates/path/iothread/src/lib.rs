@@ -49,6 +49,8 @@ pub use drain::{DrainTimeout, DrainedSection, ReopenError};
 pub use gauges::{IothreadUsage, LoopGauges};
 pub use handle::{Confinement, Iothread, ProcessResources, SpawnError};
 pub use placed_front_end::{PlacedFrontEnd, PlacementError};
-pub use placed_source::{MoveError, PlacedSource, SourceName, SourceObserver, SourceStopped};
+pub use placed_source::{
+    MoveError, PlacedSource, SourceMove, SourceName, SourceObserver, SourceStopped, move_many,
+};
 pub use polling::{PollLimitStrictness, PollSettings};
 pub use source_registry::SourceRegistry;

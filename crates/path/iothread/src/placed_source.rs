@@ -6,6 +6,8 @@
 //! refused at once. A source is stopped once.
 //! Threads: any control thread; never an iothread, since the methods may wait for one.
 
+mod moves;
+
 use std::error::Error;
 use std::fmt;
 use std::io;
@@ -16,7 +18,9 @@ use block::{Gauges, LaneError, Node};
 use request_path::{LaneIndex, Source, SourceGauges};
 
 use crate::Iothread;
-use crate::command::{Closure, Command, Inbox, PostKind, SourceBundle, SourceClosure, SourceId};
+use crate::command::{Command, Inbox, PostKind, SourceBundle, SourceClosure, SourceId};
+
+pub use moves::{SourceMove, move_many};
 
 /// Is told on the iothread that a source's client broke the protocol, or kicks an empty ring. Called on the iothread:
 /// must not block.
@@ -119,7 +123,7 @@ impl PlacedSource {
         let (id, nodes) = (next_id(), source.nodes().to_vec());
         let notifier = Arc::clone(iothread.inbox().notifier());
         source.mailbox().set_owner(notifier as Arc<dyn request_path::Wake>);
-        let bundle = SourceBundle { id, source, observer };
+        let bundle = SourceBundle { id, source, observer, leaving_since: None };
         heard(&iothread.inbox().ask(|reply| Command::Arrive { bundle, lanes, reply }));
         let place = Placement::Served { now: Arc::clone(iothread), before: Vec::new() };
         let (place, stopped) = (Mutex::new(place), Condvar::new());
@@ -154,32 +158,7 @@ impl PlacedSource {
     /// Moves the source to another iothread while its client runs. Returns when the other serves it; requests in flight
     /// are finished by the one that started them. The front end may refuse. One that stops is not moved.
     pub fn move_to(&self, to: &Arc<Iothread>) -> Result<(), MoveError> {
-        let mut place = self.place();
-        let Placement::Served { now, before } = &mut *place else {
-            return Err(SourceStopped.into());
-        };
-        if Arc::ptr_eq(now, to) {
-            return Ok(());
-        }
-        let stays = |reply: mpsc::Sender<_>| -> SourceClosure {
-            Closure(Box::new(move |source, _| crate::command::answer(&reply, source.stays())))
-        };
-        if let Some(why) = heard(&self.ask(now, stays)) {
-            return Err(MoveError::Stays { iothread: now.name().to_owned(), why });
-        }
-        let lanes = prepare(to.inbox(), &self.nodes)
-            .map_err(|source| MoveError::Lanes { iothread: to.name().to_owned(), source })?;
-        let (id, destination) = (self.id, Arc::clone(to.inbox()));
-        let depart = |reply| Command::Depart { id, to: destination, lanes, reply };
-        heard(&now.inbox().ask(depart));
-        let left = std::mem::replace(now, Arc::clone(to));
-        let inbox = Arc::downgrade(left.inbox());
-        before.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&inbox));
-        before.push(inbox);
-        drop(place);
-        // If this was its last handle, its end is waited for.
-        drop(left);
-        Ok(())
+        moves::move_all(&[(self, to)]).pop().expect("one result for one move")
     }
 
     /// Takes nothing new and waits until nothing is in flight on any thread; then nobody serves the source any more, and
@@ -262,9 +241,25 @@ fn next_id() -> SourceId {
 
 /// Has an iothread open lanes on these nodes. As long as they are open for a source, it does not end.
 pub(crate) fn prepare(inbox: &Inbox, nodes: &[Arc<dyn Node>]) -> Result<Vec<LaneIndex>, LaneError> {
-    let (node, nodes) = (nodes[0].name().to_owned(), nodes.to_vec());
-    let answer = inbox.call(move |engine| engine.open_lanes(&nodes)).recv();
-    answer.unwrap_or_else(|_| Err(LaneError { node, source: io::Error::other("it has ended") }))
+    hear_lanes(&ask_lanes(inbox, nodes), nodes)
+}
+
+fn ask_lanes(
+    inbox: &Inbox,
+    nodes: &[Arc<dyn Node>],
+) -> mpsc::Receiver<Result<Vec<LaneIndex>, LaneError>> {
+    let nodes = nodes.to_vec();
+    inbox.call(move |engine| engine.open_lanes(&nodes))
+}
+
+fn hear_lanes(
+    answer: &mpsc::Receiver<Result<Vec<LaneIndex>, LaneError>>,
+    nodes: &[Arc<dyn Node>],
+) -> Result<Vec<LaneIndex>, LaneError> {
+    answer.recv().unwrap_or_else(|_| {
+        let (node, source) = (nodes[0].name().to_owned(), io::Error::other("it has ended"));
+        Err(LaneError { node, source })
+    })
 }
 
 fn heard<T>(answer: &mpsc::Receiver<T>) -> T {

@@ -473,6 +473,10 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
         self.wait = Some(TurnWaitSample { time, found: self.front.waiting() });
     }
 
+    fn moved(&mut self, pause: Duration) {
+        self.meter.moved(pause);
+    }
+
     fn has_new(&self) -> bool {
         self.health == FrontEndHealth::Sound && self.front.has_new()
     }

@@ -51,6 +51,10 @@ pub struct SourceGauges {
     pub written_bytes: Gauge,
     /// Requests taken and not answered yet, at the end of the last turn.
     pub in_flight: Gauge,
+    /// How often it went to another iothread.
+    pub moves: Gauge,
+    /// Nanoseconds in which nothing was taken because it was on its way, in all moves.
+    pub move_ns: Gauge,
     /// Turns that took or answered something.
     pub turns: Gauge,
     /// Those that ended though there was more.
@@ -210,6 +214,12 @@ impl SourceMeter {
     /// A sampled turn took so long.
     pub(crate) fn timed(&mut self, took: Duration) {
         self.writer.add(|it| &it.turn_ns, nanoseconds(took).saturating_mul(SAMPLED));
+    }
+
+    /// It has come from another iothread, and nothing was taken for so long.
+    pub(crate) fn moved(&mut self, pause: Duration) {
+        self.writer.add(|it| &it.moves, 1);
+        self.writer.add(|it| &it.move_ns, nanoseconds(pause));
     }
 
     /// In a sampled round the turn came so long after the one before it, while the iothread served others.

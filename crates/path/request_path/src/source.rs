@@ -146,6 +146,9 @@ pub trait Source: Any + std::fmt::Debug + Send {
     /// of one round in [`Sampler::EVERY`](crate::Sampler::EVERY).
     fn waited(&mut self, time: Duration);
 
+    /// It comes from another iothread and is about to get its first turn; nothing was taken from it for so long.
+    fn moved(&mut self, pause: Duration);
+
     /// Whether there is something new. Cheap enough to be asked again and again.
     fn has_new(&self) -> bool;
 

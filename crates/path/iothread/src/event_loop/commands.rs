@@ -101,7 +101,11 @@ impl EventLoop {
             kicks: 0,
         });
         self.trial.arrive(place, self.now);
+        let since = served.bundle.leaving_since.take();
         served.bundle.source.arrive(&mut self.engine, lanes, key);
+        if let Some(since) = since {
+            served.bundle.source.moved(self.clock.now().saturating_duration_since(since));
+        }
         let source = &served.bundle.source;
         self.engine.watch(source.kick(), source.interest(), key);
         self.schedule(key);
@@ -110,8 +114,10 @@ impl EventLoop {
     /// Stops popping, cancels the poll and leaves the rest to [`EventLoop::unwatched`].
     fn leave_when_unwatched(&mut self, id: SourceId, state: SourceState) {
         let key = self.find(id).expect("a source is asked for where its controller placed it");
+        let now = self.clock.now();
         let served = self.served(key);
         assert!(served.watch == KickWatchState::On, "a source leaves once");
+        served.bundle.leaving_since = Some(now);
         served.state = state;
         served.watch = KickWatchState::Ending;
         let Self { sources, engine, .. } = self;

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use iothread::{SourceMove, move_many};
 use kernel_io::FileTable;
 
 use crate::guest::{Ask, BLOCK, Guest, SLOTS};
@@ -170,6 +171,10 @@ impl Progress {
     }
 }
 
+fn below(random: &mut Seeded, bound: u64) -> usize {
+    usize::try_from(random.below(bound)).unwrap()
+}
+
 #[test]
 fn thousands_of_moves_under_load_lose_nothing_and_repeat_nothing() {
     on_both(|reactors| {
@@ -185,18 +190,32 @@ fn thousands_of_moves_under_load_lose_nothing_and_repeat_nothing() {
             for load in &mut loads {
                 scope.spawn(|| load.run(&over, &progress));
             }
+            // Somebody else moves several at once, and names some of them twice.
+            scope.spawn(|| {
+                let mut random = Seeded(SEED + 1);
+                while !over.load(Ordering::Relaxed) {
+                    let some = |_| SourceMove {
+                        source: Arc::clone(&placed[below(&mut random, RINGS)]),
+                        to: Arc::clone(&threads[below(&mut random, 3)]),
+                    };
+                    let moves: Vec<_> = (0..6).map(some).collect();
+                    move_many(&moves).into_iter().for_each(|moved| moved.unwrap());
+                }
+            });
             let mut random = Seeded(SEED);
             let mut moves = 0;
             // On a slow disk the requests, not the moves, say how long it takes.
             while moves < MOVES || progress.least() < REQUESTS_MIN && moves < MOVES_MAX {
                 moves += 1;
-                let ring = usize::try_from(random.below(RINGS)).unwrap();
-                let to = usize::try_from(random.below(3)).unwrap();
+                let ring = below(&mut random, RINGS);
+                let to = below(&mut random, 3);
                 placed[ring].move_to(&threads[to]).unwrap();
             }
             over.store(true, Ordering::Relaxed);
         });
         for (load, placed) in loads.iter().zip(placed) {
+            let gauges = placed.gauges();
+            assert!(gauges.moves.get() > 100 && gauges.move_ns.get() > gauges.moves.get());
             let source = placed.stop();
             assert_eq!(source.in_flight(), 0);
             let counters = source.counters();
