@@ -3,5 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod state;
+mod usage;
 
 pub use state::{BuildError, DaemonState, GraphChangeError, PreparedExport};
+pub use usage::UsageReport;

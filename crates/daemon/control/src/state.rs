@@ -26,8 +26,8 @@ use graph::{
     PollOptions, StorageWatchdog,
 };
 use iothread::{
-    Confinement, Iothread, PollLimitStrictness, PollSettings, ProcessResources, SourceRegistry,
-    SpawnError,
+    Confinement, Iothread, PlacedSource, PollLimitStrictness, PollSettings, ProcessResources,
+    SourceRegistry, SpawnError,
 };
 use kernel_io::{FileTable, ReactorChoice, SpareRings};
 use sandbox::Sandbox;
@@ -257,6 +257,18 @@ impl DaemonState {
     /// What all exports offer, with their sizes.
     pub fn offers(&self) -> Vec<Arc<ExportedDisk>> {
         self.exports.iter().map(Export::share_offer).collect()
+    }
+
+    /// All iothreads, by their names.
+    pub fn iothreads(&self) -> Vec<Arc<Iothread>> {
+        let mut all: Vec<_> = self.iothreads.values().cloned().collect();
+        all.sort_by(|one, other| one.name().cmp(other.name()));
+        all
+    }
+
+    /// All queues that are served now.
+    pub fn sources(&self) -> Vec<Arc<PlacedSource>> {
+        self.sources.all()
     }
 
     /// Stops all exports, together. Iothreads and claims stay until this is dropped.

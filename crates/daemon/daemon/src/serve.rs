@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use block::{Clock, LogRateLimit, SystemClock, TakeoverOwner};
-use control::{BuildError, DaemonState, PreparedExport};
+use control::{BuildError, DaemonState, PreparedExport, UsageReport};
 use exports::{
     DescriptorCheck, DescriptorCheckStartError, ExportClaimError, LOCK_WAIT_MAX,
     MemoryDirectoryError, WaitPolicy, attach_lines,
@@ -328,11 +328,18 @@ fn wait(
     built.review_devices();
     let rate = &mut LogRateLimit::default();
     let mut review = None;
+    let mut usage = UsageReport::since(SystemClock.now());
     loop {
         let takeover_listener = match attention.wait(takeover_listener, news) {
             MainEvent::End(name) => return EndReason::Signal(name),
             MainEvent::Look => {
                 look(log, built, &mut review);
+                continue;
+            }
+            MainEvent::Usage => {
+                for line in usage.lines(built, SystemClock.now()) {
+                    tracing::info!("{line}");
+                }
                 continue;
             }
             MainEvent::Doorbell(takeover_listener) => takeover_listener,

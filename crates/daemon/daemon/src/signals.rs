@@ -3,7 +3,7 @@
 //! SIGTERM and SIGINT end it, and so does SIGHUP in the foreground, where it says that the terminal is gone. Where
 //! there is no terminal to lose (`--daemonize`, `--log-file`) SIGHUP asks for a look: the log file is opened anew, and
 //! files are measured. Where they would end it, SIGINT and SIGHUP stay ignored if they were when it started (nohup(1)).
-//! SIGUSR1, SIGUSR2, SIGALRM and SIGXFSZ mean nothing, and are said instead of ending it.
+//! SIGUSR1 asks for a table of what iothreads and queues do. SIGUSR2, SIGALRM and SIGXFSZ mean nothing, and are said instead of ending it.
 //!
 //! Threads: the process's first.
 
@@ -25,7 +25,7 @@ use takeover::TakeoverListener;
 use crate::uevents::UeventMonitor;
 
 /// What mean nothing. SIGXFSZ comes with the error of a write beyond RLIMIT_FSIZE, which is told with its request.
-const MEANINGLESS: [i32; 4] = [SIGUSR1, SIGUSR2, SIGALRM, SIGXFSZ];
+const MEANINGLESS: [i32; 3] = [SIGUSR2, SIGALRM, SIGXFSZ];
 
 /// What the first thread has waited for: a signal, a takeover, or a device change.
 pub(crate) enum MainEvent<'a> {
@@ -33,6 +33,8 @@ pub(crate) enum MainEvent<'a> {
     End(&'static str),
     /// SIGHUP, where it asks for a look.
     Look,
+    /// SIGUSR1: what iothreads and queues do.
+    Usage,
     Doorbell(&'a TakeoverListener),
     News(&'a UeventMonitor),
 }
@@ -56,6 +58,7 @@ pub(crate) struct SignalListener {
 struct PendingSignals {
     end: Option<i32>,
     look: bool,
+    usage: bool,
 }
 
 /// Whether the first terminating signal ends the process at once or in good order.
@@ -73,6 +76,7 @@ impl SignalListener {
     pub(crate) fn of(plan: &Plan) -> io::Result<Self> {
         let mut ending = vec![SIGTERM];
         let mut asking = MEANINGLESS.to_vec();
+        asking.push(SIGUSR1);
         for signal in [SIGINT, SIGHUP] {
             match () {
                 // It ends nothing, so there is no reason to ignore it.
@@ -141,6 +145,9 @@ impl SignalListener {
             if std::mem::take(&mut self.heard.look) {
                 return MainEvent::Look;
             }
+            if std::mem::take(&mut self.heard.usage) {
+                return MainEvent::Usage;
+            }
             // What is left of a signal that was heard before.
             let _nothing_there = self.pipe.read(&mut [0; 64]);
             if let Some(takeover_listener) = rung {
@@ -159,6 +166,8 @@ impl SignalListener {
                 self.heard.end.get_or_insert(signal);
             } else if signal == SIGHUP {
                 self.heard.look = true;
+            } else if signal == SIGUSR1 {
+                self.heard.usage = true;
             } else if self.rate.admit(SystemClock.now()).is_some() {
                 let name = signal_name(signal).unwrap_or("a signal");
                 tracing::warn!("{name} means nothing to this process: SIGTERM ends it");

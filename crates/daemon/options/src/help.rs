@@ -112,7 +112,7 @@ Always:
   -V, --version          print the version and leave
 SIGTERM and SIGINT finish the open requests, flush and leave; one that comes half a second later
 leaves at once. SIGHUP does so too, unless there is --daemonize or --log-file: there it opens the
-log file anew and has the sizes of all files looked at.
+log file anew and has the sizes of all files looked at. SIGUSR1 logs what iothreads and queues do.
 RINGLOOM_LOG=error|warn|info|debug|trace sets what is logged; default: info.
 ";
 
