@@ -33,7 +33,6 @@ pub struct UsageReport {
 struct IothreadCounts {
     work: u64,
     poll: u64,
-    sleep: u64,
     cpu: u64,
     run_delay: u64,
 }
@@ -72,7 +71,7 @@ impl UsageReport {
             let counts = IothreadCounts::of(iothread);
             let before = self.iothreads.get(iothread.name()).copied().unwrap_or_default();
             let queues = sources.iter().filter(|it| it.iothread_name() == iothread.name()).count();
-            let used = counts.used_since(before);
+            let used = counts.used_since(before, passed);
             lines.push(format!("iothread {}: {queues} queues; {used}", iothread.name()));
             known.insert(iothread.name().to_owned(), counts);
         }
@@ -119,18 +118,17 @@ impl IothreadCounts {
         Self {
             work: gauges.work_ns.get(),
             poll: gauges.poll_ns.get(),
-            sleep: gauges.sleep_ns.get(),
             cpu: times.map_or(0, |it| nanoseconds(it.cpu)),
             run_delay: times.map_or(0, |it| nanoseconds(it.run_delay)),
         }
     }
 
-    fn used_since(self, before: Self) -> IothreadUse {
+    fn used_since(self, before: Self, passed: Duration) -> IothreadUse {
         let of = |now: u64, then: u64| Duration::from_nanos(now.saturating_sub(then));
         IothreadUse {
+            passed,
             work: of(self.work, before.work),
             poll: of(self.poll, before.poll),
-            sleep: of(self.sleep, before.sleep),
             cpu: of(self.cpu, before.cpu),
             run_delay: of(self.run_delay, before.run_delay),
         }

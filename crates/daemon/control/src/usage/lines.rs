@@ -6,9 +6,9 @@ use std::time::Duration;
 /// What an iothread did in some time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IothreadUse {
+    pub(super) passed: Duration,
     pub(super) work: Duration,
     pub(super) poll: Duration,
-    pub(super) sleep: Duration,
     /// On a CPU.
     pub(super) cpu: Duration,
     /// Ready to run, while others had the CPU.
@@ -33,17 +33,12 @@ pub(super) struct QueueUse {
 
 impl fmt::Display for IothreadUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { work, poll, sleep, cpu, run_delay } = *self;
-        let all = (work + poll + sleep).as_secs_f64();
-        // It may have been asleep all the time, and not have said so yet.
-        let percent = |part: Duration| percent(part.as_secs_f64(), all);
+        let Self { passed, work, poll, cpu, run_delay } = *self;
+        // The rest of it was sleep, which counts only when it is over.
+        let percent = |part: Duration| percent(part.as_secs_f64(), passed.as_secs_f64());
         write!(f, "{} % working, {} % polling, ", percent(work), percent(poll))?;
-        write!(
-            f,
-            "{:.2} s of CPU time, {:.2} s waiting for a CPU",
-            seconds(cpu),
-            seconds(run_delay)
-        )
+        let [cpu, run_delay] = [cpu, run_delay].map(|it| it.as_secs_f64());
+        write!(f, "{cpu:.2} s of CPU time, {run_delay:.2} s waiting for a CPU")
     }
 }
 
@@ -84,10 +79,6 @@ impl QueueUse {
     }
 }
 
-fn seconds(time: Duration) -> f64 {
-    time.as_secs_f64()
-}
-
 /// How many hundredths a part is.
 fn percent(part: f64, all: f64) -> String {
     format!("{:.0}", if all > 0.0 { part / all * 100.0 } else { 0.0 })
@@ -124,9 +115,9 @@ mod tests {
     #[test]
     fn an_iothread_says_what_it_did_with_its_time() {
         let used = IothreadUse {
+            passed: 1000 * MS,
             work: 300 * MS,
             poll: 100 * MS,
-            sleep: 600 * MS,
             cpu: 410 * MS,
             run_delay: 20 * MS,
         };
