@@ -14,9 +14,11 @@
 //! other awake sources [`TURN_REQUESTS_SHARED`]; there it ends after a [`STEP`], or an
 //! [`INLINE_STEP`], as soon as one of those others has something new (`awake_sources`). So a request of
 //! a ring that had nothing waits for at most one step of each other ring, and rings that always have
-//! more get turns of the same length.
+//! more get turns of the same length; but of each disk only one in a round, if several disks have such rings
+//! (`disk_rounds`).
 
 mod commands;
+mod disk_rounds;
 mod idle;
 mod round_sample;
 mod source_entry;
@@ -34,6 +36,7 @@ use request_path::{
     TurnResult,
 };
 
+use self::disk_rounds::{BusySource, DiskRounds};
 use self::round_sample::RoundSample;
 pub(crate) use self::source_entry::SourceEntry;
 use self::source_entry::SourceState;
@@ -80,6 +83,7 @@ pub(crate) struct EventLoop {
     /// Sources that have to be looked at, or asked to kick, before the thread sleeps.
     awake: Vec<SourceKey>,
     scan: ScanCursor,
+    disk_rounds: DiskRounds,
     /// Rounds since the last look at the clock for them.
     rounds: u32,
     sample: RoundSample,
@@ -122,6 +126,7 @@ impl EventLoop {
             full: Vec::new(),
             awake: Vec::new(),
             scan: ScanCursor::default(),
+            disk_rounds: DiskRounds::default(),
             rounds: 0,
             sample: RoundSample::default(),
             signals: Vec::new(),
@@ -336,6 +341,13 @@ impl EventLoop {
             self.more.rotate_left(1);
         }
         now.append(&mut self.more);
+        if now.len() > 1 {
+            let Self { sources, disk_rounds, more, .. } = self;
+            disk_rounds.begin(&mut now, more, |key| {
+                let served = sources[key.0 as usize].as_ref().filter(|served| served.is_busy)?;
+                Some(BusySource { disk: served.disk, round: served.round })
+            });
+        }
         for key in now.drain(..) {
             self.turn(key);
         }
@@ -353,7 +365,7 @@ impl EventLoop {
     }
 
     fn turn(&mut self, key: SourceKey) {
-        let Self { sources, awake, scan, engine, sample, clock, .. } = self;
+        let Self { sources, awake, scan, engine, sample, clock, disk_rounds, .. } = self;
         let Some((before, [place, after @ ..])) = sources.split_at_mut_checked(key.0 as usize)
         else {
             return;
@@ -386,6 +398,9 @@ impl EventLoop {
             served.turn_ended = ended;
             served.bundle.source.begin_wait();
         }
+        served.round = disk_rounds.round;
+        served.is_busy = served.state.is_serving()
+            && (matches!(turn, TurnResult::More) || served.bundle.source.taken() >= STEP.requests);
         match turn {
             TurnResult::Idle => {}
             TurnResult::More => {

@@ -523,6 +523,10 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
         }
     }
 
+    fn taken(&self) -> u32 {
+        self.taken
+    }
+
     fn answered(&self) -> u64 {
         let Counters { reads, writes, flushes, discards, write_zeroes, .. } = self.open.counters();
         reads + writes + flushes + discards + write_zeroes

@@ -170,6 +170,9 @@ pub trait Source: Any + std::fmt::Debug + Send {
     /// Leaves the calling iothread and its lanes: takes along what is finished, leaves what is in flight.
     fn depart(&mut self, engine: &mut Engine);
 
+    /// How many new requests its last turn has taken.
+    fn taken(&self) -> u32;
+
     /// How many requests it has answered since it was made, whatever their outcome.
     fn answered(&self) -> u64;
 

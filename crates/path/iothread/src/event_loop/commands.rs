@@ -88,7 +88,11 @@ impl EventLoop {
         }
         let key = SourceKey(u32::try_from(place).expect("fewer sources than descriptors"));
         let (state, watch) = (SourceState::Serving, KickWatchState::On);
+        let disk = Arc::as_ptr(&bundle.source.nodes()[0]).cast::<()>().addr();
         let served = self.sources[place].insert(SourceEntry {
+            disk,
+            is_busy: false,
+            round: 0,
             bundle,
             state,
             watch,

@@ -56,6 +56,12 @@ pub(crate) struct SourceEntry {
     pub(super) last_new: Instant,
     /// When its last turn ended that was timed.
     pub(super) turn_ended: Instant,
+    /// What its first disk is told by: the address of its node.
+    pub(super) disk: usize,
+    /// Its last turn brought a step of requests or more, or left some.
+    pub(super) is_busy: bool,
+    /// In which round that was (`disk_rounds`).
+    pub(super) round: u64,
     /// How often it was kicked since it came, up to [`KICKS_IN_VAIN`].
     pub(super) kicks: u8,
 }

@@ -334,6 +334,31 @@ fn saturated_rings_get_equal_shares_while_a_quiet_one_cuts_their_turns_short() {
     });
 }
 
+/// A guest with many busy queues takes nothing from the guest of another disk.
+#[test]
+fn disks_get_equal_shares_however_many_busy_rings_each_has() {
+    on_both(|reactors| {
+        let [iothread] = iothreads::<1>(&Arc::new(FileTable::default()), reactors);
+        let (many, one) = (saturated(8, &iothread), saturated(1, &iothread));
+        let all = || many.iter().chain(&one);
+        let reads = || all().map(|ring| ring.gauges().reads.get()).collect::<Vec<_>>();
+        // Until each ring has had some thousand.
+        let start = reads();
+        let had = || reads().iter().zip(&start).map(|(now, then)| now - then).collect::<Vec<_>>();
+        while had().iter().min().unwrap() < &5000 {
+            std::thread::yield_now();
+        }
+        let had = had();
+        let (of_many, of_one) = (had[..8].iter().sum::<u64>(), had[8]);
+        assert!(of_one * 10 >= of_many * 8 && of_many * 10 >= of_one * 8, "{had:?}");
+        let (least, most) = (had[..8].iter().min().unwrap(), had[..8].iter().max().unwrap());
+        assert!(*least * 10 >= *most * 9, "{had:?}");
+        for placed in many.into_iter().chain(one) {
+            assert_eq!(placed.stop().counters().errors, 0);
+        }
+    });
+}
+
 /// Reads so many zeroes with each request, always the first time into the memory that it has.
 #[derive(Debug)]
 struct Zeroed {
