@@ -344,8 +344,8 @@ impl EventLoop {
         if now.len() > 1 {
             let Self { sources, disk_rounds, more, .. } = self;
             disk_rounds.begin(&mut now, more, |key| {
-                let served = sources[key.0 as usize].as_ref().filter(|served| served.is_busy)?;
-                Some(BusySource { disk: served.disk, round: served.round })
+                let served = sources[key.0 as usize].as_ref()?;
+                Some(BusySource { disk: served.disk, round: served.busy_in? })
             });
         }
         for key in now.drain(..) {
@@ -398,9 +398,9 @@ impl EventLoop {
             served.turn_ended = ended;
             served.bundle.source.begin_wait();
         }
-        served.round = disk_rounds.round;
-        served.is_busy = served.state.is_serving()
+        let is_busy = served.state.is_serving()
             && (matches!(turn, TurnResult::More) || served.bundle.source.taken() >= STEP.requests);
+        served.busy_in = is_busy.then_some(disk_rounds.round);
         match turn {
             TurnResult::Idle => {}
             TurnResult::More => {

@@ -91,8 +91,7 @@ impl EventLoop {
         let disk = Arc::as_ptr(&bundle.source.nodes()[0]).cast::<()>().addr();
         let served = self.sources[place].insert(SourceEntry {
             disk,
-            is_busy: false,
-            round: 0,
+            busy_in: None,
             bundle,
             state,
             watch,

@@ -58,10 +58,8 @@ pub(crate) struct SourceEntry {
     pub(super) turn_ended: Instant,
     /// What its first disk is told by: the address of its node.
     pub(super) disk: usize,
-    /// Its last turn brought a step of requests or more, or left some.
-    pub(super) is_busy: bool,
-    /// In which round that was (`disk_rounds`).
-    pub(super) round: u64,
+    /// In which round (`disk_rounds`) it had its last turn, if that brought a step of requests or more, or left some.
+    pub(super) busy_in: Option<u64>,
     /// How often it was kicked since it came, up to [`KICKS_IN_VAIN`].
     pub(super) kicks: u8,
 }
