@@ -60,6 +60,7 @@ const TABLE: &[Row] = &[
         ],
         &[],
     ),
+    row("rehearsal", &["placement"], &[]),
     row("tuner", &["formats", "guest", "load"], &[]),
     row("load", &[], &[]),
     row(
@@ -145,6 +146,7 @@ const TABLE: &[Row] = &[
     row("virtio", &["block"], &[]),
     row("kernel_io", &["block"], &[]),
     row("host", &["block"], &[]),
+    row("placement", &[], &[]),
     row("block", &[], &[]),
     row("syntax", &["formats"], &[]),
     row("formats", &[], &[]),
