@@ -15,6 +15,7 @@ use block::{LaneError, Node};
 use kernel_io::Notifier;
 use request_path::{Engine, LaneIndex, Source};
 
+use crate::poll_trial::PollFinding;
 use crate::{PollSettings, SourceObserver};
 
 /// The identifier of a source in the process, on whichever iothread it is.
@@ -29,6 +30,8 @@ pub(crate) struct SourceBundle {
     pub(crate) observer: Arc<dyn SourceObserver>,
     /// Since when nothing is taken from it, if it leaves an iothread for another.
     pub(crate) leaving_since: Option<Instant>,
+    /// Whether polling for it was found to pay.
+    pub(crate) polling: PollFinding,
 }
 
 /// A closure that a control thread has an iothread run.

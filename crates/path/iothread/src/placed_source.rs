@@ -19,6 +19,7 @@ use request_path::{LaneIndex, Source, SourceGauges};
 
 use crate::Iothread;
 use crate::command::{Command, Inbox, PostKind, SourceBundle, SourceClosure, SourceId};
+use crate::poll_trial::PollFinding;
 
 pub use moves::{SourceMove, move_many};
 
@@ -123,7 +124,8 @@ impl PlacedSource {
         let (id, nodes) = (next_id(), source.nodes().to_vec());
         let notifier = Arc::clone(iothread.inbox().notifier());
         source.mailbox().set_owner(notifier as Arc<dyn request_path::Wake>);
-        let bundle = SourceBundle { id, source, observer, leaving_since: None };
+        let (leaving_since, polling) = (None, PollFinding::default());
+        let bundle = SourceBundle { id, source, observer, leaving_since, polling };
         heard(&iothread.inbox().ask(|reply| Command::Arrive { bundle, lanes, reply }));
         let place = Placement::Served { now: Arc::clone(iothread), before: Vec::new() };
         let (place, stopped) = (Mutex::new(place), Condvar::new());

@@ -67,11 +67,15 @@ pub(crate) enum PollRule {
     Long,
 }
 
-/// Whether looking for a source was found to pay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PollFinding {
+/// Whether looking for a source was found to pay. Goes with the source to other iothreads.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PollFinding {
+    /// Nobody knows yet.
+    #[default]
     Unknown,
+    /// It does.
     Pays,
+    /// It does not.
     DoesNot,
 }
 
@@ -83,6 +87,8 @@ struct SourceRecord {
     answered: u64,
     /// Its rate in the first window of the pair.
     first: f64,
+    /// Requests that it has answered in all windows.
+    requests: u64,
     /// Over all pairs: the logarithm of its rate with looking over that without, and its square.
     sum: f64,
     squares: f64,
@@ -96,6 +102,13 @@ struct SideTotals {
     time: f64,
     cpu: f64,
     answered: f64,
+}
+
+impl SourceRecord {
+    /// Whether it had enough requests in so many pairs of windows to say something of it.
+    fn is_active(&self, pairs: u32) -> bool {
+        self.requests >= REQUESTS_MIN * u64::from(pairs)
+    }
 }
 
 /// Where a trial stands.
@@ -144,22 +157,24 @@ impl PollTrial {
         }
     }
 
-    /// A source has come to this place, of which nothing is known.
-    pub(crate) fn arrive(&mut self, place: usize, now: Instant) {
+    /// A source has come to this place, of which so much is known.
+    pub(crate) fn arrive(&mut self, place: usize, finding: PollFinding, now: Instant) {
         if self.sources.len() <= place {
             self.sources.resize(place + 1, None);
         }
-        let (finding, answered) = (PollFinding::Unknown, 0);
-        let (first, sum, squares, range) = (0.0, 0.0, 0.0, [0.0; 2]);
-        self.sources[place] = Some(SourceRecord { finding, answered, first, sum, squares, range });
+        let (answered, requests, first, sum, squares, range) = (0, 0, 0.0, 0.0, 0.0, [0.0; 2]);
+        self.sources[place] =
+            Some(SourceRecord { finding, answered, first, requests, sum, squares, range });
         self.break_off(now);
-        self.next = self.next.min(self.rested.max(now + FIRST_AFTER));
+        if finding == PollFinding::Unknown {
+            self.next = self.next.min(self.rested.max(now + FIRST_AFTER));
+        }
     }
 
-    /// The source of this place has gone.
-    pub(crate) fn leave(&mut self, place: usize, now: Instant) {
-        self.sources[place] = None;
+    /// The source of this place has gone. Returns what is known of it.
+    pub(crate) fn leave(&mut self, place: usize, now: Instant) -> PollFinding {
         self.break_off(now);
+        self.sources[place].take().map(|it| it.finding).unwrap_or_default()
     }
 
     /// Forgets all findings: the settings are other ones.
@@ -209,7 +224,7 @@ impl PollTrial {
                 self.begun = now;
                 self.sides = [SideTotals::default(); 2];
                 for record in self.sources.iter_mut().flatten() {
-                    (record.sum, record.squares) = (0.0, 0.0);
+                    (record.requests, record.sum, record.squares) = (0, 0.0, 0.0);
                     record.range = [f64::INFINITY, f64::NEG_INFINITY];
                 }
                 self.settle(0, now);
@@ -282,9 +297,11 @@ impl PollTrial {
         side.cpu += cpu.as_secs_f64();
         for (place, record) in self.sources.iter_mut().enumerate() {
             let Some(record) = record else { continue };
-            let count = float(answered(place).saturating_sub(record.answered));
+            let requests = answered(place).saturating_sub(record.answered);
+            record.requests += requests;
+            let count = float(requests);
             side.answered += count;
-            // A source that does nothing has the same rate in both.
+            // Not 0, whose logarithm is none.
             let rate = (count + 0.5) / seconds;
             if window.is_multiple_of(2) {
                 record.first = rate;
@@ -300,7 +317,7 @@ impl PollTrial {
 
     /// Whether so many pairs say enough.
     fn is_decided(&self, pairs: u32) -> bool {
-        let mut sources = self.sources.iter().flatten();
+        let mut sources = self.active(pairs);
         if pairs >= PAIRS_MAX {
             return true;
         }
@@ -325,6 +342,11 @@ impl PollTrial {
         })
     }
 
+    /// The sources that had enough requests in so many pairs. Of the others nothing is found.
+    fn active(&self, pairs: u32) -> impl Iterator<Item = &SourceRecord> {
+        self.sources.iter().flatten().filter(move |it| it.is_active(pairs))
+    }
+
     /// How much more of a CPU the thread uses with looking than the same requests take without.
     fn extra_cpu(&self) -> f64 {
         let [without, with] = self.sides;
@@ -347,19 +369,19 @@ impl PollTrial {
 
     /// Ends the trial with a finding.
     fn decide(&mut self, now: Instant) {
-        let pairs = f64::from(match self.state {
+        let pairs = match self.state {
             TrialState::Measuring { window, .. } => window / 2 + 1,
             TrialState::Waiting { .. } | TrialState::Settling { .. } => return,
-        });
+        };
         let (extra, is_free) = (self.extra_cpu(), self.is_free());
-        let gain = |it: &SourceRecord| (it.sum / pairs).exp_m1();
+        let gain = |it: &SourceRecord| (it.sum / f64::from(pairs)).exp_m1();
         let gains = |it: &SourceRecord| gain(it) >= if is_free { -LOSS_MAX } else { GAIN_MIN };
         // Those that gain bear the cost together.
-        let gaining = || self.sources.iter().flatten().filter(|it| gains(it));
+        let gaining = || self.active(pairs).filter(|it| gains(it));
         let pays = is_free || gaining().map(|it| gain(it) / price_of(it)).sum::<f64>() >= extra;
         let total: f64 = gaining().map(gain).sum();
         let mut is_new = false;
-        for record in self.sources.iter_mut().flatten() {
+        for record in self.sources.iter_mut().flatten().filter(|it| it.is_active(pairs)) {
             let finding =
                 if pays && gains(record) { PollFinding::Pays } else { PollFinding::DoesNot };
             is_new |= std::mem::replace(&mut record.finding, finding) != finding;
@@ -462,7 +484,7 @@ mod tests {
         fn new(sources: usize, noise: f64, seed: u32) -> Self {
             let now = SystemClock.now();
             let mut trial = PollTrial::new(now);
-            (0..sources).for_each(|place| trial.arrive(place, now));
+            (0..sources).for_each(|place| trial.arrive(place, PollFinding::Unknown, now));
             let answered = vec![0.0; sources];
             let (cpu, tried) = (Duration::ZERO, [Duration::ZERO; 2]);
             Self { trial, now, cpu, answered, noise, random: seed * 2 + 1, tried }
@@ -537,6 +559,30 @@ mod tests {
     fn each_source_is_judged_by_what_it_gains() {
         check(&[ALONE, DISK], &[PollRule::Long, PollRule::Never]);
         check(&[DISK, DISK, DISK], &[PollRule::Never; 3]);
+    }
+
+    /// Of windows of other lengths a source that does nothing has other rates.
+    #[test]
+    fn of_a_source_that_does_nothing_nothing_is_found() {
+        let mut rig = Rig::new(2, 0.05, 1);
+        let slow = Load { rate: [2000.0, 2040.0], cpu_us: [20.0, 200.0] };
+        let idle = Load { rate: [0.0, 0.0], ..slow };
+        rig.run(&[slow, idle], 3.0, 1.0);
+        while rig.trial.looks_now().is_some() {
+            rig.run(&[slow, idle], 0.001, 1.0);
+        }
+        assert_eq!(rig.rules(), [PollRule::Never, PollRule::AsSet]);
+    }
+
+    #[test]
+    fn what_was_found_goes_with_the_source() {
+        let mut rig = Rig::new(1, 0.0, 1);
+        rig.run(&[WAKING], 1.0, 1.0);
+        let finding = rig.trial.leave(0, rig.now);
+        assert_eq!(finding, PollFinding::Pays);
+        let mut other = PollTrial::new(rig.now);
+        other.arrive(3, finding, rig.now);
+        assert_eq!(other.rule(3), PollRule::Long);
     }
 
     #[test]

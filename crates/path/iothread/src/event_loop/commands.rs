@@ -20,6 +20,7 @@ use request_path::{LaneIndex, SourceKey};
 use super::EventLoop;
 use super::source_entry::{KickWatchState, SourceEntry, SourceState};
 use crate::command::{Command, SourceBundle, SourceId, answer};
+use crate::poll_trial::PollFinding;
 use crate::polling::AdaptivePolling;
 
 impl EventLoop {
@@ -88,6 +89,10 @@ impl EventLoop {
         }
         let key = SourceKey(u32::try_from(place).expect("fewer sources than descriptors"));
         let (state, watch) = (SourceState::Serving, KickWatchState::On);
+        let adaptive = match bundle.polling {
+            PollFinding::Pays => AdaptivePolling::longest(&self.poll.where_it_pays()),
+            PollFinding::Unknown | PollFinding::DoesNot => AdaptivePolling::default(),
+        };
         let disk = Arc::as_ptr(&bundle.source.nodes()[0]).cast::<()>().addr();
         let served = self.sources[place].insert(SourceEntry {
             disk,
@@ -98,12 +103,12 @@ impl EventLoop {
             called: false,
             full: false,
             awake: false,
-            adaptive: AdaptivePolling::default(),
+            adaptive,
             last_new: self.now,
             turn_ended: self.now,
             kicks: 0,
         });
-        self.trial.arrive(place, self.now);
+        self.trial.arrive(place, served.bundle.polling, self.now);
         let since = served.bundle.leaving_since.take();
         served.bundle.source.arrive(&mut self.engine, lanes, key);
         if let Some(since) = since {
@@ -158,7 +163,7 @@ impl EventLoop {
             panic!("only a departing source is handed over")
         };
         bundle.source.depart(&mut self.engine);
-        self.forget(key);
+        bundle.polling = self.forget(key);
         bundle.source.mailbox().set_owner(Arc::clone(to.notifier()) as Arc<dyn request_path::Wake>);
         to.send(Command::Arrive { bundle, lanes, reply });
     }
@@ -184,10 +189,10 @@ impl EventLoop {
         }
     }
 
-    /// A source is not served here any more.
-    fn forget(&mut self, key: SourceKey) {
+    /// A source is not served here any more. Returns whether polling for it was found to pay.
+    fn forget(&mut self, key: SourceKey) -> PollFinding {
         self.awake.retain(|awake| *awake != key);
-        self.trial.leave(key.0 as usize, self.now);
+        self.trial.leave(key.0 as usize, self.now)
     }
 
     fn served(&mut self, key: SourceKey) -> &mut SourceEntry {
