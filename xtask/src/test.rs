@@ -7,21 +7,18 @@
 //!
 //! Invariants: as root a skip that `ALLOWED_SKIPS` does not name fails the command, since root
 //! can install whatever is missing; for others it is a warning.
-//! Not here: how lines are understood (`test::tally`), how a command is watched (`test::watch`), how builds run beside the
-//! tests (`test::ahead`).
+//! Not here: how lines are understood (`test::tally`), how a command is watched (`test::watch`).
 
-mod ahead;
 mod changed;
 mod tally;
 mod watch;
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::steps::{Workspace, cargo_step, describe, step};
+use crate::steps::{Workspace, cargo_step, step};
 use crate::test::changed::{Affected, BINARY, BinaryTests, Selection};
 use crate::test::tally::{Show, Skip, Tally};
 use crate::{check, fuzz, install};
@@ -89,38 +86,23 @@ fn run_tests(workspace: &Workspace, selection: &Selection, tally: &mut Tally) ->
     // step, since whoever links last would leave processors idle in each.
     let build = ["build", "--quiet", "--workspace", "--bins", "--tests"];
     cargo_step(workspace, "binaries and tests", &build, &[])?;
-    let modelled: Vec<&str> =
-        LOOM_CRATES.iter().copied().filter(|name| selection.has(name)).collect();
-    ahead::while_building(&later_builds(workspace, selection, &modelled), || {
-        for (arguments, log) in commands(selection).iter().zip(["test.log", "test-crates.log"]) {
-            let log = log_dir.join(log);
-            step("tests", &format!("cargo {}", arguments.join(" ")), || {
-                let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-                let mut command = workspace.cargo(&arguments);
-                watch::run(&mut command, &log, |line| show(tally.feed(line), line))
-            })?;
-        }
-        anyhow::Ok(())
-    })?;
+    for (arguments, log) in commands(selection).iter().zip(["test.log", "test-crates.log"]) {
+        let log = log_dir.join(log);
+        step("tests", &format!("cargo {}", arguments.join(" ")), || {
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let mut command = workspace.cargo(&arguments);
+            watch::run(&mut command, &log, |line| show(tally.feed(line), line))
+        })?;
+    }
     if selection.has(BINARY) {
         tally.add(fault_points(workspace, &log_dir.join("fault-points.log"))?);
     }
+    let modelled: Vec<&str> =
+        LOOM_CRATES.iter().copied().filter(|name| selection.has(name)).collect();
     if !modelled.is_empty() {
         tally.add(loom(workspace, &modelled, &log_dir.join("loom.log"))?);
     }
     Ok(())
-}
-
-/// What builds what the steps after the tests need: in directories of their own, so that the tests keep their binaries.
-fn later_builds(workspace: &Workspace, selection: &Selection, modelled: &[&str]) -> Vec<Command> {
-    let mut builds = Vec::new();
-    if !modelled.is_empty() {
-        builds.push(loom_command(workspace, modelled, &["--no-run"]));
-    }
-    if selection.has("fuzz") {
-        builds.push(fuzz::build_command(workspace));
-    }
-    builds
 }
 
 /// The arguments of cargo that run the selected tests, in at most two commands.
@@ -183,9 +165,15 @@ fn fault_points(workspace: &Workspace, log: &Path) -> Result<Tally> {
 /// Runs the loom models of these crates; none at all in one of them is an error, since a filter that matches
 /// nothing would pass for ever.
 fn loom(workspace: &Workspace, crates: &[&str], log: &Path) -> Result<Tally> {
-    let mut command = loom_command(workspace, crates, &["loom_"]);
+    let target_dir = workspace.target_dir().join("loom");
+    let target_dir = target_dir.to_string_lossy();
+    let packages = crates.iter().flat_map(|&name| ["--package", name]);
+    let rest = ["--profile", "loom", "--lib", "--target-dir", &target_dir, "loom_"];
+    let arguments: Vec<&str> = ["test"].into_iter().chain(packages).chain(rest).collect();
     let (mut tally, mut with_models) = (Tally::default(), 0);
-    step("loom models", &format!("RUSTFLAGS='--cfg loom' {}", describe(&command)), || {
+    step("loom models", &format!("RUSTFLAGS='--cfg loom' cargo {}", arguments.join(" ")), || {
+        let mut command = workspace.cargo(&arguments);
+        command.env("RUSTFLAGS", "--cfg loom");
         watch::run(&mut command, log, |line| {
             let before = tally.passed;
             show(tally.feed(line), line);
@@ -201,14 +189,6 @@ fn loom(workspace: &Workspace, crates: &[&str], log: &Path) -> Result<Tally> {
         Ok(())
     })?;
     Ok(tally)
-}
-
-/// The cargo that builds the loom models of these crates, and runs them unless these words say otherwise.
-fn loom_command(workspace: &Workspace, crates: &[&str], words: &[&str]) -> Command {
-    let mut command = workspace.cargo(&["test", "--profile", "loom", "--lib", "--target-dir"]);
-    command.arg(workspace.target_dir().join("loom")).env("RUSTFLAGS", "--cfg loom");
-    command.args(crates.iter().flat_map(|&name| ["--package", name])).args(words);
-    command
 }
 
 /// What skipped tests mean for the whole command.
