@@ -241,3 +241,6 @@ fn worked_ns(before: &Snapshot, after: &Snapshot) -> u64 {
     };
     after.iothreads.iter().map(work).sum()
 }
+
+#[cfg(test)]
+mod tests;

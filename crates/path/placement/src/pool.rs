@@ -151,11 +151,12 @@ impl Pool {
 
     /// What others use of a disk's iothreads: pinned rings, and disks that woke.
     fn obstacles(&self, id: DiskId, window: &Window) -> BTreeMap<IothreadSlot, f64> {
-        let threads = &self.disks[&id].places.threads;
+        let (threads, target) = (&self.disks[&id].places.threads, &self.disks[&id].places.target);
         let mut obstacles = BTreeMap::new();
         for disk in &window.disks {
-            for ring in disk.busy().filter(|it| it.is_pinned || disk.id != id) {
-                if threads.contains(&ring.slot) || ring.is_pinned {
+            for ring in disk.busy() {
+                let is_own = disk.id == id && target.contains_key(&ring.queue);
+                if !is_own && (threads.contains(&ring.slot) || ring.is_pinned) {
                     *obstacles.entry(ring.slot).or_default() += ring.flow.usage;
                 }
             }

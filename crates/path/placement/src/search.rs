@@ -171,8 +171,9 @@ impl Search {
         grant: &mut Grant<'_>,
     ) -> Option<Note> {
         self.is_hungry = false;
-        let busy: Vec<RingWindow> =
-            view.window.busy().filter(|it| !it.is_pinned).copied().collect();
+        let all_busy: Vec<RingWindow> = view.window.busy().copied().collect();
+        let is_movable = |it: &RingWindow| places.target.contains_key(&it.queue);
+        let busy: Vec<RingWindow> = all_busy.iter().filter(|it| is_movable(it)).copied().collect();
         if busy.is_empty() {
             let is_over = self.busy_at.values().all(|seen| view.now - *seen > RECENT_SECONDS);
             match &mut self.trial {
@@ -182,10 +183,10 @@ impl Search {
             }
             return None;
         }
-        self.busy_at.extend(busy.iter().map(|it| (it.queue, view.now)));
+        self.busy_at.extend(all_busy.iter().map(|it| (it.queue, view.now)));
         self.busy_at.retain(|_, seen| view.now - *seen <= RECENT_SECONDS);
         let changed = self.trial.as_ref().is_some_and(|trial| {
-            !SAME_RINGS.contains(&(busy.len() as f64 / trial.comparison.busy as f64))
+            !SAME_RINGS.contains(&(all_busy.len() as f64 / trial.comparison.busy as f64))
         });
         if changed && self.settings.fault != Fault::TrialAcrossLoads {
             self.abort(places);
@@ -208,9 +209,9 @@ impl Search {
         self.history.push(progress);
         self.calm_windows += 1;
         let mut flow = Flow::default();
-        busy.iter().for_each(|it| flow.add(&it.flow));
+        all_busy.iter().for_each(|it| flow.add(&it.flow));
         self.gain_max = flow.gain_max();
-        self.consider(view, places, grant, &Load { busy: busy.len(), flow, sizes, progress })
+        self.consider(view, places, grant, &Load { busy: all_busy.len(), flow, sizes, progress })
     }
 
     fn sizes(&self, busy: &[RingWindow]) -> BTreeMap<u16, f64> {
