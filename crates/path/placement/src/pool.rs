@@ -177,7 +177,7 @@ impl Pool {
             return None;
         }
         let mut free = self.free();
-        let allowed = self.allowed(id, free.len()).min(supply.threads);
+        let allowed = self.allowed(id, free.len(), now).min(supply.threads);
         let storage_is_tried = self.is_tried(disk_window.storage, id, window);
         let obstacles = self.obstacles(id, window);
         let has_neighbours = self.disks.values().any(|it| it.id != id && self.is_busy(it, now));
@@ -230,16 +230,18 @@ impl Pool {
         disk.role == Role::Alone
     }
 
-    /// How many iothreads more a disk may have.
-    fn allowed(&self, id: DiskId, free: usize) -> usize {
-        if free > MANY_FREE {
+    /// How many iothreads more a disk may have: not more than its part of what large disks have and could have, rounded
+    /// up, unless there is plenty or nobody else asks.
+    fn allowed(&self, id: DiskId, free: usize, now: f64) -> usize {
+        let is_asking = |it: &&Disk| it.id != id && now - it.hungry_at <= BUSY_SECONDS;
+        if free > MANY_FREE || !self.disks.values().any(|it| is_asking(&it)) {
             return free;
         }
         let large = self.disks.values().filter(|it| it.role == Role::Alone);
         let (count, threads) = large
             .fold((0, 0), |(count, threads), it| (count + 1, threads + it.places.threads.len()));
-        let fair = (free + threads) / usize::max(count, 1);
-        fair.max(1).saturating_sub(self.disks.get(&id).map_or(0, |it| it.places.threads.len()))
+        let fair = (free + threads).div_ceil(usize::max(count, 1));
+        fair.saturating_sub(self.disks.get(&id).map_or(0, |it| it.places.threads.len()))
     }
 
     fn is_tried(&self, storage: StorageId, id: DiskId, window: &Window) -> bool {

@@ -83,6 +83,14 @@ fn ninety_disks_on_8_iothreads() {
 }
 
 #[test]
+fn a_guest_that_plays_harms_itself() {
+    for (game, least_min) in [(still::Game::Lure, 0.9), (still::Game::Blink, 0.85)] {
+        let found = still::least_beside(game, 16, 2);
+        assert!(found >= least_min, "{game:?}: {found:.3}");
+    }
+}
+
+#[test]
 fn planted_faults_are_found() {
     let trying = faults::trying(Fault::None);
     assert!(trying < 0.3, "{trying}");
