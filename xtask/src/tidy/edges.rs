@@ -101,7 +101,7 @@ const TABLE: &[Row] = &[
     ),
     row(
         "control",
-        &["block", "exports", "graph", "iothread", "kernel_io", "qcow2", "sandbox"],
+        &["block", "exports", "graph", "iothread", "kernel_io", "placement", "qcow2", "sandbox"],
         &["disk", "host"],
     ),
     row(
@@ -123,7 +123,7 @@ const TABLE: &[Row] = &[
     ),
     row(
         "graph",
-        &["block", "disk", "kernel_io", "layers", "qcow2", "request_path", "syntax"],
+        &["block", "disk", "kernel_io", "layers", "placement", "qcow2", "request_path", "syntax"],
         &["host"],
     ),
     row("sandbox", &["host", "iothread"], &["block", "kernel_io"]),

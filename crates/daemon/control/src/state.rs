@@ -19,18 +19,20 @@ use std::time::Duration;
 use block::Clock;
 use exports::{
     AdoptedSession, DescriptorCheck, DiskParts, Export, ExportClaimError, ExportError,
-    ExportOptions, ExportSocket, ExportedDisk, SocketError, WaitPolicy,
+    ExportOptions, ExportSocket, ExportedDisk, ServingIothreads, SocketError, WaitPolicy,
 };
 use graph::{
     Blockdev, Graph, GraphError, ModelError, NamedFilesPolicy, ObjectKind, ObjectOptions,
-    PollOptions, StorageWatchdog,
+    PollOptions, PoolOptions, StorageWatchdog,
 };
 use iothread::{
-    Confinement, Iothread, PlacedSource, PollLimitStrictness, PollSettings, ProcessResources,
-    SourceRegistry, SpawnError,
+    Confinement, Iothread, IothreadPool, PlacedSource, PollLimitStrictness, PollSettings,
+    ProcessResources, SourceRegistry, SpawnError,
 };
-use kernel_io::{FileTable, ReactorChoice, SpareRings};
+use kernel_io::{FileTable, OpenFile, ReactorChoice, SpareRings};
 use sandbox::Sandbox;
+
+use crate::placer::{PlacedPool, SnapshotReader};
 
 pub use change::GraphChangeError;
 
@@ -45,6 +47,8 @@ const SPARE_RINGS: RangeInclusive<usize> = 4..=16;
 pub struct DaemonState {
     // Dropped in this order: exports use iothreads, and what was claimed.
     exports: Vec<Export>,
+    /// Whoever moves rings is gone before the iothreads.
+    pools: HashMap<String, PlacedPool>,
     /// What was claimed, also for exports that have stopped: nobody else may have it before all is flushed.
     claimed: Vec<Arc<ExportedDisk>>,
     iothreads: HashMap<String, Arc<Iothread>>,
@@ -92,6 +96,15 @@ pub enum BuildError {
         #[source]
         source: SocketError,
     },
+    /// What places the rings of a pool could not be started.
+    #[error("iothread-pool {pool}: cannot start a thread")]
+    Placer {
+        /// The pool.
+        pool: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// An export's thread could not be confined.
     #[error("export {export}: its thread cannot be confined")]
     Confine {
@@ -119,6 +132,7 @@ impl DaemonState {
         let (named_files, watch) = (named_files.clone(), Arc::clone(watch));
         Self {
             exports: Vec::new(),
+            pools: HashMap::new(),
             claimed: Vec::new(),
             iothreads: HashMap::new(),
             graph: Graph::new(Arc::clone(files), Arc::clone(clock), named_files, watch),
@@ -137,6 +151,10 @@ impl DaemonState {
             ObjectKind::Iothread(polling) => {
                 self.graph.add_object(object.name())?;
                 self.spawn(&object.id, settings(polling))?;
+            }
+            ObjectKind::IothreadPool(pool) => {
+                self.graph.add_object(object.name())?;
+                self.start_pool(&object.id, pool)?;
             }
             ObjectKind::ThrottleGroup(limits) => {
                 self.graph.add_throttle_group(&object.id, limits)?;
@@ -168,6 +186,9 @@ impl DaemonState {
             memory_bytes_max,
             clock: Arc::clone(&self.clock),
         };
+        if let ServingIothreads::Pool(pool) = &parts.iothreads {
+            self.pools[pool.name()].add(&options.id, storage_of(&parts.files));
+        }
         let offer = ExportedDisk::new(&options.id, parts, &self.descriptor_check)?;
         Ok(PreparedExport { options: options.clone(), offer: Arc::new(offer) })
     }
@@ -191,8 +212,7 @@ impl DaemonState {
         adopted: Option<AdoptedSession>,
     ) -> Result<(), BuildError> {
         let ExportedDisk { id, iothreads, .. } = &*prepared.offer;
-        let names: Vec<&str> = iothreads.iter().map(|iothread| iothread.name()).collect();
-        let (names, path) = (names.join(", "), socket.path().to_path_buf());
+        let (names, path) = (iothreads.to_string(), socket.path().to_path_buf());
         let clock = Arc::clone(&self.clock);
         let (id, export) = (id.clone(), id.clone());
         let start = || Export::start(prepared.offer, socket, adopted, clock);
@@ -262,6 +282,8 @@ impl DaemonState {
     /// All iothreads, by their names.
     pub fn iothreads(&self) -> Vec<Arc<Iothread>> {
         let mut all: Vec<_> = self.iothreads.values().cloned().collect();
+        let pools = self.pools.values().flat_map(|it| it.pool().running());
+        all.extend(pools.map(|(_, iothread)| iothread));
         all.sort_by(|one, other| one.name().cmp(other.name()));
         all
     }
@@ -283,30 +305,68 @@ impl DaemonState {
         }
     }
 
-    fn spawn(&mut self, id: &str, settings: PollSettings) -> Result<Arc<Iothread>, SpawnError> {
-        let host = ProcessResources {
+    fn host(&self) -> ProcessResources {
+        ProcessResources {
             files: Arc::clone(&self.files),
             clock: Arc::clone(&self.clock),
             sources: Arc::clone(&self.sources),
             reactors: ReactorChoice::Any,
             spare_rings: Arc::clone(&self.spare_rings),
             confine: self.sandbox.clone().map(|sandbox| sandbox as Arc<dyn Confinement>),
-        };
-        let iothread = Iothread::spawn(id, host, settings).map(Arc::new)?;
+            alarm: None,
+        }
+    }
+
+    fn spawn(&mut self, id: &str, settings: PollSettings) -> Result<Arc<Iothread>, SpawnError> {
+        let iothread = Iothread::spawn(id, self.host(), settings).map(Arc::new)?;
         self.iothreads.insert(id.to_owned(), Arc::clone(&iothread));
         Ok(iothread)
     }
 
+    /// Makes a pool of iothreads, and starts what places rings on them.
+    fn start_pool(&mut self, id: &str, options: PoolOptions) -> Result<(), BuildError> {
+        let slots = usize::from(options.max);
+        let pool = IothreadPool::new(id, slots, self.host(), settings(options.polling))?;
+        for slot in 1..usize::from(options.min) {
+            pool.start(slot)?;
+        }
+        let (sources, clock) = (Arc::clone(&self.sources), Arc::clone(&self.clock));
+        // Before the fences, behind which nothing is opened.
+        let reader = SnapshotReader::new();
+        let start = || PlacedPool::start(pool, options.settings(), reader, (&sources, &clock));
+        let started = match &self.sandbox {
+            Some(sandbox) => sandbox.inside(start).flatten(),
+            None => start(),
+        };
+        let placed =
+            started.map_err(|source| BuildError::Placer { pool: id.to_owned(), source })?;
+        tracing::info!("pool {id}: up to {slots} iothreads");
+        self.pools.insert(id.to_owned(), placed);
+        Ok(())
+    }
+
     /// The iothreads that serve an export, all of which there are.
-    fn iothreads_of(&mut self, options: &ExportOptions) -> Result<Vec<Arc<Iothread>>, BuildError> {
-        if options.iothreads.is_empty() {
-            return Ok(vec![match self.iothreads.get(MAIN) {
+    fn iothreads_of(&mut self, options: &ExportOptions) -> Result<ServingIothreads, BuildError> {
+        let named = match &options.iothreads[..] {
+            [] => vec![match self.iothreads.get(MAIN) {
                 Some(main) => Arc::clone(main),
                 None => self.spawn(MAIN, PollSettings::OFF)?,
-            }]);
-        }
-        Ok(options.iothreads.iter().map(|id| Arc::clone(&self.iothreads[id])).collect())
+            }],
+            [id] if self.pools.contains_key(id) => {
+                return Ok(ServingIothreads::Pool(Arc::clone(self.pools[id].pool())));
+            }
+            named => named.iter().map(|id| Arc::clone(&self.iothreads[id])).collect(),
+        };
+        Ok(ServingIothreads::Named(named))
     }
+}
+
+/// The device that the first file of a disk is on; `None` if that is not known.
+fn storage_of(files: &[Arc<OpenFile>]) -> Option<u64> {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let metadata = std::fs::metadata(files.first()?.path()).ok()?;
+    let is_device = metadata.file_type().is_block_device();
+    Some(if is_device { metadata.rdev() } else { metadata.dev() })
 }
 
 fn settings(options: PollOptions) -> PollSettings {

@@ -6,6 +6,7 @@
 //! Threads: belongs to the session's thread.
 
 use std::error::Error;
+use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use block::{Clock, DiskSize, Durability, Node, Rights};
 use graph::Activity;
 use host::chain_of;
-use iothread::{Iothread, PlacedFrontEnd, SourceName, SourceObserver};
+use iothread::{Iothread, IothreadPool, PlacedFrontEnd, SourceName, SourceObserver};
 use kernel_io::{Notifier, OpenFile};
 use request_path::FrontEndSource;
 use vhost_user::{
@@ -54,14 +55,45 @@ pub struct ExportedDisk {
     /// The cache mode now; `config` has the first one. It stays when a front end leaves: one that
     /// comes back says nothing of it, and its driver relies on it.
     pub cache: Mutex<CacheMode>,
-    /// Who serves the rings, round-robin; never empty.
-    pub iothreads: Vec<Arc<Iothread>>,
+    /// Who serves the rings.
+    pub iothreads: ServingIothreads,
     /// Rung when another process wants to go on with the export, and readable until that is answered.
     pub(crate) freeze_notifier: Notifier,
     /// Since when its front end waits, if it has to come back after a takeover.
     pub resumption: Mutex<Option<TakeoverPauseStart>>,
     /// How often it is said that a guest's memory is not shared.
     pub(crate) unshared: Arc<UnsharedMemoryRate>,
+}
+
+/// The iothreads that serve the rings of an export.
+#[derive(Debug)]
+pub enum ServingIothreads {
+    /// These, round-robin; never empty.
+    Named(Vec<Arc<Iothread>>),
+    /// Those of a pool. A ring begins on the first one, and is moved.
+    Pool(Arc<IothreadPool>),
+}
+
+impl ServingIothreads {
+    /// Where a queue begins.
+    fn of_queue(&self, queue: QueueIndex) -> Arc<Iothread> {
+        match self {
+            Self::Named(all) => Arc::clone(&all[usize::from(queue.0) % all.len()]),
+            Self::Pool(pool) => pool.first(),
+        }
+    }
+}
+
+impl fmt::Display for ServingIothreads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Named(all) => {
+                let names: Vec<&str> = all.iter().map(|iothread| iothread.name()).collect();
+                f.write_str(&names.join(", "))
+            }
+            Self::Pool(pool) => write!(f, "pool {}", pool.name()),
+        }
+    }
 }
 
 /// What a disk is offered with.
@@ -75,8 +107,8 @@ pub struct DiskParts {
     pub activity: Activity,
     /// The files below the node.
     pub files: Vec<Arc<OpenFile>>,
-    /// Who serves the rings, round-robin; never empty.
-    pub iothreads: Vec<Arc<Iothread>>,
+    /// Who serves the rings.
+    pub iothreads: ServingIothreads,
     /// How many bytes a session may map.
     pub memory_bytes_max: u64,
     /// What waits and log lines go by.
@@ -188,8 +220,7 @@ impl BlkDevice {
             error: start.error,
         });
         let source = FrontEndSource::new(front, vec![Arc::clone(&self.offer.node)], nobody);
-        let iothreads = &self.offer.iothreads;
-        let iothread = &iothreads[usize::from(queue.0) % iothreads.len()];
+        let iothread = &self.offer.iothreads.of_queue(queue);
         let watcher = SessionEnder {
             queue,
             session: Arc::clone(&self.session),

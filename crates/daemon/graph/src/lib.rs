@@ -26,5 +26,5 @@ pub use model::{
     Activity, ChildRole, Edge, GraphModel, ModelError, NODE, NewExport, NewNode, NodeOwner,
     NodeUser, PermissionConflict, TypedObjectId, path_down,
 };
-pub use objects::{OBJECT_TYPES, ObjectKind, ObjectOptions, ObjectType, PollOptions};
+pub use objects::{OBJECT_TYPES, ObjectKind, ObjectOptions, ObjectType, PollOptions, PoolOptions};
 pub use storage_watchdog::{StorageWatchdog, waiting_for};

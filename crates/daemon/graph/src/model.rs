@@ -49,6 +49,8 @@ pub const NODE: &str = "node";
 
 /// The type of objects that are threads.
 pub(crate) const IOTHREAD: &str = "iothread";
+/// The type of objects that are pools of iothreads.
+pub(crate) const IOTHREAD_POOL: &str = "iothread-pool";
 
 /// The type of objects that are limits which several nodes share.
 pub(crate) const THROTTLE_GROUP: &str = "throttle-group";
@@ -274,6 +276,12 @@ impl GraphModel {
             return Err(ModelError::ReadOnlyNode(node.to_owned()));
         }
         for (place, id) in iothreads.iter().enumerate() {
+            if self.objects.get(id) == Some(&IOTHREAD_POOL) {
+                match iothreads {
+                    [_] => continue,
+                    _ => return Err(ModelError::PoolBesideOthers(id.clone())),
+                }
+            }
             self.find_object(TypedObjectId { kind: IOTHREAD, id })?;
             if iothreads[..place].contains(id) {
                 return Err(ModelError::IothreadTwice(id.clone()));

@@ -5,12 +5,15 @@
 //! Not here: the other objects of qemu-storage-daemon; they are refused by name.
 
 mod iothread;
+mod iothread_pool;
 mod throttle_group;
 
 use layers::ThrottleLimits;
 use syntax::{ArgumentError, Keys, OptionFields, is_identifier};
 
-use crate::model::{IOTHREAD, THROTTLE_GROUP, TypedObjectId};
+pub use iothread_pool::PoolOptions;
+
+use crate::model::{IOTHREAD, IOTHREAD_POOL, THROTTLE_GROUP, TypedObjectId};
 
 /// The argument of `--object`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +29,8 @@ pub struct ObjectOptions {
 pub enum ObjectKind {
     /// A thread, and how long it looks for work before it sleeps.
     Iothread(PollOptions),
+    /// Threads that start and end as they are needed.
+    IothreadPool(PoolOptions),
     /// What the nodes that name it may do together.
     ThrottleGroup(ThrottleLimits),
 }
@@ -35,6 +40,7 @@ impl ObjectOptions {
     pub fn name(&self) -> TypedObjectId<'_> {
         let kind = match self.kind {
             ObjectKind::Iothread(_) => IOTHREAD,
+            ObjectKind::IothreadPool(_) => IOTHREAD_POOL,
             ObjectKind::ThrottleGroup(_) => THROTTLE_GROUP,
         };
         TypedObjectId { kind, id: &self.id }
@@ -65,7 +71,8 @@ pub struct ObjectType {
 }
 
 /// The object types that work.
-pub const OBJECT_TYPES: &[ObjectType] = &[iothread::ENTRY, throttle_group::ENTRY];
+pub const OBJECT_TYPES: &[ObjectType] =
+    &[iothread::ENTRY, iothread_pool::ENTRY, throttle_group::ENTRY];
 
 /// The object types that qemu-storage-daemon has and ringloom does not have yet.
 const LATER: &str = "authz-list authz-listfile authz-pam authz-simple main-loop pr-manager-helper \

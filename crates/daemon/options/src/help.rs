@@ -43,6 +43,7 @@ One disk:
                          format needs --format
   --socket PATH          listen here
   --iothreads N|none     how many threads serve the queues, 1 to 64; none: the main thread
+  --iothreads auto[:MAX] as many threads as pay, at most MAX; queues are moved as guests work
   --read-only            refuse writes
   --num-queues N         offer so many queues, 1 to 256; default: as many as the guest asks for
   --direct on|off        go past the host's page cache; default: on
@@ -60,6 +61,11 @@ const OBJECT: &str =
                          create a thread that serves queues; it looks for work up to NS
                          nanoseconds before it sleeps (0: never; default: about 32768), longer and
                          shorter by these factors (default 0: twice, and not at all)
+  --object [qom-type=]iothread-pool,id=ID[,min=N][,max=N][,prefer=throughput|balanced|cpu]
+           [,poll-max-ns=NS][,poll-grow=N][,poll-shrink=N]
+                         threads that start and end as they are needed, at least min (default 1)
+                         and at most max (default: as many as CPUs); one more must bring 3, 10 or
+                         25 %. The pool 'auto' is there if nothing else is called so
   --object [qom-type=]throttle-group,id=ID[,limits.LIMIT=N]…
                          limits that the throttle nodes which name the group share: bytes and
                          operations per second, of all requests, reads or writes. LIMIT:
@@ -77,7 +83,8 @@ const EXPORT: &str =
     "  --export [type=]vhost-user-blk,id=ID,node-name=N,addr.type=unix,addr.path=PATH
            [,writable=on|off][,logical-block-size=BYTES][,num-queues=N]
            [,iothread=ID | ,iothread.0=ID,iothread.1=ID,…][,writethrough=on|off]
-                         offer a node on a socket. Queues go to the iothreads round-robin; none
+                         offer a node on a socket. Queues go to the iothreads round-robin, those
+                         of a pool (iothread=auto) where they are served best; none
                          named: the main thread. Default: read-only, blocks of 512 bytes, as many
                          queues as the guest asks for (at most 256), write-back.
                          writethrough: a change is durable when it is answered, until the guest

@@ -38,6 +38,9 @@ pub(super) fn steps(words: &[ParsedOption]) -> Result<Vec<PlanStep>, CommandLine
         }
     }
     references::settle_null(&mut steps);
+    if let Some(place) = references::add_auto_pool(&mut steps) {
+        of.insert(place, of[place]);
+    }
     let mut model = GraphModel::default();
     let mut admitted = steps.len();
     for (place, (step, word)) in steps.iter().zip(&of).enumerate() {

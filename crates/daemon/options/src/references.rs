@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use graph::{
     AutoReadOnly, Blockdev, BlockdevRef, Edge, GraphModel, KeyedChild, ModelError, NODE, NodeOwner,
-    TypedObjectId, path_down,
+    ObjectKind, ObjectOptions, PoolOptions, TypedObjectId, path_down,
 };
 use syntax::{ArgumentError, Hint, ValueType, is_identifier, nearest};
 
@@ -34,6 +34,22 @@ enum ReferenceError {
         /// The name.
         name: String,
     },
+}
+
+/// The pool that is there if an export names it and nothing else is called so.
+pub(super) const AUTO: &str = "auto";
+
+/// Makes the pool `auto` before the first export that names it, if no object is called so. Returns where.
+pub(super) fn add_auto_pool(steps: &mut Vec<PlanStep>) -> Option<usize> {
+    let is_there = |step: &PlanStep| matches!(step, PlanStep::Object(object) if object.id == AUTO);
+    let names = |step: &PlanStep| match step {
+        PlanStep::Export(export) => export.iothreads.iter().any(|id| id == AUTO),
+        PlanStep::Object(_) | PlanStep::Blockdev(_) => false,
+    };
+    let place = steps.iter().position(names).filter(|_| !steps.iter().any(is_there))?;
+    let kind = ObjectKind::IothreadPool(PoolOptions::default());
+    steps.insert(place, PlanStep::Object(ObjectOptions { id: AUTO.to_owned(), kind }));
+    Some(place)
 }
 
 /// Puts a step into the model. What it refuses is told with a look at all steps.

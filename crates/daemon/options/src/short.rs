@@ -13,8 +13,8 @@ use exports::{
 };
 use formats::FileExtension;
 use graph::{
-    BaseOptions, Blockdev, Driver, ObjectKind, ObjectOptions, PollOptions, file_kind, image_format,
-    image_formats, open_fault, waiting_for,
+    BaseOptions, Blockdev, Driver, ObjectKind, ObjectOptions, PollOptions, PoolOptions, file_kind,
+    image_format, image_formats, open_fault, waiting_for,
 };
 use kernel_io::FileKind;
 use syntax::{ArgumentError, ConvertHint, nearest, parse_flag, parse_number};
@@ -23,6 +23,7 @@ use super::fault::{CommandLineError, CommandLineSyntaxError};
 use super::getopt::{OptionKind, ParsedOption, ShortFormOption};
 use super::long::check_files;
 use super::plan::PlanStep;
+use super::references::AUTO;
 
 /// The most iothreads of the short form: four times what QEMU's own advice tops out at. More can
 /// be had in the long form.
@@ -33,7 +34,7 @@ const IOTHREADS_MAX: u64 = 64;
 struct ShortForm {
     image: PathBuf,
     socket: PathBuf,
-    iothreads: u64,
+    iothreads: ShortIothreads,
     read_only: bool,
     num_queues: Option<u16>,
     cache_direct: bool,
@@ -130,7 +131,7 @@ impl ShortForm {
         let mut short = Self {
             image: image(words)?,
             socket: PathBuf::new(),
-            iothreads: 0,
+            iothreads: ShortIothreads::Number(0),
             read_only: false,
             num_queues: None,
             cache_direct: true,
@@ -171,10 +172,20 @@ impl ShortForm {
 
     /// What the long form would say.
     fn steps(&self, kind: FileKind) -> Vec<PlanStep> {
-        let iothreads: Vec<String> =
-            (0..self.iothreads).map(|number| format!("iothread{number}")).collect();
-        let object = |id| ObjectOptions { id, kind: ObjectKind::Iothread(PollOptions::default()) };
-        let objects = iothreads.iter().cloned().map(|id| PlanStep::Object(object(id)));
+        let (iothreads, objects): (Vec<String>, Vec<ObjectOptions>) = match self.iothreads {
+            ShortIothreads::Number(number) => (0..number)
+                .map(|number| {
+                    let id = format!("iothread{number}");
+                    let kind = ObjectKind::Iothread(PollOptions::default());
+                    (id.clone(), ObjectOptions { id, kind })
+                })
+                .unzip(),
+            ShortIothreads::Auto(pool) => {
+                let (id, kind) = (AUTO.to_owned(), ObjectKind::IothreadPool(pool));
+                (vec![id.clone()], vec![ObjectOptions { id, kind }])
+            }
+        };
+        let objects = objects.into_iter().map(PlanStep::Object);
         let (read_only, cache_direct) = (self.read_only, self.cache_direct);
         let base = BaseOptions { read_only, cache_direct, ..BaseOptions::DEFAULT };
         let image = self.image.clone();
@@ -190,7 +201,7 @@ impl ShortForm {
             writable: !self.read_only,
             logical_block_size: LOGICAL_BLOCK_BYTES,
             num_queues: self.num_queues,
-            iothreads: iothreads.clone(),
+            iothreads,
             writethrough: false,
         };
         objects.chain([PlanStep::Blockdev(node), PlanStep::Export(export)]).collect()
@@ -215,13 +226,28 @@ fn image(words: &[ParsedOption]) -> Result<PathBuf, CommandLineSyntaxError> {
     }
 }
 
-fn iothreads(text: &str) -> Result<u64, ArgumentError> {
-    if text == "none" {
-        return Ok(0);
+/// What `--iothreads` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ShortIothreads {
+    /// So many; 0 is none but the main thread.
+    Number(u64),
+    /// As many as pay.
+    Auto(PoolOptions),
+}
+
+fn iothreads(text: &str) -> Result<ShortIothreads, ArgumentError> {
+    const EXPECTED: &str = "a number from 1 to 64, 'none', 'auto' or 'auto:MAX'";
+    let number = |text| parse_number(text).filter(|number| (1..=IOTHREADS_MAX).contains(number));
+    let expected = || ArgumentError::ExpectsAlone(EXPECTED);
+    match text.split_once(':') {
+        None if text == "none" => Ok(ShortIothreads::Number(0)),
+        None if text == AUTO => Ok(ShortIothreads::Auto(PoolOptions::default())),
+        Some((AUTO, max)) => {
+            let max = number(max).and_then(|max| u16::try_from(max).ok()).ok_or_else(expected)?;
+            Ok(ShortIothreads::Auto(PoolOptions { max, ..PoolOptions::default() }))
+        }
+        None | Some(_) => number(text).map(ShortIothreads::Number).ok_or_else(expected),
     }
-    parse_number(text)
-        .filter(|number| (1..=IOTHREADS_MAX).contains(number))
-        .ok_or(ArgumentError::ExpectsAlone("a number from 1 to 64, or 'none'"))
 }
 
 fn format(text: &str) -> Result<&'static Driver, ArgumentError> {

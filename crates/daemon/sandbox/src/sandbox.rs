@@ -182,6 +182,10 @@ pub fn confine_descriptor_check() -> Result<(), SandboxError> {
 
 impl Confinement for Sandbox {
     fn confine(&self) -> io::Result<()> {
+        if self.closed.load(Ordering::Relaxed) {
+            // All threads are behind the fences, and those that they start.
+            return Ok(());
+        }
         if let Some((files, _)) = &self.files {
             files.put_up().map_err(io::Error::other)?;
         }

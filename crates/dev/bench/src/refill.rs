@@ -289,6 +289,7 @@ impl Stage {
             reactors: ReactorChoice::Any,
             spare_rings: Arc::default(),
             confine: None,
+            alarm: None,
         };
         let claim = node.claim(Rights::of_user(node.access()))?;
         Ok(Self { node, host, _claim: claim })

@@ -143,8 +143,9 @@ impl Player {
         let iothread = |name, settings| {
             let (files, clock) = (Arc::clone(&medium.table), Arc::clone(&clock));
             let sources = Arc::clone(&sources);
-            let (spare_rings, confine) = (Arc::default(), None);
-            let host = ProcessResources { files, clock, sources, reactors, spare_rings, confine };
+            let (spare_rings, confine, alarm) = (Arc::default(), None, None);
+            let host =
+                ProcessResources { files, clock, sources, reactors, spare_rings, confine, alarm };
             anyhow::Ok(Arc::new(Iothread::spawn(name, host, settings)?))
         };
         // One of them never looks, as `none` does not.

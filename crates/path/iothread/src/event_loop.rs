@@ -47,6 +47,7 @@ use crate::poll_gate::PollGate;
 use crate::poll_trial::PollTrial;
 use crate::polling::{AdaptivePolling, PollSettings};
 use crate::wake_latency::WakeLatency;
+use crate::work_alarm::WorkAlarm;
 
 /// The most new requests a source may bring in one turn while no other source is awake.
 const TURN_REQUESTS_ALONE: u32 = 64;
@@ -113,7 +114,7 @@ impl EventLoop {
         inbox: Arc<Inbox>,
         poll: PollSettings,
         clock: Arc<dyn Clock>,
-        gauges: GaugeWriter<LoopGauges>,
+        (gauges, alarm): (GaugeWriter<LoopGauges>, Option<Arc<WorkAlarm>>),
     ) -> Self {
         let now = clock.now();
         Self {
@@ -136,7 +137,7 @@ impl EventLoop {
             trial: PollTrial::new(now),
             gate: PollGate::new(now),
             timer: WakeLatency::default(),
-            times: TimeAccount::new(gauges, now),
+            times: TimeAccount::new(gauges, alarm, now),
             idle_since: None,
             now,
             clock,

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 use block::{Gauge, GaugeWriter, Gauges};
 use kernel_io::{SchedstatFile, ThreadSchedulerTimes};
 
+use crate::work_alarm::{WorkAlarm, WorkSinceArmed};
+
 /// The statistics of one event loop since its start: time working, polling and sleeping.
 #[derive(Debug, Default)]
 pub struct LoopGauges {
@@ -67,6 +69,8 @@ pub(crate) enum LoopActivity {
 #[derive(Debug)]
 pub(crate) struct TimeAccount {
     writer: GaugeWriter<LoopGauges>,
+    /// Whoever is told of work, and what was told.
+    alarm: Option<(Arc<WorkAlarm>, WorkSinceArmed)>,
     /// Up to when time is counted.
     since: Instant,
     /// What one look took lately.
@@ -77,8 +81,13 @@ pub(crate) struct TimeAccount {
 const LOOK_FIRST: Duration = Duration::from_nanos(50);
 
 impl TimeAccount {
-    pub(crate) fn new(writer: GaugeWriter<LoopGauges>, now: Instant) -> Self {
-        Self { writer, since: now, look: LOOK_FIRST }
+    pub(crate) fn new(
+        writer: GaugeWriter<LoopGauges>,
+        alarm: Option<Arc<WorkAlarm>>,
+        now: Instant,
+    ) -> Self {
+        let alarm = alarm.map(|it| (it, WorkSinceArmed::default()));
+        Self { writer, alarm, since: now, look: LOOK_FIRST }
     }
 
     /// All time up to now went there.
@@ -86,6 +95,9 @@ impl TimeAccount {
         let passed = now.saturating_duration_since(self.since);
         self.since = self.since.max(now);
         self.count(on, passed);
+        if let (LoopActivity::Work, Some((alarm, known))) = (on, &mut self.alarm) {
+            alarm.worked(known, passed);
+        }
         if on == LoopActivity::Sleep {
             self.writer.add(|it| &it.sleeps, 1);
         }
@@ -138,7 +150,7 @@ mod tests {
         let gauges = writer.gauges();
         let start = SystemClock.now();
         let at = |us| start + Duration::from_micros(us);
-        let mut times = TimeAccount::new(writer, start);
+        let mut times = TimeAccount::new(writer, None, start);
         times.spent(LoopActivity::Work, at(10));
         times.looked(16, at(26));
         times.found(3);
@@ -153,7 +165,7 @@ mod tests {
     #[test]
     fn a_clock_that_is_behind_an_estimate_takes_nothing_back() {
         let start = SystemClock.now();
-        let mut times = TimeAccount::new(GaugeWriter::default(), start);
+        let mut times = TimeAccount::new(GaugeWriter::default(), None, start);
         times.found(1000);
         times.spent(LoopActivity::Work, start + Duration::from_nanos(1));
         assert_eq!(times.writer.gauges().work_ns.get(), 0);

@@ -15,6 +15,7 @@ use crate::command::{Command, Inbox, Retirement};
 use crate::event_loop::EventLoop;
 use crate::gauges::{IothreadUsage, LoopGauges};
 use crate::polling::PollSettings;
+use crate::work_alarm::WorkAlarm;
 
 /// The sandbox that a thread enters before it serves anybody.
 pub trait Confinement: std::fmt::Debug + Send + Sync {
@@ -37,6 +38,8 @@ pub struct ProcessResources {
     pub spare_rings: Arc<SpareRings>,
     /// What it gives up once it has its reactor, which may take rights that it will not need again.
     pub confine: Option<Arc<dyn Confinement>>,
+    /// Whoever sleeps until it has something to do.
+    pub alarm: Option<Arc<WorkAlarm>>,
 }
 
 /// A running iothread, as control threads see it. Dropped, it ends; all its sources must have been stopped, or have
@@ -89,7 +92,8 @@ impl Iothread {
         host: ProcessResources,
         settings: PollSettings,
     ) -> Result<Self, SpawnError> {
-        let ProcessResources { files, clock, sources, reactors, spare_rings, confine } = host;
+        let ProcessResources { files, clock, sources, reactors, spare_rings, confine, alarm } =
+            host;
         let failed = |source| SpawnError::Thread { name: name.to_owned(), source };
         let notifier = Arc::new(Notifier::new().map_err(failed)?);
         let inbox = Arc::new(Inbox::new(name, Arc::clone(&notifier)));
@@ -113,7 +117,8 @@ impl Iothread {
                         let gauges = GaugeWriter::<LoopGauges>::default();
                         let usage = IothreadUsage::new(gauges.gauges(), stat);
                         ready.send(Ok(usage)).expect("the starter waits");
-                        let served = EventLoop::new(engine, theirs, settings, clock, gauges).run();
+                        let served =
+                            EventLoop::new(engine, theirs, settings, clock, (gauges, alarm)).run();
                         // What the kernel lacks for the moment is tried again (`kernel_io::uring`); nothing else
                         // depends on more than the descriptor and the memory of the reactor.
                         served.expect("waiting works while its reactor exists");

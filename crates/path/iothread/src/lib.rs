@@ -43,8 +43,10 @@ mod placed_source;
 mod poll_gate;
 mod poll_trial;
 mod polling;
+mod pool;
 mod source_registry;
 mod wake_latency;
+mod work_alarm;
 
 pub use drain::{DrainTimeout, DrainedSection, ReopenError};
 pub use gauges::{IothreadUsage, LoopGauges};
@@ -54,4 +56,6 @@ pub use placed_source::{
     MoveError, PlacedSource, SourceMove, SourceName, SourceObserver, SourceStopped, move_many,
 };
 pub use polling::{PollLimitStrictness, PollSettings};
+pub use pool::IothreadPool;
 pub use source_registry::SourceRegistry;
+pub use work_alarm::WorkAlarm;

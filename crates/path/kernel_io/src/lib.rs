@@ -41,7 +41,7 @@ pub use allocation::DiscardOrZeroGoal;
 pub use block::{Interest, IoFailure, Tag};
 pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
 pub use completion_kind::is_withdrawn;
-pub use cpu::{SchedstatFile, ThreadSchedulerTimes, thread_cpu_time};
+pub use cpu::{ProcessCpus, SchedstatFile, ThreadSchedulerTimes, thread_cpu_time};
 pub use engine_kernel::EngineKernel;
 pub use extent::FileExtent;
 pub use fair_share::{FairShareLimit, PartyQueues};

@@ -54,7 +54,7 @@ pub struct FrontEndSource<F: FrontEnd> {
     waiting: Option<PendingRequest>,
     /// Whether the last requests were carried out by the iothread itself.
     inline: bool,
-    /// Whether it has brought anything since it arrived.
+    /// Whether it has ever brought anything.
     has_had_requests: bool,
     finished: Vec<(SourceRequestSlot, Outcome)>,
 }
@@ -431,7 +431,6 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
         assert_eq!(lanes.len(), self.nodes.len(), "a lane for each unit");
         let route = engine.attach(&self.mailbox, self.front.slots(), key);
         self.attachment = Some(Attachment { route, lanes });
-        self.has_had_requests = false;
         self.transfers.is_closed = false;
         self.with_port(engine, |front, port| front.arrive(port));
     }

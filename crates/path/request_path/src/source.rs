@@ -155,7 +155,7 @@ pub trait Source: Any + std::fmt::Debug + Send {
     /// Whether there is room by now for that for which there was none in its last turn.
     fn has_room(&self, engine: &Engine) -> bool;
 
-    /// Whether there was ever anything in it since it arrived.
+    /// Whether there was ever anything in it, wherever it was served.
     fn has_had_requests(&self) -> bool;
 
     /// Asks for kicks, so that the iothread need not look any more.

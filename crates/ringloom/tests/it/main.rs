@@ -25,6 +25,7 @@ mod named_files;
 mod page;
 mod parity;
 mod paused_qemu;
+mod placement;
 mod qcow2;
 mod refusals;
 mod report;

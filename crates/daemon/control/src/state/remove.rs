@@ -19,6 +19,7 @@ impl DaemonState {
         let offer = export.share_offer();
         drop(export);
         self.graph.remove_export(id)?;
+        self.pools.values().for_each(|pool| pool.remove(id));
         let failed = |source| GraphChangeError::Flush { export: id.to_owned(), source };
         offer.claim.release().map_err(failed)?;
         self.claimed.retain(|claimed| claimed.id != id);
@@ -35,6 +36,7 @@ impl DaemonState {
     pub fn remove_object(&mut self, id: &str) -> Result<(), ModelError> {
         self.graph.remove_object(id)?;
         self.iothreads.remove(id);
+        self.pools.remove(id);
         Ok(())
     }
 }

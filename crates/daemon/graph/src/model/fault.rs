@@ -105,4 +105,7 @@ pub enum ModelError {
     /// One iothread twice in an export.
     #[error("iothread '{0}' is listed twice")]
     IothreadTwice(String),
+    /// A pool beside iothreads or other pools.
+    #[error("iothread-pool '{0}' serves an export alone, without iothreads beside it")]
+    PoolBesideOthers(String),
 }

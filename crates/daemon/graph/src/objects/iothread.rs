@@ -22,11 +22,16 @@ pub(super) const ENTRY: ObjectType = ObjectType {
 };
 
 fn read(fields: &mut OptionFields) -> Result<ObjectKind, ArgumentError> {
-    Ok(ObjectKind::Iothread(PollOptions {
+    polling(fields).map(ObjectKind::Iothread)
+}
+
+/// The keys of polling.
+pub(super) fn polling(fields: &mut OptionFields) -> Result<PollOptions, ArgumentError> {
+    Ok(PollOptions {
         max_ns: fields.number("poll-max-ns")?,
         grow: factor("poll-grow", fields.number("poll-grow")?.unwrap_or(0))?,
         shrink: factor("poll-shrink", fields.number("poll-shrink")?.unwrap_or(0))?,
-    }))
+    })
 }
 
 /// A factor of polling; what is more than a million is no factor that anybody wants.

@@ -32,7 +32,7 @@ fn wrong_objects_are_named() {
     refuse(
         "--object",
         "secret,id=s",
-        "object type 'secret' is not supported yet (supported: iothread, throttle-group)",
+        "object type 'secret' is not supported yet (supported: iothread, iothread-pool, throttle-group)",
     );
     refuse(
         "--object",
@@ -481,7 +481,7 @@ fn wrong_values_of_options_are_named() {
         refuse_line(&line, &format!("{option} {value}: {expected}"));
     };
     for value in ["0", "65", "x", ""] {
-        refuse("--iothreads", value, "expects a number from 1 to 64, or 'none'");
+        refuse("--iothreads", value, "expects a number from 1 to 64, 'none', 'auto' or 'auto:MAX'");
     }
     refuse("--num-queues", "x", "expects a number from 1 to 256");
     refuse("--num-queues", "257", "parameter num-queues must be between 1 and 256, not 257");

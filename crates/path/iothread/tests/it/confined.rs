@@ -37,6 +37,7 @@ fn spawn(confine: Arc<dyn Confinement>) -> Result<Iothread, SpawnError> {
         reactors: ReactorChoice::Any,
         spare_rings: Arc::default(),
         confine: Some(confine),
+        alarm: None,
     };
     Iothread::spawn("t0", host, PollSettings::default())
 }

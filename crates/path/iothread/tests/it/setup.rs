@@ -71,8 +71,9 @@ pub(crate) fn iothreads_with<const N: usize>(
         let name = format!("t{i}");
         let (files, clock) = (Arc::clone(files), Arc::clone(clock));
         let sources = Arc::clone(&sources);
-        let (spare_rings, confine) = (Arc::default(), None);
-        let host = ProcessResources { files, clock, sources, reactors, spare_rings, confine };
+        let (spare_rings, confine, alarm) = (Arc::default(), None, None);
+        let host =
+            ProcessResources { files, clock, sources, reactors, spare_rings, confine, alarm };
         // One of them never looks, as `none` does not.
         let settings = if i == 1 { PollSettings::OFF } else { PollSettings::default() };
         Arc::new(Iothread::spawn(&name, host, settings).unwrap())
@@ -93,6 +94,7 @@ pub(crate) fn another_iothread(
         reactors,
         spare_rings: Arc::default(),
         confine: None,
+        alarm: None,
     };
     Arc::new(Iothread::spawn(name, host, PollSettings::default()).unwrap())
 }

@@ -1,0 +1,108 @@
+//! Iothreads that start when they are needed, and end.
+//!
+//! Where it stands: beside the request path. Exports place their rings on one of its iothreads; whoever decides about
+//! placement starts others, moves rings there and ends what nobody needs.
+//!
+//! Invariants: a slot has at most one iothread. The first slot's runs from the start to the end, so a ring always has a
+//! place to begin. An iothread that is told to end is kept until it has ended, so nobody waits for it.
+//! Threads: any control thread.
+//! Limits: as many iothreads as it has slots.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::work_alarm::WorkAlarm;
+use crate::{Iothread, PollSettings, ProcessResources, SpawnError};
+
+/// A pool of iothreads with numbered slots.
+#[derive(Debug)]
+pub struct IothreadPool {
+    name: String,
+    host: ProcessResources,
+    polling: PollSettings,
+    alarm: Arc<WorkAlarm>,
+    slots: Mutex<Slots>,
+}
+
+#[derive(Debug)]
+struct Slots {
+    running: Vec<Option<Arc<Iothread>>>,
+    /// Those that were told to end.
+    ending: Vec<Arc<Iothread>>,
+}
+
+impl IothreadPool {
+    /// A pool of that name with so many slots, at least one, and an iothread in the first.
+    pub fn new(
+        name: &str,
+        slots: usize,
+        host: ProcessResources,
+        polling: PollSettings,
+    ) -> Result<Self, SpawnError> {
+        let alarm = Arc::new(WorkAlarm::default());
+        let host = ProcessResources { alarm: Some(Arc::clone(&alarm)), ..host };
+        let slots = Slots { running: vec![None; slots.max(1)], ending: Vec::new() };
+        let pool = Self { name: name.to_owned(), host, polling, alarm, slots: Mutex::new(slots) };
+        pool.start(0)?;
+        Ok(pool)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What tells of work while whoever decides sleeps.
+    pub fn alarm(&self) -> &Arc<WorkAlarm> {
+        &self.alarm
+    }
+
+    /// How many iothreads it may have.
+    pub fn slots(&self) -> usize {
+        self.lock().running.len()
+    }
+
+    /// The iothread of that slot, which is started if none runs. Waits until it can serve.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn start(&self, slot: usize) -> Result<Arc<Iothread>, SpawnError> {
+        let mut slots = self.lock();
+        if let Some(running) = &slots.running[slot] {
+            return Ok(Arc::clone(running));
+        }
+        let name = format!("{}-{slot}", self.name);
+        let iothread = Arc::new(Iothread::spawn(&name, self.host.clone(), self.polling)?);
+        slots.running[slot] = Some(Arc::clone(&iothread));
+        Ok(iothread)
+    }
+
+    /// The iothread on which new rings begin.
+    pub fn first(&self) -> Arc<Iothread> {
+        Arc::clone(self.lock().running[0].as_ref().expect("it runs from the start"))
+    }
+
+    /// Has the iothread of that slot end as soon as it serves nothing; the slot is free at once. That of the first slot
+    /// stays.
+    pub fn end(&self, slot: usize) {
+        let mut slots = self.lock();
+        if slot == 0 {
+            return;
+        }
+        if let Some(iothread) = slots.running.get_mut(slot).and_then(Option::take) {
+            iothread.retire();
+            slots.ending.push(iothread);
+        }
+        slots.ending.retain(|it| !it.has_ended());
+    }
+
+    /// The iothreads that run, with their slots.
+    pub fn running(&self) -> Vec<(usize, Arc<Iothread>)> {
+        let slots = self.lock();
+        let running = slots.running.iter().enumerate();
+        running.filter_map(|(slot, it)| Some((slot, Arc::clone(it.as_ref()?)))).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().expect("no holder of this lock panics")
+    }
+}
