@@ -42,6 +42,9 @@ const MAIN: &str = "main";
 /// The fewest and the most rings that are made for iothreads which start behind the fences: one for each CPU, of 280 KiB.
 const SPARE_RINGS: RangeInclusive<usize> = 4..=16;
 
+/// The most for iothreads that pools may still start.
+const POOLED_RINGS_MAX: usize = 64;
+
 /// All running parts of the daemon: iothreads, block graph, claims, exports.
 #[derive(Debug)]
 pub struct DaemonState {
@@ -238,7 +241,11 @@ impl DaemonState {
             return;
         }
         let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let count = cpus.clamp(*SPARE_RINGS.start(), *SPARE_RINGS.end());
+        // Each iothread that a pool may still start needs one.
+        let unstarted = |it: &PlacedPool| it.pool().slots() - it.pool().running().len();
+        let pooled: usize = self.pools.values().map(unstarted).sum();
+        let count =
+            cpus.clamp(*SPARE_RINGS.start(), *SPARE_RINGS.end()).max(pooled.min(POOLED_RINGS_MAX));
         if let Err(error) = self.spare_rings.fill(count) {
             tracing::debug!("{} of {count} spare rings: {error}", self.spare_rings.left());
         }
