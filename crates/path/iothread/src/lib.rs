@@ -17,9 +17,9 @@
 //! during which another source got something new. So a request of a quiet ring waits for at most one step of each other
 //! ring, whatever is queued there, and a saturated ring gets at least a step in every round (`tests/it/fairness.rs`
 //! counts it). If several disks have busy rings, one of each disk has a turn in a round (`event_loop::disk_rounds`), so a
-//! disk gets as much with one busy ring as its neighbour with 16. What an iothread has few of is shared by one rule (`kernel_io::fair_share`), so a disk that hangs for
-//! ever keeps what it has, and every other disk goes on. What the disk's own queue does is not bounded: on a disk that
-//! 64 requests saturate, a quiet ring's request waits for those.
+//! disk gets as much with one busy ring as its neighbour with 16. What an iothread has few of is shared by one rule
+//! (`kernel_io::fair_share`), so a disk that hangs for ever keeps what it has, and every other disk goes on. What the
+//! disk's own queue does is not bounded: on a disk that 64 requests saturate, a quiet ring's request waits for those.
 //!
 //! **Moving a source** (`placed_source`, `event_loop::commands`). Requests in flight stay on the iothread that began
 //! them, and their outcomes go to the source's mailbox (`request_path::OutcomeMailbox`), so a move never waits for I/O. An
