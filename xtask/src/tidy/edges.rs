@@ -101,8 +101,18 @@ const TABLE: &[Row] = &[
     ),
     row(
         "control",
-        &["block", "exports", "graph", "iothread", "kernel_io", "placement", "qcow2", "sandbox"],
-        &["disk", "host"],
+        &[
+            "block",
+            "exports",
+            "graph",
+            "host",
+            "iothread",
+            "kernel_io",
+            "placement",
+            "qcow2",
+            "sandbox",
+        ],
+        &["disk"],
     ),
     row(
         "exports",

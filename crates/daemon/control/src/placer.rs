@@ -16,6 +16,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use block::{Clock, LogRateLimit};
+use host::chain_of;
 use iothread::{IothreadPool, SourceMove, SourceRegistry, move_many};
 use placement::{
     DiskId, IothreadSlot, NextLook, Note, Order, Placer, PoolSettings, RingMove, StorageId,
@@ -157,7 +158,7 @@ impl PlacerThread {
         match order {
             Order::Start(IothreadSlot(slot)) => {
                 if let Err(error) = pool.start(usize::from(slot)) {
-                    tracing::error!("pool {}: {}", pool.name(), host_sentence(&error));
+                    tracing::error!("pool {}: {}", pool.name(), chain_of(&error));
                 }
             }
             Order::Move(moves) => self.move_rings(&moves, exports),
@@ -179,7 +180,7 @@ impl PlacerThread {
         let found: Vec<_> = moves.iter().filter_map(find).collect();
         for (it, moved) in found.iter().zip(move_many(&found)) {
             if let Err(error) = moved {
-                tracing::debug!("{}: not moved: {}", it.source.name(), host_sentence(&error));
+                tracing::debug!("{}: not moved: {}", it.source.name(), chain_of(&error));
             }
         }
     }
@@ -214,20 +215,8 @@ impl PlacerThread {
                 percent(*gain_max)
             ),
         };
-        if let Some(left_out) = self.rate.admit(self.shared.clock.now()) {
-            let _not_said = left_out;
+        if self.rate.admit(self.shared.clock.now()).is_some() {
             tracing::info!("{line}");
         }
     }
-}
-
-/// An error with its causes.
-fn host_sentence(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }

@@ -11,7 +11,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use block::Gauge;
 use iothread::{Iothread, PlacedSource, SourceName};
 
 use self::lines::{IothreadUse, QueueUse};
@@ -138,19 +137,12 @@ impl IothreadCounts {
 impl QueueCounts {
     fn of(source: &PlacedSource) -> Self {
         let gauges = source.gauges();
-        let sum = |of: &[&Gauge]| of.iter().map(|it| it.get()).sum();
         Self {
-            requests: sum(&[
-                &gauges.reads,
-                &gauges.writes,
-                &gauges.flushes,
-                &gauges.discards,
-                &gauges.write_zeroes,
-            ]),
-            bytes: sum(&[&gauges.read_bytes, &gauges.written_bytes]),
+            requests: gauges.requests(),
+            bytes: gauges.bytes(),
             errors: gauges.errors.get(),
             open_ns: gauges.open_ns.get(),
-            wait_ns: sum(&[&gauges.take_wait_ns, &gauges.answer_wait_ns]),
+            wait_ns: gauges.take_wait_ns.get() + gauges.answer_wait_ns.get(),
             moves: gauges.moves.get(),
             latency: gauges.latency.buckets().map(|(_, to, count)| (to, count)).collect(),
         }

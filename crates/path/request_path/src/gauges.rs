@@ -74,6 +74,19 @@ pub struct SourceGauges {
     pub latency: LatencyHistogram,
 }
 
+impl SourceGauges {
+    /// Requests of all kinds that were answered.
+    pub fn requests(&self) -> u64 {
+        let kinds = [&self.reads, &self.writes, &self.flushes, &self.discards, &self.write_zeroes];
+        kinds.map(Gauge::get).iter().sum()
+    }
+
+    /// Bytes of reads and writes that were answered without an error.
+    pub fn bytes(&self) -> u64 {
+        self.read_bytes.get() + self.written_bytes.get()
+    }
+}
+
 /// Histogram of request latencies, from when requests were taken until their answers were ready.
 ///
 /// A request that left for the kernel, or is held, counts from when its batch was submitted: too short by the time of

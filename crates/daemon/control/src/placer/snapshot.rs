@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use block::Gauge;
 use iothread::{Iothread, IothreadPool, PlacedSource};
 use kernel_io::ProcessCpus;
 use placement::{DiskCounters, DiskMode, IothreadCounters, IothreadSlot, RingCounters, Snapshot};
@@ -94,19 +93,12 @@ fn ring(source: &PlacedSource, running: &[(usize, Arc<Iothread>)]) -> Option<Rin
     let served_by = source.iothread()?;
     let (number, _) = running.iter().find(|(_, it)| Arc::ptr_eq(it, &served_by))?;
     let gauges = source.gauges();
-    let sum = |of: &[&Gauge]| of.iter().map(|it| it.get()).sum();
     Some(RingCounters {
         queue: source.name().queue,
         iothread: slot(*number),
         is_pinned: false,
-        requests: sum(&[
-            &gauges.reads,
-            &gauges.writes,
-            &gauges.flushes,
-            &gauges.discards,
-            &gauges.write_zeroes,
-        ]),
-        bytes: sum(&[&gauges.read_bytes, &gauges.written_bytes]),
+        requests: gauges.requests(),
+        bytes: gauges.bytes(),
         in_flight: gauges.in_flight.get(),
         turns: gauges.turns.get(),
         turn_ns: gauges.turn_ns.get(),
