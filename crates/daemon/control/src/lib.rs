@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod gauges;
 mod placer;
 mod state;
 mod usage;

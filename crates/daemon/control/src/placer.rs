@@ -51,10 +51,16 @@ struct Exports {
 
 /// An export of a pool, as the policy knows it.
 #[derive(Debug, Clone)]
-struct PoolExport {
-    name: String,
+pub(crate) struct PoolExport {
+    pub(crate) name: String,
     disk: DiskId,
     storage: StorageId,
+    /// How many iothreads it has, without what is being tried; `None` if the policy has not seen it yet.
+    pub(crate) iothreads: Option<usize>,
+    /// What another iothread would bring at most, as a share.
+    pub(crate) gain_max: Option<f64>,
+    /// Whether its queues go to and fro now.
+    pub(crate) is_trying: bool,
 }
 
 impl PlacedPool {
@@ -91,9 +97,15 @@ impl PlacedPool {
         exports.count += 1;
         // Those of which nothing is known have some of their own.
         let storage = StorageId(storage.unwrap_or(u64::MAX - disk.0));
-        exports.all.push(PoolExport { name: export.to_owned(), disk, storage });
+        let (name, iothreads, gain_max, is_trying) = (export.to_owned(), None, None, false);
+        exports.all.push(PoolExport { name, disk, storage, iothreads, gain_max, is_trying });
         drop(exports);
         self.shared.pool.alarm().call();
+    }
+
+    /// The exports as they are placed now.
+    pub(crate) fn exports(&self) -> Vec<PoolExport> {
+        self.shared.exports().all.clone()
     }
 
     /// The export is gone.
@@ -146,10 +158,20 @@ impl PlacerThread {
             for note in &decision.notes {
                 self.say(note, &exports);
             }
+            self.publish();
             match decision.next {
                 NextLook::After(time) => self.shared.pool.alarm().sleep_for(time),
                 NextLook::Parked => self.shared.pool.alarm().sleep(),
             }
+        }
+    }
+
+    /// Shows how the exports are placed.
+    fn publish(&self) {
+        for export in &mut self.shared.exports().all {
+            export.iothreads = self.placer.iothreads_of(export.disk);
+            export.gain_max = self.placer.gain_max_of(export.disk);
+            export.is_trying = self.placer.is_trying(export.disk);
         }
     }
 

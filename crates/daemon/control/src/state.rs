@@ -295,6 +295,11 @@ impl DaemonState {
         all
     }
 
+    /// The pools of iothreads.
+    pub(crate) fn pools(&self) -> impl Iterator<Item = &PlacedPool> {
+        self.pools.values()
+    }
+
     /// All queues that are served now.
     pub fn sources(&self) -> Vec<Arc<PlacedSource>> {
         self.sources.all()

@@ -76,6 +76,11 @@ impl UsageReport {
         }
         self.iothreads = known;
         lines.extend(self.queue_lines(&sources, passed));
+        let pools = state.pools().flat_map(|pool| {
+            let (pool, exports) = (pool.pool(), pool.exports());
+            lines::of_pool(pool.name(), pool.running().len(), pool.slots(), &exports)
+        });
+        lines.extend(pools);
         lines
     }
 

@@ -36,12 +36,13 @@ pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
         sandbox: _,
         named_files: _,
         guest_memory: _,
+        gauges,
     } = plan;
     let paths =
         steps.iter().flat_map(paths_of).chain(pidfile.as_deref()).chain(log_file.as_deref());
     let variable = |name: &str| std::env::var(name).ok();
     let passed = passed(variable("LISTEN_PID"), variable("LISTEN_FDS"), std::process::id());
-    paths.filter_map(number_of).chain(passed).collect()
+    paths.filter_map(number_of).chain(passed).chain(*gauges).collect()
 }
 
 fn paths_of(step: &PlanStep) -> Vec<&Path> {
@@ -120,10 +121,12 @@ mod tests {
             "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=/dev/fd/1001/s",
             "--pidfile",
             "/proc/self/fd/1002",
+            "--gauges-fd",
+            "1003",
         ];
         let ServeCommand::Serve(plan) = parse(line.map(Into::into)).unwrap() else {
             panic!("a line that serves")
         };
-        assert_eq!(meant(&plan), [number, 1001, 1002].into());
+        assert_eq!(meant(&plan), [number, 1001, 1002, 1003].into());
     }
 }

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod gauges_output;
 mod inherited_descriptors;
 mod log;
 mod serve;

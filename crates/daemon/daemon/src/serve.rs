@@ -8,6 +8,7 @@
 //! Threads: this is the process's first thread; it waits for signals.
 
 use std::io::{self, Write};
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -21,7 +22,8 @@ use exports::{
 };
 use graph::StorageWatchdog;
 use host::{
-    DaemonizeError, ForkResult, Pidfile, PidfileError, ReadinessPipe, StartOutcome, chain_of,
+    DaemonizeError, DescriptorError, ForkResult, Pidfile, PidfileError, ReadinessPipe,
+    StartOutcome, chain_of,
 };
 use kernel_io::{FileKind, FileTable};
 use options::{Daemonize, Plan, PlanStep, TakeoverMode};
@@ -31,6 +33,7 @@ use takeover::{
     take_over,
 };
 
+use crate::gauges_output::GaugesOutput;
 use crate::inherited_descriptors;
 use crate::log::Log;
 use crate::signals::{MainEvent, SignalListener};
@@ -54,6 +57,15 @@ pub enum ServeError {
     /// A directory that was named cannot hold guest memory.
     #[error(transparent)]
     Memory(#[from] MemoryDirectoryError),
+    /// Gauges cannot be written to the descriptor that was named.
+    #[error("--gauges-fd {descriptor}")]
+    Gauges {
+        /// Which.
+        descriptor: RawFd,
+        /// Why.
+        #[source]
+        source: DescriptorError,
+    },
     /// What was asked for could not be built.
     #[error(transparent)]
     Build(#[from] BuildError),
@@ -92,9 +104,20 @@ pub enum ServeError {
 /// Closes the descriptors that the process was started with and nobody means. Call it before anything of its own is
 /// opened, its log included.
 pub fn close_inherited(plan: &Plan) -> Result<(), ServeError> {
+    // Now a number that is open is one of theirs.
+    gauges_descriptor(plan)?;
     let action = "close the descriptors that it was started with";
     host::close_descriptors_but(&inherited_descriptors::meant(plan))
         .map_err(|source| ServeError::Process { action, source })
+}
+
+/// The descriptor for gauges, if there is to be one.
+fn gauges_descriptor(plan: &Plan) -> Result<Option<OwnedFd>, ServeError> {
+    let duplicate = |descriptor| {
+        let failed = |source| ServeError::Gauges { descriptor, source };
+        host::duplicate_for_writing(descriptor).map_err(failed)
+    };
+    plan.gauges.map(duplicate).transpose()
 }
 
 /// Sets up what the plan asks for and serves it until a signal says stop.
@@ -110,6 +133,7 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
         ForkSide::Daemon(readiness) => readiness,
     };
     prepare_process(&plan, log);
+    let gauges = gauges_descriptor(&plan)?;
     let check = DescriptorCheck::start(&plan.guest_memory.memory_files()?, plan.sandbox)?;
     let mut attention = SignalListener::of(&plan).map_err(failed("catch signals"))?;
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
@@ -117,6 +141,9 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
     let sandbox =
         Sandbox::prepare(plan.sandbox, &plan.sandbox_needs()).map_err(ServeError::Sandbox)?;
     let watch = start_threads(log, sandbox.as_deref()).map_err(failed("start its threads"))?;
+    let start_output =
+        |descriptor| GaugesOutput::start(descriptor, sandbox.as_deref(), clock.now());
+    let gauges = gauges.map(start_output).transpose().map_err(failed("start its threads"))?;
     let mut built =
         DaemonState::nothing(&files, &clock, sandbox.as_ref(), &check, &plan.named_files, &watch);
     // Before anybody is replaced, so that whoever wants to replace this one asks and does not kill.
@@ -154,7 +181,7 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
         // Clients that were taken over may have written.
         Err(error) => return abandon(built, &files, &watch, error),
     };
-    match wait(&mut attention, log, takeover_listener.as_ref(), news.as_ref(), &built) {
+    match wait(&mut attention, log, takeover_listener.as_ref(), news.as_ref(), gauges, &built) {
         EndReason::Signal(name) => {
             tracing::info!("{name}: stopping; a second signal leaves at once");
         }
@@ -322,6 +349,7 @@ fn wait(
     log: &Log,
     takeover_listener: Option<&TakeoverListener>,
     news: Option<&UeventMonitor>,
+    mut gauges: Option<GaugesOutput>,
     built: &DaemonState,
 ) -> EndReason {
     // What has changed since the files were opened.
@@ -330,26 +358,31 @@ fn wait(
     let mut review = None;
     let mut usage = UsageReport::since(SystemClock.now());
     loop {
-        let takeover_listener = match attention.wait(takeover_listener, news) {
-            MainEvent::End(name) => return EndReason::Signal(name),
-            MainEvent::Look => {
-                look(log, built, &mut review);
-                continue;
-            }
-            MainEvent::Usage => {
-                for line in usage.lines(built, SystemClock.now()) {
-                    tracing::info!("{line}");
+        let takeover_listener =
+            match attention.wait(takeover_listener, news, gauges.as_ref().map(|it| it.due)) {
+                MainEvent::End(name) => return EndReason::Signal(name),
+                MainEvent::Look => {
+                    look(log, built, &mut review);
+                    continue;
                 }
-                continue;
-            }
-            MainEvent::Doorbell(takeover_listener) => takeover_listener,
-            MainEvent::News(news) => {
-                if news.take() {
-                    built.review_devices();
+                MainEvent::Usage => {
+                    for line in usage.lines(built, SystemClock.now()) {
+                        tracing::info!("{line}");
+                    }
+                    continue;
                 }
-                continue;
-            }
-        };
+                MainEvent::Due => {
+                    gauges = gauges.and_then(|it| it.write(built, SystemClock.now()));
+                    continue;
+                }
+                MainEvent::Doorbell(takeover_listener) => takeover_listener,
+                MainEvent::News(news) => {
+                    if news.take() {
+                        built.review_devices();
+                    }
+                    continue;
+                }
+            };
         match answer(takeover_listener, built, &SystemClock, rate) {
             TakeoverResult::Refused => {}
             TakeoverResult::HandedOver(process) => return EndReason::GivenAway { process },

@@ -10,7 +10,7 @@
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use block::{Clock, LogRateLimit, SystemClock};
 use exports::{InterruptibleWait, WaitResult};
@@ -27,7 +27,7 @@ use crate::uevents::UeventMonitor;
 /// What mean nothing. SIGXFSZ comes with the error of a write beyond RLIMIT_FSIZE, which is told with its request.
 const MEANINGLESS: [i32; 3] = [SIGUSR2, SIGALRM, SIGXFSZ];
 
-/// What the first thread has waited for: a signal, a takeover, or a device change.
+/// What the first thread has waited for: a signal, a takeover, a device change, or a time.
 pub(crate) enum MainEvent<'a> {
     /// The daemon is to end, by this signal.
     End(&'static str),
@@ -37,6 +37,8 @@ pub(crate) enum MainEvent<'a> {
     Usage,
     Doorbell(&'a TakeoverListener),
     News(&'a UeventMonitor),
+    /// It is the time that was waited for.
+    Due,
 }
 
 /// The signals of the daemon, and what ends the first thread's wait.
@@ -118,11 +120,12 @@ impl SignalListener {
         }
     }
 
-    /// Waits until a signal came, somebody rang, or devices have changed; a signal goes first.
+    /// Waits until a signal came, somebody rang, devices have changed, or it is `due`; a signal goes first.
     pub(crate) fn wait<'a>(
         &mut self,
         takeover_listener: Option<&'a TakeoverListener>,
         news: Option<&'a UeventMonitor>,
+        due: Option<Instant>,
     ) -> MainEvent<'a> {
         loop {
             let mut fds = vec![PollFd::new(&self.pipe, PollFlags::IN)];
@@ -131,7 +134,9 @@ impl SignalListener {
                     .map(|takeover_listener| PollFd::new(takeover_listener, PollFlags::IN)),
             );
             fds.extend(news.map(|news| PollFd::new(news, PollFlags::IN)));
-            match rustix::event::poll(&mut fds, None) {
+            let left = due.map(|due| due.saturating_duration_since(SystemClock.now()));
+            let left = left.and_then(|left| rustix::event::Timespec::try_from(left).ok());
+            match rustix::event::poll(&mut fds, left.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => panic!("poll on descriptors of our own: {errno}"),
             }
@@ -155,6 +160,9 @@ impl SignalListener {
             }
             if let Some(news) = told {
                 return MainEvent::News(news);
+            }
+            if due.is_some_and(|due| due <= SystemClock.now()) {
+                return MainEvent::Due;
             }
         }
     }

@@ -21,7 +21,7 @@ pub use helper_process::start_apart;
 pub use peer::{Peer, gives_peer_processes, has_ended, peer_of, peer_process};
 pub use pidfile::{Pidfile, PidfileError};
 pub use process::{
-    DaemonizeError, ForkResult, ReadinessPipe, StartOutcome, close_descriptors_but, daemonize,
-    raise_open_files_limit,
+    DaemonizeError, DescriptorError, ForkResult, ReadinessPipe, StartOutcome,
+    close_descriptors_but, daemonize, duplicate_for_writing, raise_open_files_limit,
 };
 pub use signals::{SignalEscalation, exit_on_second_signal, is_ignored};

@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -69,6 +69,34 @@ fn close_listed(kept: &BTreeSet<u32>) -> io::Result<()> {
         let _closed = unsafe { libc::close(fd) };
     }
     Ok(())
+}
+
+/// A descriptor that the process was started with cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DescriptorError {
+    /// Nothing is open there.
+    #[error("the descriptor is not open")]
+    Closed(#[source] io::Error),
+    /// It is open for reading only.
+    #[error("the descriptor is not open for writing")]
+    ReadOnly,
+}
+
+/// A descriptor of its own for what is open there, to write to it.
+pub fn duplicate_for_writing(descriptor: RawFd) -> Result<OwnedFd, DescriptorError> {
+    // SAFETY: the call takes no addresses, and fails if nothing is open there.
+    let duplicate = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3) };
+    if duplicate < 0 {
+        return Err(DescriptorError::Closed(io::Error::last_os_error()));
+    }
+    // SAFETY: it was just made, and nobody else knows it.
+    let duplicate = unsafe { OwnedFd::from_raw_fd(duplicate) };
+    let flags = rustix::fs::fcntl_getfl(&duplicate);
+    let flags = flags.map_err(|errno| DescriptorError::Closed(errno.into()))?;
+    if (flags & OFlags::RWMODE) == OFlags::RDONLY || flags.contains(OFlags::PATH) {
+        return Err(DescriptorError::ReadOnly);
+    }
+    Ok(duplicate)
 }
 
 /// Lets the process open as many files as its hard limit allows: 256 rings need 512 descriptors

@@ -51,6 +51,7 @@ pub(super) enum EitherFormOption {
     NamedFiles,
     GuestMemoryFilePolicy,
     MaxGuestMemory,
+    GaugesDescriptor,
 }
 
 /// The image and the options of the short form.
@@ -138,6 +139,11 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
     known(
         "--max-guest-memory",
         OptionKind::Shared(EitherFormOption::MaxGuestMemory),
+        ArgumentUse::Argument,
+    ),
+    known(
+        "--gauges-fd",
+        OptionKind::Shared(EitherFormOption::GaugesDescriptor),
         ArgumentUse::Argument,
     ),
     known("--socket", OptionKind::Short(ShortFormOption::Socket), ArgumentUse::Argument),

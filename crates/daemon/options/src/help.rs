@@ -113,6 +113,8 @@ Always:
   --pidfile PATH         write the process id here once everything is set up
   --log-file PATH        append the log to this file, with the time; default: stderr, with
                          --daemonize the host's journal or syslog. SIGHUP opens it anew
+  --gauges-fd N          write what iothreads, queues and disks do to this open descriptor, a line
+                         of JSON each second
   --takeover             take the place of the ringloom or qemu-storage-daemon that serves these
                          sockets now; guests go on without a lost request
   -h, --help             print this help and leave; --object help and the like print a part

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use exports::{AttachLinesFormat, GuestMemoryOptions};
 use graph::{NamedFilesPolicy, real_directory};
 use sandbox::SandboxMode;
-use syntax::{ArgumentError, parse_flag, parse_size};
+use syntax::{ArgumentError, parse_flag, parse_number, parse_size};
 
 use super::fault::{CommandLineError, CommandLineSyntaxError};
 use super::getopt::{EitherFormOption, OptionKind, ParsedOption, ShortFormOption};
@@ -98,6 +98,7 @@ impl CommonOptions {
             sandbox: SandboxMode::Possible,
             named_files: NamedFilesPolicy::Refused,
             guest_memory: GuestMemoryOptions::default(),
+            gauges: None,
         };
         let mut shared = Self { plan, socket_mode: None, socket_group: None };
         for word in words {
@@ -147,6 +148,11 @@ impl CommonOptions {
                 let bytes = parse_size(text).filter(|bytes| *bytes > 0);
                 let bytes = bytes.ok_or_else(|| wrong(fault))?;
                 self.plan.guest_memory.bytes_max = Some(bytes);
+            }
+            EitherFormOption::GaugesDescriptor => {
+                let fault = ArgumentError::ExpectsAlone("the number of an open descriptor");
+                let number = parse_number(word.text()?).and_then(|it| i32::try_from(it).ok());
+                self.plan.gauges = Some(number.ok_or_else(|| wrong(fault))?);
             }
             EitherFormOption::Sandbox => {
                 let text = word.text()?;

@@ -5,6 +5,7 @@
 //! Invariants: ids and node-names are well formed and unique; a step names only what an earlier
 //! step made; every number is within its bound. [`parse`](super::parse) is the only maker.
 
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use exports::{AttachLinesFormat, ExportOptions, GuestMemoryOptions};
@@ -56,6 +57,8 @@ pub struct Plan {
     pub named_files: NamedFilesPolicy,
     /// What front ends may share.
     pub guest_memory: GuestMemoryOptions,
+    /// The descriptor to which gauges are written, if any.
+    pub gauges: Option<RawFd>,
 }
 
 impl Plan {

@@ -11,6 +11,7 @@ mod delay;
 mod dirty_log;
 mod durability;
 mod emitted;
+mod gauges;
 mod guest;
 mod host_device;
 mod hostile;

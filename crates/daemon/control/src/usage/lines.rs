@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::placer::PoolExport;
+
 /// What an iothread did in some time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IothreadUse {
@@ -63,6 +65,26 @@ impl fmt::Display for QueueUse {
             moves => write!(f, ", moved {moves} times"),
         }
     }
+}
+
+/// How a pool and its exports are placed.
+pub(super) fn of_pool(
+    name: &str,
+    running: usize,
+    slots: usize,
+    exports: &[PoolExport],
+) -> Vec<String> {
+    let pool = format!("pool {name}: {running} of {slots} iothreads run");
+    let export = |it: &PoolExport| {
+        let placed = it.iothreads?;
+        let gain = it.gain_max.unwrap_or_default() * 100.0;
+        let trial = if it.is_trying { ", being tried" } else { "" };
+        let name = &it.name;
+        Some(format!(
+            "export {name}: placed on {placed}, another would bring {gain:.0} % at most{trial}"
+        ))
+    };
+    std::iter::once(pool).chain(exports.iter().filter_map(export)).collect()
 }
 
 impl QueueUse {
