@@ -196,9 +196,12 @@ struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// The row of a number, or of the highest one below that was measured.
+    /// The row of a number, or of the highest one below that was measured; no number stands for `auto`.
     fn row(self, iothreads: Iothreads) -> Option<&'a Row> {
-        let own = self.summary.rows_of(self.subject);
+        let mut own = self.summary.rows_of(self.subject);
+        if iothreads.is_auto() {
+            return own.find(|row| row.iothreads() == Some(iothreads));
+        }
         let up_to = own.filter(|row| row.iothreads().is_some_and(|count| count <= iothreads));
         up_to.max_by_key(|row| row.iothreads())
     }
@@ -312,7 +315,7 @@ fn useful(subject: Subject, summary: &CellSummary, failed: &[FailedCell]) -> Iot
     let here = failed.iter().filter(|it| is_of(it, summary)).flat_map(|it| &it.contenders);
     let here = here.map(|it| it.contender).filter(|it| it.subject() == subject);
     let tried = summary.rows_of(subject).map(|row| row.contender).chain(here);
-    let highest = tried.filter_map(Contender::iothreads).max().unwrap_or(Iothreads::NONE);
+    let highest = tried.filter_map(Contender::number).max().unwrap_or(Iothreads::NONE);
     let queues = summary.rows_of(subject).map(|row| row.queues).max().unwrap_or(0);
     let is_left_out = is_worth_few(&summary.cell, highest)
         || summary.variant.fits(subject, queues, &Layers::Kernel).is_err();

@@ -63,10 +63,12 @@ pub struct TuneArgs {
     #[arg(long, value_delimiter = ',', value_enum, default_value = "client,host")]
     pub(crate) subject: Vec<Subject>,
 
-    /// Numbers of iothreads to compare; none is the disk without an iothread
+    /// Numbers of iothreads to compare; none is the disk without an iothread, auto as many as ringloom
+    /// finds to pay
     /// [default: none,1,2,3,4,6,8,12,16 up to cores, jobs and queues, searched in stages;
-    /// none,1,2,4,8,16 with a plain --repeats N; none with --probe and --curve]
-    #[arg(long, value_delimiter = ',', value_name = "none,1,2,…")]
+    /// none,1,2,4,8,16 with a plain --repeats N; auto beside them where ringloom serves;
+    /// none with --probe and --curve]
+    #[arg(long, value_delimiter = ',', value_name = "none,1,2,…,auto")]
     pub(crate) iothreads: Vec<Iothreads>,
 
     /// Operations: randread, randwrite, read, write, or a random mix such as 80/20 (80 % reads)
@@ -225,7 +227,7 @@ pub(crate) mod tests {
     fn wrong_values_are_refused_with_the_valid_ones() {
         check_refused("--op randrw", &["'randrw'", "--op", "randread, randwrite, read, write"]);
         check_refused("--subject vm", &["'vm'", "client", "host", "vm:qemu", "vm:ringloom"]);
-        check_refused("--iothreads 0", &["'0'", "none and 1 to 256"]);
+        check_refused("--iothreads 0", &["'0'", "none, 1 to 256 and auto"]);
         check_refused("--bs 4095", &["4095", "multiple of 512"]);
         check_refused("--bs 4q", &["4q", "such as 4k"]);
         check_refused("--jobs 0", &["0", "1..=1024"]);

@@ -71,25 +71,34 @@ impl fmt::Display for Subject {
     }
 }
 
-/// A number of iothreads; 0 is `none`, the export without an iothread.
+/// A number of iothreads; 0 is `none`, the export without an iothread. Above all numbers is `auto`: as many as ringloom
+/// finds to pay, which is compared with numbers but is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Iothreads(u16);
 
 impl Iothreads {
     pub(crate) const NONE: Self = Self(0);
+    /// `iothread=auto`.
+    pub(crate) const AUTO: Self = Self(u16::MAX);
 
     pub(crate) const fn new(count: u16) -> Self {
         Self(count)
     }
 
+    /// How many there are; of `auto` one, with which it begins.
     pub(crate) fn count(self) -> u16 {
-        self.0
+        if self.is_auto() { 1 } else { self.0 }
+    }
+
+    /// Whether ringloom decides how many there are.
+    pub(crate) fn is_auto(self) -> bool {
+        self == Self::AUTO
     }
 
     /// The threads that serve requests: `none` is served by one, the internal `main`.
     pub(crate) fn busy(self) -> u16 {
-        self.0.max(1)
+        self.count().max(1)
     }
 }
 
@@ -100,9 +109,12 @@ impl FromStr for Iothreads {
         if text == "none" {
             return Ok(Self::NONE);
         }
+        if text == "auto" {
+            return Ok(Self::AUTO);
+        }
         let count: Option<u16> = text.parse().ok();
         let legal = count.filter(|n| (1..=IOTHREADS_MAX).contains(n));
-        let valid = || format!("valid are none and 1 to {IOTHREADS_MAX}");
+        let valid = || format!("valid are none, 1 to {IOTHREADS_MAX} and auto");
         legal.map(Self).ok_or_else(|| BadValue::new(text, "number of iothreads", valid()))
     }
 }
@@ -111,9 +123,10 @@ stored_as_text!(Iothreads);
 
 impl fmt::Display for Iothreads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            0 => f.write_str("none"),
-            count => write!(f, "{count}"),
+        match *self {
+            Self::NONE => f.write_str("none"),
+            Self::AUTO => f.write_str("auto"),
+            Self(count) => write!(f, "{count}"),
         }
     }
 }
@@ -160,9 +173,14 @@ impl Contender {
         self.subject
     }
 
-    /// The number of iothreads, where numbers are compared.
+    /// The number of iothreads, where numbers are compared, or `auto`.
     pub(crate) fn iothreads(self) -> Option<Iothreads> {
         self.iothreads
+    }
+
+    /// The number of iothreads, if it is one.
+    pub(crate) fn number(self) -> Option<Iothreads> {
+        self.iothreads.filter(|it| !it.is_auto())
     }
 
     /// The threads that want a core: of each guest the jobs, but no more than it has queues, which it has one of per CPU,
@@ -205,8 +223,10 @@ mod tests {
         }
         for text in ["", "0", "257", "-1", "None", "two"] {
             let message = text.parse::<Iothreads>().unwrap_err().to_string();
-            assert!(message.contains("valid are none and 1 to 256"), "{message}");
+            assert!(message.contains("valid are none, 1 to 256 and auto"), "{message}");
         }
+        let auto: Iothreads = "auto".parse().unwrap();
+        assert!(auto.is_auto() && auto > Iothreads(IOTHREADS_MAX) && auto.to_string() == "auto");
     }
 
     #[test]

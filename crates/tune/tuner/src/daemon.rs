@@ -96,7 +96,7 @@ fn options(service: &Service<'_>, directory: &Path) -> Vec<OsString> {
     let mut push = |name: &str, value: String| {
         options.extend([OsString::from(name), OsString::from(value)]);
     };
-    for thread in 0..service.iothreads.count() {
+    for thread in 0..named(service.iothreads) {
         push("--object", format!("iothread,id=t{thread}"));
     }
     for (number, disk) in service.disks.iter().enumerate() {
@@ -109,6 +109,14 @@ fn options(service: &Service<'_>, directory: &Path) -> Vec<OsString> {
     options
 }
 
+/// The pool of iothreads that ringloom has without being told.
+pub(crate) const AUTO: &str = "auto";
+
+/// How many iothreads are made beforehand.
+pub(crate) fn named(iothreads: Iothreads) -> u16 {
+    if iothreads.is_auto() { 0 } else { iothreads.count() }
+}
+
 fn socket(directory: &Path, number: usize) -> PathBuf {
     directory.join(format!("s{number}"))
 }
@@ -116,7 +124,7 @@ fn socket(directory: &Path, number: usize) -> PathBuf {
 fn export(service: &Service<'_>, number: usize, node: &str, socket: &Path) -> String {
     // Each disk goes on where the one before ended, as with QEMU, so that all threads have as much to do.
     let first = number * usize::from(service.queues);
-    let count = service.iothreads.count();
+    let count = named(service.iothreads);
     let thread = |place: u16| (first + usize::from(place)) % usize::from(count);
     Export {
         id: &format!("export{number}"),
@@ -124,7 +132,11 @@ fn export(service: &Service<'_>, number: usize, node: &str, socket: &Path) -> St
         writable: service.writable,
         socket,
         queues: service.queues,
-        iothreads: (0..count).map(|place| format!("t{}", thread(place))).collect(),
+        iothreads: if service.iothreads.is_auto() {
+            vec![AUTO.to_owned()]
+        } else {
+            (0..count).map(|place| format!("t{}", thread(place))).collect()
+        },
     }
     .option()
 }
@@ -357,6 +369,21 @@ mod tests {
         assert!(line.contains("num-queues=4,iothread.0=t0,iothread.1=t1,iothread.2=t2"), "{line}");
         assert!(line.contains("num-queues=4,iothread.0=t1,iothread.1=t2,iothread.2=t0"), "{line}");
         assert!(line.contains("addr.path=/tmp/a,,b/s1"), "{line}");
+    }
+
+    #[test]
+    fn auto_names_the_pool_of_ringloom() {
+        let disk = disk("/d/disk.img", CacheMode::Direct, Kind::File);
+        let service = Service {
+            disks: &[disk],
+            aio: Aio::Auto,
+            iothreads: Iothreads::AUTO,
+            queues: 4,
+            writable: true,
+        };
+        let options = options(&service, Path::new("/tmp"));
+        assert!(options.last().unwrap().to_str().unwrap().ends_with("num-queues=4,iothread=auto"));
+        assert!(!options.iter().any(|it| it == "--object"), "{options:?}");
     }
 
     fn start(program: &str) -> (Result<Running>, TempDir) {

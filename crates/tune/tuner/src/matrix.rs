@@ -188,6 +188,8 @@ fn contenders(
             let contender = Contender::new(subject, iothreads);
             if subject == Subject::Client && jobs > CLIENT_JOBS_MAX {
                 note(format!("client has at most {CLIENT_JOBS_MAX} jobs, not {jobs}"));
+            } else if let Some(reason) = no_auto(subject, iothreads, settings) {
+                note(format!("{contender}: {reason}"));
             } else if iothreads.count() > queues(subject, jobs, settings) {
                 idle.push(iothreads.to_string());
             } else if settings.search == Thoroughness::Stages
@@ -208,6 +210,18 @@ fn contenders(
     }
     contenders.sort_unstable();
     contenders
+}
+
+/// Why `auto` is not measured, if it is that.
+fn no_auto(subject: Subject, iothreads: Iothreads, settings: &Settings) -> Option<&'static str> {
+    match subject {
+        _ if !iothreads.is_auto() => None,
+        Subject::VmQemu => Some("QEMU places no queues by itself"),
+        Subject::VmRingloom if settings.guest.pin_iothreads.is_some() => Some(
+            "--pin-iothreads binds iothreads that are there from the start, and these come later",
+        ),
+        Subject::Client | Subject::VmRingloom | Subject::Host | Subject::VmGiven => None,
+    }
 }
 
 /// Why numbers above `FEW` are not worth measuring: one job keeps one vCPU busy, which uses one queue; large blocks keep
@@ -259,7 +273,7 @@ pub(crate) mod tests {
     #[test]
     fn the_default_is_small() {
         let matrix = matrix("", Writes::Allowed).unwrap();
-        let all = "host, client none, client 1, client 2";
+        let all = "host, client none, client 1, client 2, client auto";
         assert_eq!(
             names(&matrix),
             [
@@ -269,8 +283,21 @@ pub(crate) mod tests {
                 format!("randwrite 64k jobs=2 iodepth=16: {all}"),
             ]
         );
-        assert_eq!(runs_per_repeat(&matrix), 16);
+        assert_eq!(runs_per_repeat(&matrix), 20);
         assert!(matrix.skipped.is_empty() && matrix.pruned.is_empty());
+    }
+
+    #[test]
+    fn auto_is_measured_where_ringloom_serves_and_can_bind_what_was_asked() {
+        let line =
+            "--op read --bs 4k --jobs 2 --iothreads 1,auto --subject client,vm:qemu,vm:ringloom";
+        let all = "read 4k jobs=2 iodepth=16: client 1, client auto, vm:qemu 1, vm:ringloom 1";
+        let free = matrix(line, Writes::Allowed).unwrap();
+        assert_eq!(names(&free), [format!("{all}, vm:ringloom auto")]);
+        assert_eq!(free.pruned, ["vm:qemu auto: QEMU places no queues by itself"]);
+        let bound = matrix(&format!("{line} --pin-iothreads 0"), Writes::Allowed).unwrap();
+        assert_eq!(names(&bound), [all]);
+        assert!(bound.pruned[1].starts_with("vm:ringloom auto: --pin-iothreads"), "{bound:?}");
     }
 
     #[test]

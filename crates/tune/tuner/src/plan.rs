@@ -267,7 +267,7 @@ mod tests {
     fn every_block_holds_every_contender_once() {
         let (matrix, runs) = planned("--repeats 3 --sentinel 0", 1);
         assert_eq!(runs.len(), 3 * runs_per_repeat(&matrix));
-        for (index, block) in runs.chunks(4).enumerate() {
+        for (index, block) in runs.chunks(5).enumerate() {
             let entry = &matrix.entries[index % matrix.entries.len()];
             let mut contenders: Vec<_> = block.iter().map(|run| run.key.contender).collect();
             contenders.sort_unstable();
@@ -317,7 +317,7 @@ mod tests {
             .map(|(place, _)| place)
             .collect();
         assert_eq!(runs.len(), 3 * runs_per_repeat(&matrix) + places.len());
-        assert_eq!(places, [0, 21, 42, 51]);
+        assert_eq!(places, [0, 21, 42, 63]);
         assert!(places.iter().all(|&place| runs[place].key.contender == Contender::HOST));
         let few = planned("--repeats 1 --sentinel 20", 1).1;
         assert!(few.iter().all(|run| run.key.purpose == Purpose::Sweep), "too short to drift");

@@ -130,6 +130,9 @@ impl Settings {
             ([], Mode::Hysteresis | Mode::Curve) => vec![Iothreads::NONE],
             (given, _) => unique(given.iter().copied()),
         };
+        if args.iothreads.is_empty() && mode == Mode::Sweep && has_auto(args, &iothreads) {
+            iothreads.push(Iothreads::AUTO);
+        }
         iothreads.sort_unstable();
         Self {
             mode,
@@ -362,6 +365,14 @@ fn default_load(subjects: &[Subject]) -> LoadKind {
     let client = subjects.contains(&Subject::Client);
     let vm = subjects.iter().any(|subject| subject.is_vm());
     if client && !vm { LoadKind::Own } else { LoadKind::Fio }
+}
+
+/// Whether `auto` is beside these numbers: where ringloom serves, which another daemon need not be, and more than one
+/// iothread can be of use.
+fn has_auto(args: &TuneArgs, numbers: &[Iothreads]) -> bool {
+    let is_served = |subject: &Subject| matches!(subject, Subject::Client | Subject::VmRingloom);
+    let is_one_of_several = numbers.iter().any(|it| it.count() > 1);
+    args.daemon.is_none() && args.subject.iter().any(is_served) && is_one_of_several
 }
 
 /// How many iothreads can be of use: a client's job has one queue; a guest's disk has its own number of them.

@@ -86,7 +86,7 @@ pub(crate) struct PartRow {
 }
 
 impl Row {
-    /// The number of iothreads, where numbers are compared.
+    /// The number of iothreads, where numbers are compared, or `auto`.
     pub(crate) fn iothreads(&self) -> Option<Iothreads> {
         self.contender.iothreads()
     }
@@ -108,14 +108,18 @@ pub(crate) struct CellSummary {
 }
 
 impl CellSummary {
-    /// The counts of a subject, block by block.
+    /// The counts of a subject and `auto`, block by block.
     pub(crate) fn blocks(&self, subject: Subject) -> Blocks {
+        self.blocks_of(subject, Contender::iothreads)
+    }
+
+    fn blocks_of(&self, subject: Subject, count: fn(Contender) -> Option<Iothreads>) -> Blocks {
         let again = self.rows_of(subject).any(Row::is_confirmed);
         let reached = |row: &Row| {
-            let counts = row.is_confirmed() == again;
+            let is_counted = row.is_confirmed() == again;
             Some(Reached {
-                iothreads: row.iothreads()?,
-                blocks: if counts { row.by_repeat.clone() } else { Vec::new() },
+                iothreads: count(row.contender)?,
+                blocks: if is_counted { row.by_repeat.clone() } else { Vec::new() },
                 explored: row.explored.filter(|_| again),
             })
         };
@@ -161,7 +165,9 @@ fn cell_summary(runs: &[&Run], cores: usize) -> Option<CellSummary> {
         contenders.iter().filter_map(|&contender| row(contender, runs, cores)).collect();
     let subjects = sorted(contenders.iter().map(|it| it.subject()));
     let mut summary = CellSummary { variant, cell, rows, verdicts: Vec::new() };
-    let verdict = |subject| Some((subject, Verdict::of(&summary.blocks(subject))?));
+    // What suffices is a number.
+    let numbers = |subject| summary.blocks_of(subject, Contender::number);
+    let verdict = |subject| Some((subject, Verdict::of(&numbers(subject))?));
     summary.verdicts = subjects.into_iter().filter_map(verdict).collect();
     Some(summary)
 }

@@ -124,6 +124,21 @@ fn one_guest_is_measured_with_every_number_of_iothreads() {
     });
 }
 
+/// About 2 s.
+#[test]
+fn auto_is_measured_beside_numbers_where_ringloom_serves() {
+    with_rig(|rig| {
+        let ran =
+            rig.measure(&format!("{BRIEF} --subject client --iothreads none,auto --jobs 2"))?;
+        let measured: BTreeSet<String> = rig.lines()?.iter().map(contender).collect();
+        ensure!(measured.iter().eq(["client auto", "client none"]), "{measured:?}");
+        ensure!(ran.stdout.contains("client auto"), "{}", ran.stdout);
+        let log = std::fs::read_to_string(rig.path(OUT).join("daemon.log"))?;
+        ensure!(log.contains("served by pool auto"), "{log}");
+        Ok(())
+    });
+}
+
 /// Guests and disks at once, written to and verified. About 30 s.
 #[test]
 fn several_guests_and_disks_are_measured_at_once_and_verified() {

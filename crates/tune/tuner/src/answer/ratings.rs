@@ -2,7 +2,8 @@
 //!
 //! Invariants: a number is rated by what was measured of it in a cell, if only a little; one that was not measured there by
 //! the highest one below it, because further threads have no queue, and where there may be one, it is said that it was not
-//! compared; below all measured ones, nothing is known and it lacks everything.
+//! compared; below all measured ones, nothing is known and it lacks everything. Nothing stands for `auto`, and it is the
+//! answer only if it is better than every number: it counts as the highest one.
 
 use std::rc::Rc;
 
@@ -180,7 +181,8 @@ impl Sheet {
         if share_of(&self.known, iothreads).is_some() {
             return Footing::Explored;
         }
-        let below = self.known.iter().rev().find(|(count, _)| *count < iothreads);
+        let is_below = |it: &&(Iothreads, f64)| it.0 < iothreads && !iothreads.is_auto();
+        let below = self.known.iter().rev().find(is_below);
         match below {
             Some((count, _)) if iothreads > self.useful => self.footing(*count),
             Some(_) | None => Footing::Unknown,

@@ -231,10 +231,11 @@ fn changed(changes: &[Change]) -> Option<String> {
     (!parts.is_empty()).then(|| format!("What would change the answer: {}.", parts.join("; ")))
 }
 
-/// `no iothread`, `1 iothread`, `4 iothreads`.
+/// `no iothread`, `1 iothread`, `4 iothreads`, `iothread=auto`.
 pub(crate) fn threads(iothreads: Iothreads) -> String {
     match iothreads {
         Iothreads::NONE => "no iothread".to_owned(),
+        Iothreads::AUTO => "iothread=auto".to_owned(),
         count => counted(usize::from(count.count()), "iothread"),
     }
 }

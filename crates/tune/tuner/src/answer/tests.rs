@@ -539,3 +539,33 @@ fn of_several_variants_the_one_that_decides_is_named() {
                     4k jobs=8 iodepth=1, the usual variant: 1 iothread.";
     assert_eq!(changes[0], expected);
 }
+
+/// `auto` as a row of these tests.
+const AUTO: u16 = u16::MAX;
+
+#[test]
+fn auto_is_the_answer_where_no_number_suits_all_cells() {
+    let cells = [
+        &[(0, &[1000; 6][..]), (1, &[700; 6]), (4, &[500; 6]), (AUTO, &[990; 6])][..],
+        &[(0, &[300; 6]), (1, &[600; 6]), (4, &[1000; 6]), (AUTO, &[980; 6])],
+    ];
+    let sentence = "Use iothread=auto: at most 2 % below the best of each cell (randwrite 4k jobs=8 \
+                    iodepth=2), -1 % to +227 % over none; sure, 100 % of resamplings agree.";
+    check(&cells, AUTO, &sentence.replace('-', "−"));
+    // A number that is as good is the answer: it is settled.
+    let as_good = [&[(0, &[500; 6][..]), (2, &[1000; 6]), (AUTO, &[1005; 6])][..]];
+    assert_eq!(asked(&as_good, &[]).iothreads, Iothreads::new(2));
+}
+
+#[test]
+fn auto_is_no_number_that_suffices_and_nothing_stands_for_it() {
+    let two = [&[(0, &[500; 6][..]), (1, &[890; 6]), (2, &[905; 6]), (AUTO, &[1000; 6])][..]];
+    let verdict = cells(&two)[0].verdicts[0].1;
+    // Of 905, not of what auto has reached.
+    assert_eq!((verdict.best, verdict.n90), (Iothreads::new(2), Iothreads::new(1)));
+    let missing = [two[0], &[(0, &[500; 6][..]), (2, &[1000; 6])]];
+    let answer = asked(&missing, &[]);
+    assert_eq!(answer.iothreads, Iothreads::new(2), "auto was not measured in one cell");
+    let alone = [&[(AUTO, &[500; 6][..])][..]];
+    assert!(super::answer(Subject::Client, &cells(&alone), &[], &[]).is_none());
+}

@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use super::wanted::{Backend, Wanted};
-use crate::daemon::Export;
+use crate::daemon::{AUTO, Export, named};
 use crate::quote;
 use crate::variant::Device;
 
@@ -108,7 +108,7 @@ pub(super) fn serve(wanted: &Wanted) -> String {
         "Serves the disk on {socket}: start it before the guest. What it is given is"
     ));
     lines.push("passed on to ringloom serve: serve.sh --daemonize".to_owned());
-    let mut arguments: Vec<Argument> = (0..wanted.iothreads.count())
+    let mut arguments: Vec<Argument> = (0..named(wanted.iothreads))
         .map(|number| ("--object", format!("iothread,id={}", iothread_id(number))))
         .collect();
     let options = wanted.disk_files().daemon_options(NODE, wanted.aio, false);
@@ -130,7 +130,11 @@ fn export(wanted: &Wanted) -> String {
         writable: true,
         socket: &wanted.socket,
         queues: wanted.queues,
-        iothreads: (0..wanted.iothreads.count()).map(iothread_id).collect(),
+        iothreads: if wanted.iothreads.is_auto() {
+            vec![AUTO.to_owned()]
+        } else {
+            (0..wanted.iothreads.count()).map(iothread_id).collect()
+        },
     }
     .option()
 }

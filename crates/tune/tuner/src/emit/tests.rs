@@ -582,3 +582,10 @@ fn how_a_disk_was_opened_is_known_of_old_results_too() {
         }
     }
 }
+
+#[test]
+fn auto_is_asked_of_ringloom_without_iothreads() {
+    let auto = Wanted::new(Backend::Ringloom, Iothreads::AUTO, "/d/disk.img".into());
+    check_has(&auto, "serve.sh", ",iothread=auto");
+    check_lacks(&auto, "serve.sh", "--object");
+}

@@ -185,6 +185,7 @@ impl Wanted {
         let Measured { version, date, subject, disk } = &self.measured;
         let threads = match self.iothreads {
             Iothreads::NONE => "no iothread".to_owned(),
+            Iothreads::AUTO => "as many iothreads as pay".to_owned(),
             n => counted(n.count().into(), "iothread"),
         };
         let (queues, vcpus) =

@@ -39,7 +39,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::Report;
 use super::text::place;
 use crate::cell::Cell;
-use crate::contender::{Contender, Subject};
+use crate::contender::{Contender, Iothreads, Subject};
 use crate::lists::sorted;
 use crate::summary::{CellSummary, FailedCell};
 use crate::units::{Bytes, counted};
@@ -61,7 +61,7 @@ struct View<'a> {
 }
 
 /// A place on the x axis: those without a count come first, then by count.
-type Category = (u8, u16);
+type Category = (u8, Iothreads);
 
 /// Renders the page.
 pub(super) fn page(report: &Report<'_>) -> String {
@@ -142,10 +142,10 @@ impl<'a> View<'a> {
 
 fn category(contender: Contender) -> Category {
     match (contender.subject(), contender.iothreads()) {
-        (Subject::Host, _) => (0, 0),
-        (Subject::VmGiven, _) => (1, 0),
+        (Subject::Host, _) => (0, Iothreads::NONE),
+        (Subject::VmGiven, _) => (1, Iothreads::NONE),
         (Subject::Client | Subject::VmQemu | Subject::VmRingloom, iothreads) => {
-            (2, iothreads.map_or(0, |iothreads| iothreads.count()))
+            (2, iothreads.unwrap_or(Iothreads::NONE))
         }
     }
 }

@@ -49,7 +49,7 @@ struct Explored {
 impl<'a> Place<'a> {
     /// A place of which nothing is known; `full` explores all numbers.
     pub(super) fn new(entry: &'a Entry, full: bool) -> Self {
-        let is_first = |contender: &Contender| match contender.iothreads() {
+        let is_first = |contender: &Contender| match contender.number() {
             Some(count) => full || is_far_apart(count, &counts(entry, contender.subject())),
             None => true,
         };
@@ -132,10 +132,10 @@ impl<'a> Place<'a> {
         closer
     }
 
-    /// Settles what is measured again: whatever has no number, none, the best two, the two closest to the 90 % line,
+    /// Settles what is measured again: whatever has no number, as the host and auto, none, the best two, the two closest to the 90 % line,
     /// and what suits all places; all numbers, if they are few, since one explored run may have stalled.
     pub(super) fn choose(&mut self, overall: &Overall) {
-        let uncounted = |contender: &&Contender| contender.iothreads().is_none();
+        let uncounted = |contender: &&Contender| contender.number().is_none();
         let mut chosen: Vec<Contender> =
             self.entry.contenders.iter().filter(uncounted).copied().collect();
         for subject in self.subjects() {
@@ -213,6 +213,9 @@ impl<'a> Place<'a> {
         let mut all: Vec<Contender> = self.entry.contenders.clone();
         let mut seen: BTreeMap<Subject, usize> = BTreeMap::new();
         all.retain(|contender| {
+            if contender.number().is_none() {
+                return true;
+            }
             let seen = seen.entry(contender.subject()).or_default();
             *seen += 1;
             *seen <= AGAIN_MAX
@@ -222,7 +225,7 @@ impl<'a> Place<'a> {
 
     /// The subjects whose numbers are compared.
     pub(super) fn subjects(&self) -> Vec<Subject> {
-        let counted = self.entry.contenders.iter().filter(|it| it.iothreads().is_some());
+        let counted = self.entry.contenders.iter().filter(|it| it.number().is_some());
         let mut subjects: Vec<Subject> = counted.map(|contender| contender.subject()).collect();
         subjects.dedup();
         subjects
@@ -234,7 +237,7 @@ impl<'a> Place<'a> {
         let of = |contender: &Contender| {
             let explored = self.explored.get(contender).and_then(|explored| explored.iops);
             let blocks: Vec<(u16, f64)> = self.before(*contender, repeat).collect();
-            Some(Reached { iothreads: contender.iothreads()?, blocks, explored })
+            Some(Reached { iothreads: contender.number()?, blocks, explored })
         };
         let own = self.entry.contenders.iter().filter(|it| it.subject() == subject);
         let mut reached: Vec<Reached> = own.filter_map(of).collect();
@@ -265,13 +268,13 @@ impl<'a> Place<'a> {
 
     /// Whether it stayed far below the best in all blocks; the baseline never is.
     fn is_beaten(&self, contender: Contender, repeat: u16) -> bool {
-        if contender.iothreads().is_none_or(|count| count == Iothreads::NONE) {
+        if contender.number().is_none_or(|count| count == Iothreads::NONE) {
             return false;
         }
         let subject = contender.subject();
         let own = self.entry.contenders.iter().filter(|it| it.subject() == subject);
         let tried = own.filter(|it| self.before(**it, repeat).next().is_some());
-        let tried: Vec<Iothreads> = tried.filter_map(|it| it.iothreads()).collect();
+        let tried: Vec<Iothreads> = tried.filter_map(|it| it.number()).collect();
         let mut shares = self.shares(subject, repeat);
         shares.retain(|(count, _)| tried.contains(count));
         let Some(rival) = best(&shares).map(|count| Contender::new(subject, count)) else {
@@ -293,7 +296,7 @@ fn distance(share: f64) -> f64 {
 
 fn counts(entry: &Entry, subject: Subject) -> Vec<Iothreads> {
     let own = entry.contenders.iter().filter(|contender| contender.subject() == subject);
-    own.filter_map(|contender| contender.iothreads()).collect()
+    own.filter_map(|contender| contender.number()).collect()
 }
 
 fn is_far_apart(count: Iothreads, all: &[Iothreads]) -> bool {

@@ -219,7 +219,7 @@ fn stretched(time: impl Fn(usize) -> usize, stops: &[usize]) -> Vec<(RunKey, u32
             run.key = one.key.clone();
             run.stretched = one.stretch > 1;
             let block = cell.shape().block().get();
-            // Of none, 1 and 2: none steady of 32k and 16k, one of 8k, all of 4k.
+            // Of none, 1, 2 and auto: none steady of 32k and 16k, one of 8k, all of 4k.
             let unsteady = match block {
                 32_768 | 16_384 => true,
                 8192 => contender != client(0),
@@ -254,26 +254,26 @@ fn stretched_blocks(planned: &[(RunKey, u32)]) -> Vec<u32> {
 
 #[test]
 fn the_least_steady_cells_are_measured_longer_as_far_as_there_is_time() {
-    // Six repeats of three numbers, once more for each cell that is stretched.
+    // Six repeats of three numbers and auto, once more for each cell that is stretched.
     for (more, expected) in
-        [(0, &[][..]), (18, &[16_384]), (36, &[16_384, 32_768]), (54, &[8192, 16_384, 32_768])]
+        [(0, &[][..]), (24, &[16_384]), (48, &[16_384, 32_768]), (72, &[8192, 16_384, 32_768])]
     {
         let planned = stretched(|whole| whole + more, &[]);
         assert_eq!(stretched_blocks(&planned), expected, "{more} more");
-        assert!(planned.len() >= 4 * 18, "{more} more: six repeats of all");
+        assert!(planned.len() >= 4 * 24, "{more} more: six repeats of all");
     }
     assert_eq!(stretched_blocks(&stretched(|_| 10_000, &[])), [8192, 16_384, 32_768]);
 }
 
 #[test]
 fn a_resumed_search_stretches_what_it_would_have_stretched() {
-    for more in [18, 36, 40] {
+    for more in [24, 48, 54] {
         let whole = stretched(|it| it + more, &[]);
-        // The exploration are twelve runs; then the first repeat of each of the four cells.
-        for stop in [5, 12, 13, 15, 18, 20, 21, 24, 40] {
+        // The exploration are 16 runs; then the first repeat of each of the four cells.
+        for stop in [5, 16, 17, 20, 24, 27, 28, 32, 50] {
             assert_eq!(stretched(|it| it + more, &[stop]), whole, "{more} more, stop at {stop}");
         }
-        assert_eq!(stretched(|it| it + more, &[13, 16, 19]), whole);
+        assert_eq!(stretched(|it| it + more, &[17, 21, 25]), whole);
     }
 }
 

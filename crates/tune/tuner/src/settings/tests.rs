@@ -11,10 +11,10 @@ pub(crate) fn settings(line: &str, cores: usize) -> Settings {
 fn defaults_are_bounded_by_the_cores() {
     for (cores, jobs, iothreads) in [
         (1, 2, "none,1"),
-        (2, 2, "none,1,2"),
-        (3, 3, "none,1,2,3"),
-        (4, 4, "none,1,2,3,4"),
-        (64, 4, "none,1,2,3,4"),
+        (2, 2, "none,1,2,auto"),
+        (3, 3, "none,1,2,3,auto"),
+        (4, 4, "none,1,2,3,4,auto"),
+        (64, 4, "none,1,2,3,4,auto"),
     ] {
         let settings = settings("", cores);
         let counts: Vec<_> = settings.iothreads.iter().map(ToString::to_string).collect();
@@ -25,8 +25,11 @@ fn defaults_are_bounded_by_the_cores() {
 #[test]
 fn a_plain_number_of_repeats_compares_doubled_numbers() {
     let settings = settings("--repeats 2 --jobs 16", 16);
-    let counts: Vec<_> = settings.iothreads.iter().map(|n| n.count()).collect();
-    assert_eq!((counts, settings.search), (vec![0, 1, 2, 4, 8, 16], Thoroughness::Listed));
+    let counts: Vec<_> = settings.iothreads.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        (counts.join(",").as_str(), settings.search),
+        ("none,1,2,4,8,16,auto", Thoroughness::Listed)
+    );
 }
 
 #[test]
@@ -127,8 +130,12 @@ fn the_default_numbers_of_iothreads_are_those_that_the_help_tells() {
         let told = format!(" {} {when}", names(counts));
         assert!(help("iothreads").contains(&told), "{told}");
         let taken = settings(&format!("{line} --jobs 16"), 16).iothreads;
-        let counts: Vec<_> = counts.iter().copied().map(Iothreads::new).collect();
+        let mut counts: Vec<_> = counts.iter().copied().map(Iothreads::new).collect();
+        counts.extend((counts.len() > 1).then_some(Iothreads::AUTO));
         assert_eq!(taken, counts, "{line}");
+    }
+    for line in ["--subject vm:qemu,host", "--daemon qemu-storage-daemon", "--jobs 1"] {
+        assert!(!settings(line, 16).iothreads.contains(&Iothreads::AUTO), "{line}");
     }
 }
 
@@ -205,8 +212,9 @@ fn lists_are_split_sorted_and_freed_of_repetitions() {
 
 #[test]
 fn more_jobs_allow_more_default_iothreads() {
-    let counts: Vec<_> = settings("--jobs 1,16", 8).iothreads.iter().map(|n| n.count()).collect();
-    assert_eq!(counts, [0, 1, 2, 3, 4, 6, 8]);
+    let taken = settings("--jobs 1,16", 8).iothreads;
+    let numbers: Vec<_> = taken.iter().filter(|n| !n.is_auto()).map(|n| n.count()).collect();
+    assert_eq!(numbers, [0, 1, 2, 3, 4, 6, 8]);
 }
 
 #[test]

@@ -107,7 +107,7 @@ fn mark(view: &View<'_>, cell: &CellSummary, kind: &Kind, row: &Row) -> Option<M
         above,
         title: format!("{}{}: {words}", row.contender, marks(cell, row)),
         ringed: range.is_some() && row.iothreads().is_some() && row.iothreads() == enough,
-        joined: row.iothreads().is_some(),
+        joined: row.contender.number().is_some(),
         hollow: cell.is_given_up(row),
     })
 }

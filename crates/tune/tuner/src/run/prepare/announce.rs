@@ -330,9 +330,9 @@ mod tests {
     #[test]
     fn as_many_runs_are_announced_as_there_is_time_for() {
         let two = "--op randread,read --bs 4k";
-        let short = format!("{two} --budget 60s");
+        let short = format!("{two} --budget 80s");
         for (first, longer) in
-            [(&*short, "--budget 100s"), (&*short, "--budget 2h"), (two, "--budget 2h")]
+            [(&*short, "--budget 130s"), (&*short, "--budget 2h"), (two, "--budget 2h")]
         {
             let mut command = Command::new(first);
             let begun = told_and_done(&mut command);
