@@ -8,6 +8,7 @@
 
 mod change;
 mod inherit;
+mod pools;
 mod remove;
 
 use std::collections::HashMap;
@@ -26,13 +27,13 @@ use graph::{
     PollOptions, PoolOptions, StorageWatchdog,
 };
 use iothread::{
-    Confinement, Iothread, IothreadPool, PlacedSource, PollLimitStrictness, PollSettings,
-    ProcessResources, SourceRegistry, SpawnError,
+    Confinement, Iothread, PlacedSource, PollLimitStrictness, PollSettings, ProcessResources,
+    SourceRegistry, SpawnError,
 };
-use kernel_io::{FileTable, OpenFile, ReactorChoice, SpareRings};
+use kernel_io::{CpuList, FileTable, OpenFile, ReactorChoice, SpareRings};
 use sandbox::Sandbox;
 
-use crate::placer::{PlacedPool, SnapshotReader};
+use crate::placer::PlacedPool;
 
 pub use change::GraphChangeError;
 
@@ -52,6 +53,8 @@ pub struct DaemonState {
     exports: Vec<Export>,
     /// Whoever moves rings is gone before the iothreads.
     pools: HashMap<String, PlacedPool>,
+    /// Pools that no export uses yet.
+    unused_pools: HashMap<String, PoolOptions>,
     /// What was claimed, also for exports that have stopped: nobody else may have it before all is flushed.
     claimed: Vec<Arc<ExportedDisk>>,
     iothreads: HashMap<String, Arc<Iothread>>,
@@ -108,6 +111,17 @@ pub enum BuildError {
         #[source]
         source: std::io::Error,
     },
+    /// A pool cannot run on its CPUs.
+    #[error("iothread-pool {pool}: cannot run on CPUs {cpus}")]
+    Cpus {
+        /// The pool.
+        pool: String,
+        /// Its CPUs.
+        cpus: CpuList,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// An export's thread could not be confined.
     #[error("export {export}: its thread cannot be confined")]
     Confine {
@@ -136,6 +150,7 @@ impl DaemonState {
         Self {
             exports: Vec::new(),
             pools: HashMap::new(),
+            unused_pools: HashMap::new(),
             claimed: Vec::new(),
             iothreads: HashMap::new(),
             graph: Graph::new(Arc::clone(files), Arc::clone(clock), named_files, watch),
@@ -150,17 +165,17 @@ impl DaemonState {
 
     /// Makes an object: starts an iothread, or makes a throttle group.
     pub fn add_object(&mut self, object: &ObjectOptions) -> Result<(), BuildError> {
-        match object.kind {
+        match &object.kind {
             ObjectKind::Iothread(polling) => {
                 self.graph.add_object(object.name())?;
-                self.spawn(&object.id, settings(polling))?;
+                self.spawn(&object.id, settings(*polling))?;
             }
             ObjectKind::IothreadPool(pool) => {
                 self.graph.add_object(object.name())?;
-                self.start_pool(&object.id, pool)?;
+                self.unused_pools.insert(object.id.clone(), pool.clone());
             }
             ObjectKind::ThrottleGroup(limits) => {
-                self.graph.add_throttle_group(&object.id, limits)?;
+                self.graph.add_throttle_group(&object.id, *limits)?;
             }
         }
         Ok(())
@@ -335,28 +350,6 @@ impl DaemonState {
         Ok(iothread)
     }
 
-    /// Makes a pool of iothreads, and starts what places rings on them.
-    fn start_pool(&mut self, id: &str, options: PoolOptions) -> Result<(), BuildError> {
-        let slots = usize::from(options.max);
-        let pool = IothreadPool::new(id, slots, self.host(), settings(options.polling))?;
-        for slot in 1..usize::from(options.min) {
-            pool.start(slot)?;
-        }
-        let (sources, clock) = (Arc::clone(&self.sources), Arc::clone(&self.clock));
-        // Before the fences, behind which nothing is opened.
-        let reader = SnapshotReader::new();
-        let start = || PlacedPool::start(pool, options.settings(), reader, (&sources, &clock));
-        let started = match &self.sandbox {
-            Some(sandbox) => sandbox.inside(start).flatten(),
-            None => start(),
-        };
-        let placed =
-            started.map_err(|source| BuildError::Placer { pool: id.to_owned(), source })?;
-        tracing::info!("pool {id}: up to {slots} iothreads");
-        self.pools.insert(id.to_owned(), placed);
-        Ok(())
-    }
-
     /// The iothreads that serve an export, all of which there are.
     fn iothreads_of(&mut self, options: &ExportOptions) -> Result<ServingIothreads, BuildError> {
         let named = match &options.iothreads[..] {
@@ -364,8 +357,10 @@ impl DaemonState {
                 Some(main) => Arc::clone(main),
                 None => self.spawn(MAIN, PollSettings::OFF)?,
             }],
-            [id] if self.pools.contains_key(id) => {
-                return Ok(ServingIothreads::Pool(Arc::clone(self.pools[id].pool())));
+            [id] if self.unused_pools.contains_key(id) || self.pools.contains_key(id) => {
+                let storage = storage_of(&self.graph.files_below(&options.node_name));
+                let pool = self.pool_for(id, storage)?;
+                return Ok(ServingIothreads::Pool(Arc::clone(pool.pool())));
             }
             named => named.iter().map(|id| Arc::clone(&self.iothreads[id])).collect(),
         };

@@ -61,11 +61,13 @@ const OBJECT: &str =
                          create a thread that serves queues; it looks for work up to NS
                          nanoseconds before it sleeps (0: never; default: about 32768), longer and
                          shorter by these factors (default 0: twice, and not at all)
-  --object [qom-type=]iothread-pool,id=ID[,min=N][,max=N][,prefer=throughput|balanced|cpu]
-           [,poll-max-ns=NS][,poll-grow=N][,poll-shrink=N]
+  --object [qom-type=]iothread-pool,id=ID[,min=N][,max=N][,cpus=LIST][,node=N][,budget=N]
+           [,prefer=throughput|balanced|cpu][,poll-max-ns=NS][,poll-grow=N][,poll-shrink=N]
                          threads that start and end as they are needed, at least min (default 1)
                          and at most max (default: as many as CPUs); one more must bring 3, 10 or
-                         25 %. The pool 'auto' is there if nothing else is called so
+                         25 %. They run on the CPUs of LIST (as 0-7) and of NUMA node N, and use
+                         as much CPU time as budget CPUs have. The pool 'auto' is there if nothing
+                         else is called so
   --object [qom-type=]throttle-group,id=ID[,limits.LIMIT=N]…
                          limits that the throttle nodes which name the group share: bytes and
                          operations per second, of all requests, reads or writes. LIMIT:

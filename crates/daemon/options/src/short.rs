@@ -172,8 +172,8 @@ impl ShortForm {
 
     /// What the long form would say.
     fn steps(&self, kind: FileKind) -> Vec<PlanStep> {
-        let (iothreads, objects): (Vec<String>, Vec<ObjectOptions>) = match self.iothreads {
-            ShortIothreads::Number(number) => (0..number)
+        let (iothreads, objects): (Vec<String>, Vec<ObjectOptions>) = match &self.iothreads {
+            ShortIothreads::Number(number) => (0..*number)
                 .map(|number| {
                     let id = format!("iothread{number}");
                     let kind = ObjectKind::Iothread(PollOptions::default());
@@ -181,7 +181,7 @@ impl ShortForm {
                 })
                 .unzip(),
             ShortIothreads::Auto(pool) => {
-                let (id, kind) = (AUTO.to_owned(), ObjectKind::IothreadPool(pool));
+                let (id, kind) = (AUTO.to_owned(), ObjectKind::IothreadPool(pool.clone()));
                 (vec![id.clone()], vec![ObjectOptions { id, kind }])
             }
         };
@@ -227,7 +227,7 @@ fn image(words: &[ParsedOption]) -> Result<PathBuf, CommandLineSyntaxError> {
 }
 
 /// What `--iothreads` says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum ShortIothreads {
     /// So many; 0 is none but the main thread.
     Number(u64),
@@ -244,7 +244,7 @@ fn iothreads(text: &str) -> Result<ShortIothreads, ArgumentError> {
         None if text == AUTO => Ok(ShortIothreads::Auto(PoolOptions::default())),
         Some((AUTO, max)) => {
             let max = number(max).and_then(|max| u16::try_from(max).ok()).ok_or_else(expected)?;
-            Ok(ShortIothreads::Auto(PoolOptions { max, ..PoolOptions::default() }))
+            Ok(ShortIothreads::Auto(PoolOptions { max: Some(max), ..PoolOptions::default() }))
         }
         None | Some(_) => number(text).map(ShortIothreads::Number).ok_or_else(expected),
     }

@@ -114,6 +114,16 @@ impl PoolSettings {
         Ok(Self { min, max, budget_cpus, prefer, fault: Fault::None })
     }
 
+    /// The most iothreads.
+    pub fn max(&self) -> usize {
+        self.max
+    }
+
+    /// So many stay.
+    pub fn min(&self) -> usize {
+        self.min
+    }
+
     /// The same without a mechanism.
     #[doc(hidden)]
     #[must_use = "it is a copy"]

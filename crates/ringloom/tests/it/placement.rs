@@ -103,9 +103,64 @@ fn refuse(program: &Program, line: &[String], sentence: &str) -> Result<()> {
     Ok(())
 }
 
+/// The same on the first CPU that the tests have.
+fn ringloom_on_one_cpu() -> Result<(Program, usize)> {
+    let set = rustix::thread::sched_getaffinity(None)?;
+    let cpu = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| set.is_set(*cpu));
+    let cpu = cpu.context("a CPU")?;
+    let words = ["-c", &cpu.to_string(), env!("CARGO_BIN_EXE_ringloom"), "serve"];
+    Ok((Program::named("ringloom", "taskset", &words), cpu))
+}
+
+/// The CPUs that each thread may use whose name begins so.
+fn cpus_of(server: &Server, name: &str) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for thread in std::fs::read_dir(format!("/proc/{}/task", server.pid()))? {
+        let status = std::fs::read_to_string(thread?.path().join("status"))?;
+        let field = |key: &str| {
+            status.lines().find_map(|it| it.strip_prefix(key)).map(|it| it.trim().to_owned())
+        };
+        if field("Name:").context("a name")?.starts_with(name) {
+            found.push(field("Cpus_allowed_list:").context("CPUs")?);
+        }
+    }
+    Ok(found)
+}
+
+#[test]
+fn a_pool_runs_on_its_cpus_and_what_it_does_not_name_runs_on_all() {
+    with(&ringloom(), |program| {
+        let (_, cpu) = ringloom_on_one_cpu()?;
+        let bench = Bench::new()?;
+        let socket = bench.path("s");
+        let cpu = cpu.to_string();
+        let line = [
+            "--object".to_owned(),
+            format!("iothread-pool,id=p,min=2,max=2,cpus={cpu},node=0,budget=1"),
+            "--object".to_owned(),
+            "iothread,id=t".to_owned(),
+            "--blockdev".to_owned(),
+            "null-co,node-name=n,size=1048576".to_owned(),
+            "--export".to_owned(),
+            format!(
+                "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path={},iothread=p",
+                socket.display()
+            ),
+        ];
+        let server = program.start(&line, std::slice::from_ref(&socket))?;
+        ensure!(cpus_of(&server, "IO p-")? == [&*cpu; 2], "{:?}", cpus_of(&server, "IO p-"));
+        ensure!(cpus_of(&server, "placer")? == [&*cpu], "{:?}", cpus_of(&server, "placer"));
+        ensure!(cpus_of(&server, "IO t")? == cpus_of(&server, "ringloom")?, "another iothread");
+        let log = stop(server, &[&socket])?;
+        ensure!(log.contains(&format!("pool p: up to 2 iothreads on CPUs {cpu}")), "{log}");
+        Ok(())
+    });
+}
+
 #[test]
 fn pools_that_cannot_be_are_refused_with_a_sentence() {
-    with(&ringloom(), |program| {
+    let (program, cpu) = ringloom_on_one_cpu().expect("a CPU");
+    with(&program, |program| {
         let bench = Bench::new()?;
         image::create_sparse(&bench.path("d.img"), 1 << 20)?;
         let short = |value: &str| line(&bench, &["--iothreads", value]);
@@ -127,13 +182,26 @@ fn pools_that_cannot_be_are_refused_with_a_sentence() {
             (&["iothread-pool,id=p,max=0"], "iothread=p", "max=0: a pool has 1 to 64"),
             (&["iothread-pool,id=p,min=9,max=8"], "iothread=p", "min=9 is above max=8"),
             (&["iothread-pool,id=p,prefer=speed"], "iothread=p", "prefer"),
+            (&["iothread-pool,id=p,budget=0"], "iothread=p", "budget: must be above 0 CPUs"),
+            (&["iothread-pool,id=p,cpus=3-1"], "iothread=p", "expects a list of CPUs, as 0-3,8"),
+            (
+                &["iothread-pool,id=p,cpus=0,,1023"],
+                "iothread=p",
+                "cpus=0,1023: this process may not use 1023, only 0",
+            ),
+            (
+                &["iothread-pool,id=p,node=4095"],
+                "iothread=p",
+                "node=4095: this host has no such NUMA node, only ",
+            ),
             (
                 &["iothread,id=t"],
                 "iothread.0=auto,iothread.1=t",
                 "iothread-pool 'auto' serves an export alone, without iothreads beside it",
             ),
         ] {
-            refuse(program, &long(objects, iothreads), sentence)?;
+            let sentence = sentence.replace("only 0", &format!("only {cpu}"));
+            refuse(program, &long(objects, iothreads), &sentence)?;
         }
         Ok(())
     });

@@ -1,6 +1,7 @@
 //! The object type `iothread-pool`, which qemu-storage-daemon does not have.
 
-use placement::{IOTHREADS_MAX, PoolSettings, Preference};
+use kernel_io::{CpuList, NumaTopology};
+use placement::{IOTHREADS_MAX, PoolSettings, Preference, SettingsError};
 use syntax::{ArgumentError, Keys, OptionFields, ValueType, optional, required};
 
 use super::iothread::polling;
@@ -16,6 +17,9 @@ pub(super) const ENTRY: ObjectType = ObjectType {
             required("id", ValueType::Text),
             optional("min", ValueType::Number),
             optional("max", ValueType::Number),
+            optional("cpus", ValueType::Texts),
+            optional("node", ValueType::Number),
+            optional("budget", ValueType::Number),
             optional("prefer", ValueType::Word(&["throughput", "balanced", "cpu"])),
             optional("poll-max-ns", ValueType::Number),
             optional("poll-grow", ValueType::Number),
@@ -27,51 +31,97 @@ pub(super) const ENTRY: ObjectType = ObjectType {
 };
 
 /// Iothreads that start and end as they are needed, and how much one more must bring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PoolOptions {
-    /// So many stay.
-    pub min: u16,
-    /// So many there are at most.
-    pub max: u16,
+    /// So many stay; one if it is not said.
+    pub min: Option<u16>,
+    /// So many there are at most; as many as CPUs if it is not said.
+    pub max: Option<u16>,
+    /// The CPUs that they run on. If it is not said, those near the storage, if the host has several NUMA nodes.
+    pub cpus: Option<CpuList>,
+    /// CPUs that they may use together.
+    pub budget: Option<u32>,
     /// How much one more must bring.
     pub prefer: Preference,
     /// How each looks for work before it sleeps.
     pub polling: PollOptions,
 }
 
-impl Default for PoolOptions {
-    fn default() -> Self {
-        let (prefer, polling) = (Preference::default(), PollOptions::default());
-        Self { min: 1, max: Self::cpus(), prefer, polling }
-    }
+/// CPUs that a pool cannot have.
+#[derive(Debug, thiserror::Error)]
+enum CpusError {
+    /// The process may not use some of them.
+    #[error("cpus={asked}: this process may not use {denied}, only {allowed}")]
+    Denied { asked: CpuList, denied: CpuList, allowed: CpuList },
+    /// There is no such node.
+    #[error("node={0}: this host has no such NUMA node, only {1}")]
+    NoNode(u64, String),
+    /// None of them is left.
+    #[error("node={node}: none of its CPUs is among those that the pool may use ({allowed})")]
+    NoneLeft { node: u64, allowed: CpuList },
+    /// The kernel does not say which there are.
+    #[error("cannot find out which CPUs this process may use")]
+    Unknown(#[source] std::io::Error),
 }
 
 impl PoolOptions {
-    /// As many iothreads as CPUs that the process may use, up to what a pool may have.
-    fn cpus() -> u16 {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        u16::try_from(cpus).unwrap_or(u16::MAX).min(IOTHREADS_MAX)
-    }
-
-    /// The same for the policy.
-    ///
-    /// # Panics
-    /// If the numbers were not checked.
-    pub fn settings(&self) -> PoolSettings {
-        PoolSettings::new(self.min, self.max, None, self.prefer).expect("it was read")
+    /// The same for the policy of a pool that runs on these CPUs, if that is said.
+    pub fn settings(&self, cpus: Option<&CpuList>) -> Result<PoolSettings, SettingsError> {
+        let usable = std::thread::available_parallelism().map_or(1, usize::from);
+        let count = cpus.map_or(usable, |it| it.count().min(usable));
+        let max = u16::try_from(count).unwrap_or(u16::MAX).clamp(1, IOTHREADS_MAX);
+        let budget = self.budget.map(f64::from);
+        PoolSettings::new(self.min.unwrap_or(1), self.max.unwrap_or(max), budget, self.prefer)
     }
 }
 
 fn read(fields: &mut OptionFields) -> Result<ObjectKind, ArgumentError> {
-    let default = PoolOptions::default();
     let number = |number: Option<u64>| number.map(|it| u16::try_from(it).unwrap_or(u16::MAX));
-    let max = number(fields.number("max")?).unwrap_or(default.max);
-    let min = number(fields.number("min")?).unwrap_or(default.min);
+    let max = number(fields.number("max")?);
+    let min = number(fields.number("min")?);
+    let budget = fields.number("budget")?.map(|it| u32::try_from(it).unwrap_or(u32::MAX));
     let prefer = match fields.word("prefer")? {
         Some("balanced") => Preference::Balanced,
         Some("cpu") => Preference::Cpu,
         Some(_) | None => Preference::Throughput,
     };
-    PoolSettings::new(min, max, None, prefer).map_err(ArgumentError::own)?;
-    Ok(ObjectKind::IothreadPool(PoolOptions { min, max, prefer, polling: polling(fields)? }))
+    let polling = polling(fields)?;
+    let allowed =
+        CpuList::of_this_thread().map_err(|it| ArgumentError::own(CpusError::Unknown(it)))?;
+    let cpus = cpus(fields, &allowed)?;
+    let options = PoolOptions { min, max, cpus, budget, prefer, polling };
+    options.settings(options.cpus.as_ref()).map_err(ArgumentError::own)?;
+    Ok(ObjectKind::IothreadPool(options))
+}
+
+/// What `cpus` and `node` leave of the CPUs that the process may use.
+fn cpus(fields: &mut OptionFields, allowed: &CpuList) -> Result<Option<CpuList>, ArgumentError> {
+    let mut cpus = None;
+    if fields.has("cpus") {
+        let expected = "a list of CPUs, as 0-3,8";
+        let fault = || ArgumentError::Expects { key: "cpus".to_owned(), expected };
+        let asked = CpuList::parse(&fields.texts("cpus")?.join(",")).ok_or_else(fault)?;
+        let denied = asked.without(allowed);
+        if denied.count() > 0 {
+            let allowed = allowed.clone();
+            return Err(ArgumentError::own(CpusError::Denied { asked, denied, allowed }));
+        }
+        cpus = Some(asked);
+    }
+    if let Some(node) = fields.number("node")? {
+        let host = NumaTopology::default();
+        let found = u32::try_from(node).ok().and_then(|node| host.cpus_of(node));
+        let Some(found) = found else {
+            let nodes: Vec<String> = host.nodes().iter().map(u32::to_string).collect();
+            return Err(ArgumentError::own(CpusError::NoNode(node, nodes.join(", "))));
+        };
+        let allowed = cpus.as_ref().unwrap_or(allowed);
+        let left = found.and(allowed);
+        if left.count() == 0 {
+            let allowed = allowed.clone();
+            return Err(ArgumentError::own(CpusError::NoneLeft { node, allowed }));
+        }
+        cpus = Some(left);
+    }
+    Ok(cpus)
 }
