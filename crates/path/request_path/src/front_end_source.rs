@@ -181,6 +181,12 @@ impl<F: FrontEnd> FrontEndSource<F> {
         self.with_port(engine, visit)
     }
 
+    /// Shows in the gauges what it has done.
+    fn show(&mut self) {
+        let Self { open, meter, .. } = self;
+        meter.show(open.counters(), open.count());
+    }
+
     /// Counts how long requests have waited for the turn that is over.
     fn count_wait(&mut self, wait: &TurnWaitSample, carried_out: u32) {
         let found = wait.found.max(self.taken);
@@ -456,8 +462,13 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
         if let Some(begun) = sampled {
             self.meter.timed(engine.now().saturating_duration_since(begun));
         }
-        let Self { open, meter, .. } = self;
-        meter.show(open.counters(), open.count(), matches!(turn, TurnResult::More));
+        if self.taken > 0 || self.open.count() != before {
+            let Self { open, meter, .. } = self;
+            meter.turn_over(open.counters(), open.count(), matches!(turn, TurnResult::More));
+        }
+        if let TurnBudget::CompletionsOnly = budget {
+            self.show();
+        }
         if let Some(wait) = self.wait.take() {
             self.count_wait(&wait, carried_out);
         }
@@ -490,6 +501,7 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
     }
 
     fn rest(&mut self) -> SleepDecision {
+        self.show();
         match self.health {
             FrontEndHealth::Sound => self.front.rest(),
             FrontEndHealth::Broken => SleepDecision::MaySleep,
@@ -516,6 +528,7 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
         self.with_port(engine, |front, port| front.leave(port));
         // What it has cancelled last is answered already, and published where it arrives.
         self.collect_here(engine);
+        self.show();
         if let Some(Attachment { route, lanes }) = self.attachment.take() {
             engine.leave(route);
             lanes.into_iter().for_each(|lane| engine.close_lane(lane));

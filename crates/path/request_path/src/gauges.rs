@@ -1,10 +1,10 @@
 //! What a source has done, for whoever watches it: requests, bytes, errors, time, latency.
 //!
-//! Where it stands in the life of a request: after it. A source counts for itself and shows the sums at the end of a turn
-//! that has done something.
+//! Where it stands in the life of a request: after it. A source counts for itself and shows the sums after a few turns,
+//! and when it may rest, leaves or stops.
 //!
-//! Invariants: the sums of one turn are shown together, but not at one moment. What is shown only grows, but for
-//! `in_flight`.
+//! Invariants: the sums are shown together, but not at one moment; what they lack is done by at most [`TURNS_UNSHOWN_MAX`]
+//! turns, and nothing while the iothread sleeps. What is shown only grows, but for `in_flight`.
 //! Threads: one writer, the source where it is served; anybody reads.
 //! Limits: see [`SourceGauges`] for what is sampled and how exact it is.
 //!
@@ -17,6 +17,10 @@ use std::time::Duration;
 use block::{Gauge, GaugeWriter, Gauges};
 
 use crate::Counters;
+
+/// How many turns there may be that the gauges do not show. A turn beside other sources may have two requests, and
+/// showing it would cost more than a tenth of them.
+const TURNS_UNSHOWN_MAX: u32 = 8;
 
 /// What is seen in one turn or round of so many stands for all of them.
 const SAMPLED: u64 = Sampler::EVERY as u64;
@@ -49,7 +53,7 @@ pub struct SourceGauges {
     pub read_bytes: Gauge,
     /// Bytes of writes that were answered without an error.
     pub written_bytes: Gauge,
-    /// Requests taken and not answered yet, at the end of the last turn.
+    /// Requests taken and not answered yet.
     pub in_flight: Gauge,
     /// How often it went to another iothread.
     pub moves: Gauge,
@@ -198,20 +202,23 @@ pub(crate) struct TurnStartCounts {
     pub(crate) carried_out: u32,
 }
 
-/// Writes a source's gauges at the end of each turn, and samples latencies.
+/// Writes a source's gauges after some turns and before its iothread sleeps, and samples latencies.
 #[derive(Debug)]
 pub(crate) struct SourceMeter {
     writer: GaugeWriter<SourceGauges>,
-    shown: Counters,
     turns: Sampler,
+    /// Turns that the gauges do not show yet, and those among them that were cut.
+    turns_unshown: u32,
+    cut_unshown: u32,
 }
 
 impl SourceMeter {
     pub(crate) fn new() -> Self {
         Self {
             writer: GaugeWriter::default(),
-            shown: Counters::default(),
             turns: Sampler::default(),
+            turns_unshown: 0,
+            cut_unshown: 0,
         }
     }
 
@@ -256,12 +263,22 @@ impl SourceMeter {
         self.writer.add(|it| &it.open_ns, (u64::from(ticks) << TICK_SHIFT).saturating_mul(each));
     }
 
-    /// A turn is over, after which so many requests are open.
-    pub(crate) fn show(&mut self, counters: &Counters, in_flight: usize, is_cut: bool) {
-        if self.shown == *counters && self.writer.in_flight.get() == in_flight as u64 {
+    /// A turn is over that has taken or answered something.
+    #[inline]
+    pub(crate) fn turn_over(&mut self, counters: &Counters, in_flight: usize, is_cut: bool) {
+        self.turns_unshown += 1;
+        self.cut_unshown += u32::from(is_cut);
+        if self.turns_unshown == TURNS_UNSHOWN_MAX {
+            self.show(counters, in_flight);
+        }
+    }
+
+    /// Shows what the turns since the last time have done, after which so many requests are open.
+    pub(crate) fn show(&mut self, counters: &Counters, in_flight: usize) {
+        let turns = std::mem::take(&mut self.turns_unshown);
+        if turns == 0 {
             return;
         }
-        self.shown = *counters;
         let writer = &mut self.writer;
         writer.set(|it| &it.reads, counters.reads);
         writer.set(|it| &it.writes, counters.writes);
@@ -272,8 +289,8 @@ impl SourceMeter {
         writer.set(|it| &it.read_bytes, counters.read_bytes);
         writer.set(|it| &it.written_bytes, counters.written_bytes);
         writer.set(|it| &it.in_flight, in_flight as u64);
-        writer.add(|it| &it.turns, 1);
-        writer.add(|it| &it.turns_cut, u64::from(is_cut));
+        writer.add(|it| &it.turns, u64::from(turns));
+        writer.add(|it| &it.turns_cut, u64::from(std::mem::take(&mut self.cut_unshown)));
     }
 }
 
@@ -308,17 +325,23 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_did_nothing_is_none() {
+    fn turns_are_shown_after_a_few_of_them_and_when_asked() {
         let mut meter = SourceMeter::new();
         let gauges = meter.gauges();
-        let mut counters = Counters::default();
-        meter.show(&counters, 0, false);
-        assert_eq!(gauges.turns.get(), 0);
-        counters.reads = 3;
-        meter.show(&counters, 2, true);
-        meter.show(&counters, 2, false);
-        let found = [&gauges.turns, &gauges.turns_cut, &gauges.reads, &gauges.in_flight];
-        assert_eq!(found.map(Gauge::get), [1, 1, 3, 2]);
+        let shown =
+            || [&gauges.turns, &gauges.turns_cut, &gauges.reads, &gauges.in_flight].map(Gauge::get);
+        let counters = Counters { reads: 3, ..Counters::default() };
+        meter.show(&counters, 2);
+        assert_eq!(shown(), [0; 4]);
+        for _ in 1..TURNS_UNSHOWN_MAX {
+            meter.turn_over(&counters, 2, true);
+        }
+        assert_eq!(shown(), [0; 4]);
+        meter.turn_over(&counters, 1, false);
+        assert_eq!(shown(), [8, 7, 3, 1]);
+        meter.turn_over(&counters, 0, true);
+        meter.show(&counters, 0);
+        assert_eq!(shown(), [9, 8, 3, 0]);
     }
 
     #[test]

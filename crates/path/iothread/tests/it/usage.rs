@@ -100,7 +100,7 @@ fn what_a_source_does_is_seen_while_it_is_served_and_moved() {
             guest.completions();
             assert!(gauges.reads.get() <= read + 1);
         }
-        // The last turn shows its sums after its answers.
+        // A stop shows what the last turns have done.
         drop(placed.stop());
         assert_eq!((gauges.reads.get(), gauges.read_bytes.get()), (READS, READS * BLOCK as u64));
         assert_eq!((gauges.errors.get(), gauges.in_flight.get()), (0, 0));
