@@ -148,6 +148,8 @@ fn fault_points(workspace: &Workspace, log: &Path) -> Result<Tally> {
         "--show-output",
         "crash::",
         "campaign::nothing_is_lost_or_done_twice_when_the_server_is_killed_between",
+        "campaign::nothing_is_lost_or_done_twice_when_rings_are_moved",
+        "placement::moved",
         "takeover::hangs::a_write_before_the_word",
     ];
     let arguments = [&arguments[..], &filters].concat();

@@ -4,23 +4,32 @@
 //! ends iothreads and moves rings. It is the only one that moves rings of a pool's exports.
 //!
 //! Invariants: what cannot be done (an iothread that does not start, a ring that stays or has stopped) is left out, and the
-//! policy sees that in the next snapshot. While nothing is to be done the thread sleeps without a timer.
+//! policy sees that in the next snapshot. Rings of an export whose guest is migrated stay where they are, and all rings
+//! while a node is drained. While nothing is to be done the thread sleeps without a timer.
 //! Threads: its own; the others only add and take away exports. Limits: the log has at most ten lines in ten seconds.
 //! Not here: what is decided (`placement`), what happens to a ring in a move (`iothread`).
 
+#[cfg(feature = "fault-points")]
+mod random_moves;
 mod snapshot;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use block::{Clock, LogRateLimit};
+use exports::{MigrationFlag, QueuePin};
+use graph::PoolMode;
 use host::chain_of;
 use iothread::{IothreadPool, SourceMove, SourceRegistry, move_many};
 use placement::{
-    DiskId, IothreadSlot, NextLook, Note, Order, Placer, PoolSettings, RingMove, StorageId,
+    DiskId, DiskMode, IothreadSlot, NextLook, Note, Order, Placer, PoolSettings, RingMove,
+    Snapshot, StorageId,
 };
+
+use crate::PreparedExport;
 
 pub(crate) use self::snapshot::SnapshotReader;
 
@@ -38,6 +47,7 @@ struct Shared {
     sources: Arc<SourceRegistry>,
     clock: Arc<dyn Clock>,
     exports: Mutex<Exports>,
+    mode: PoolMode,
     is_over: AtomicBool,
 }
 
@@ -55,6 +65,8 @@ pub(crate) struct PoolExport {
     pub(crate) name: String,
     disk: DiskId,
     storage: StorageId,
+    pins: Arc<[QueuePin]>,
+    migration: Arc<MigrationFlag>,
     /// How many iothreads it has, without what is being tried; `None` if the policy has not seen it yet.
     pub(crate) iothreads: Option<usize>,
     /// What another iothread would bring at most, as a share.
@@ -67,7 +79,7 @@ impl PlacedPool {
     /// Starts the thread that places rings. Call it on a thread behind the fences, if there are some.
     pub(crate) fn start(
         pool: IothreadPool,
-        settings: PoolSettings,
+        (settings, mode): (PoolSettings, PoolMode),
         reader: SnapshotReader,
         (sources, clock): (&Arc<SourceRegistry>, &Arc<dyn Clock>),
     ) -> std::io::Result<Self> {
@@ -76,6 +88,7 @@ impl PlacedPool {
             sources: Arc::clone(sources),
             clock: Arc::clone(clock),
             exports: Mutex::default(),
+            mode,
             is_over: AtomicBool::new(false),
         });
         let theirs = Arc::clone(&shared);
@@ -91,14 +104,22 @@ impl PlacedPool {
 
     /// Places the rings of an export from now on. Exports with the same number of `storage`, if that is known, stand on
     /// the same storage.
-    pub(crate) fn add(&self, export: &str, storage: Option<u64>) {
+    pub(crate) fn add(&self, export: &PreparedExport, storage: Option<u64>) {
         let mut exports = self.shared.exports();
         let disk = DiskId(exports.count);
         exports.count += 1;
         // Those of which nothing is known have some of their own.
         let storage = StorageId(storage.unwrap_or(u64::MAX - disk.0));
-        let (name, iothreads, gain_max, is_trying) = (export.to_owned(), None, None, false);
-        exports.all.push(PoolExport { name, disk, storage, iothreads, gain_max, is_trying });
+        exports.all.push(PoolExport {
+            name: export.options.id.clone(),
+            disk,
+            storage,
+            pins: export.options.pins.clone().into(),
+            migration: Arc::clone(&export.offer.migration),
+            iothreads: None,
+            gain_max: None,
+            is_trying: false,
+        });
         drop(exports);
         self.shared.pool.alarm().call();
     }
@@ -124,7 +145,26 @@ impl Drop for PlacedPool {
     }
 }
 
+impl PoolExport {
+    /// The iothread that is to serve a queue whatever the load, if one is.
+    fn pin_of(&self, queue: u16) -> Option<IothreadSlot> {
+        let pin = self.pins.iter().find(|pin| pin.queue == queue)?;
+        Some(IothreadSlot(pin.iothread))
+    }
+}
+
 impl Shared {
+    /// What may be done with the rings of an export now.
+    fn mode_of(&self, export: &PoolExport) -> DiskMode {
+        if self.sources.is_draining() || export.migration.is_set() {
+            DiskMode::Suspended
+        } else if self.mode == PoolMode::Frozen {
+            DiskMode::Frozen
+        } else {
+            DiskMode::Auto
+        }
+    }
+
     fn exports(&self) -> MutexGuard<'_, Exports> {
         self.exports.lock().expect("no holder of this lock panics")
     }
@@ -137,12 +177,22 @@ struct PlacerThread {
     reader: SnapshotReader,
     begun: Instant,
     rate: LogRateLimit,
+    #[cfg(feature = "fault-points")]
+    random: Option<random_moves::RandomMoves>,
 }
 
 impl PlacerThread {
     fn new(shared: Arc<Shared>, settings: PoolSettings, reader: SnapshotReader) -> Self {
         let begun = shared.clock.now();
-        Self { shared, placer: Placer::new(settings), reader, begun, rate: LogRateLimit::default() }
+        Self {
+            shared,
+            placer: Placer::new(settings),
+            reader,
+            begun,
+            rate: LogRateLimit::default(),
+            #[cfg(feature = "fault-points")]
+            random: random_moves::RandomMoves::from_environment(),
+        }
     }
 
     fn run(mut self) {
@@ -150,7 +200,15 @@ impl PlacerThread {
             let exports = self.shared.exports().all.clone();
             let now = self.shared.clock.now();
             let Shared { pool, sources, .. } = &*self.shared;
-            let snapshot = self.reader.read(pool, &sources.all(), &exports, now);
+            let mode = |export: &PoolExport| self.shared.mode_of(export);
+            let snapshot = self.reader.read(pool, &sources.all(), &exports, (mode, now));
+            for order in pinned(&snapshot, &exports) {
+                self.carry_out(order, &exports);
+            }
+            #[cfg(feature = "fault-points")]
+            if self.move_at_random(&snapshot, &exports) {
+                continue;
+            }
             let decision = self.placer.decide(snapshot, now.saturating_duration_since(self.begun));
             for order in decision.orders {
                 self.carry_out(order, &exports);
@@ -166,6 +224,17 @@ impl PlacerThread {
         }
     }
 
+    /// If tests ask for that.
+    #[cfg(feature = "fault-points")]
+    fn move_at_random(&mut self, snapshot: &Snapshot, exports: &[PoolExport]) -> bool {
+        let Some(mut random) = self.random.take() else { return false };
+        let orders = random.orders(snapshot, self.shared.pool.slots());
+        random.note(orders.into_iter().map(|order| self.carry_out(order, exports)).sum());
+        self.shared.pool.alarm().sleep_for(random.pause());
+        self.random = Some(random);
+        true
+    }
+
     /// Shows how the exports are placed.
     fn publish(&self) {
         for export in &mut self.shared.exports().all {
@@ -175,23 +244,32 @@ impl PlacerThread {
         }
     }
 
-    fn carry_out(&self, order: Order, exports: &[PoolExport]) {
+    /// Returns how many rings were moved.
+    fn carry_out(&self, order: Order, exports: &[PoolExport]) -> u64 {
         let pool = &self.shared.pool;
         match order {
             Order::Start(IothreadSlot(slot)) => {
                 if let Err(error) = pool.start(usize::from(slot)) {
                     tracing::error!("pool {}: {}", pool.name(), chain_of(&error));
                 }
+                0
             }
             Order::Move(moves) => self.move_rings(&moves, exports),
-            Order::End(IothreadSlot(slot)) => pool.end(usize::from(slot)),
+            Order::End(IothreadSlot(slot)) => {
+                pool.end(usize::from(slot));
+                0
+            }
         }
     }
 
-    fn move_rings(&self, moves: &[RingMove], exports: &[PoolExport]) {
+    /// Moves what can be moved. Returns how many rings that were.
+    fn move_rings(&self, moves: &[RingMove], exports: &[PoolExport]) -> u64 {
         let (sources, running) = (self.shared.sources.all(), self.shared.pool.running());
         let find = |ring: &RingMove| {
             let export = exports.iter().find(|it| it.disk == ring.disk)?;
+            if self.shared.mode_of(export) == DiskMode::Suspended {
+                return None;
+            }
             let is_meant = |name: &iothread::SourceName| {
                 name.export == export.name && name.queue == ring.queue
             };
@@ -200,11 +278,16 @@ impl PlacerThread {
             Some(SourceMove { source: Arc::clone(source), to: Arc::clone(to) })
         };
         let found: Vec<_> = moves.iter().filter_map(find).collect();
+        let mut count = 0;
         for (it, moved) in found.iter().zip(move_many(&found)) {
-            if let Err(error) = moved {
-                tracing::debug!("{}: not moved: {}", it.source.name(), chain_of(&error));
+            match moved {
+                Ok(()) => count += 1,
+                Err(error) => {
+                    tracing::debug!("{}: not moved: {}", it.source.name(), chain_of(&error));
+                }
             }
         }
+        count
     }
 
     fn say(&mut self, note: &Note, exports: &[PoolExport]) {
@@ -241,4 +324,28 @@ impl PlacerThread {
             tracing::info!("{line}");
         }
     }
+}
+
+/// What puts pinned rings where they belong.
+fn pinned(snapshot: &Snapshot, exports: &[PoolExport]) -> Vec<Order> {
+    let mut moves = Vec::new();
+    for disk in &snapshot.disks {
+        let Some(export) = exports.iter().find(|it| it.disk == disk.id) else { continue };
+        let misplaced = disk.rings.iter().filter_map(|ring| {
+            let to = export.pin_of(ring.queue).filter(|to| *to != ring.iothread)?;
+            Some(RingMove { disk: disk.id, queue: ring.queue, to })
+        });
+        moves.extend(misplaced);
+    }
+    with_starts(moves, snapshot)
+}
+
+/// Moves, after the starts of the iothreads that they lead to.
+fn with_starts(moves: Vec<RingMove>, snapshot: &Snapshot) -> Vec<Order> {
+    let runs = |slot: &IothreadSlot| snapshot.iothreads.iter().any(|it| it.slot == *slot);
+    let missing: BTreeSet<IothreadSlot> =
+        moves.iter().map(|it| it.to).filter(|slot| !runs(slot)).collect();
+    let mut orders: Vec<Order> = missing.into_iter().map(Order::Start).collect();
+    orders.extend((!moves.is_empty()).then_some(Order::Move(moves)));
+    orders
 }

@@ -204,11 +204,13 @@ impl DaemonState {
             memory_bytes_max,
             clock: Arc::clone(&self.clock),
         };
-        if let ServingIothreads::Pool(pool) = &parts.iothreads {
-            self.pools[pool.name()].add(&options.id, storage_of(&parts.files));
-        }
+        let storage = storage_of(&parts.files);
         let offer = ExportedDisk::new(&options.id, parts, &self.descriptor_check)?;
-        Ok(PreparedExport { options: options.clone(), offer: Arc::new(offer) })
+        let prepared = PreparedExport { options: options.clone(), offer: Arc::new(offer) };
+        if let ServingIothreads::Pool(pool) = &prepared.offer.iothreads {
+            self.pools[pool.name()].add(&prepared, storage);
+        }
+        Ok(prepared)
     }
 
     /// Claims what the export needs, unless it does that only when it serves rings. Blocks.

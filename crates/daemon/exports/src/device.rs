@@ -8,7 +8,7 @@
 use std::error::Error;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use block::{Clock, DiskSize, Durability, Node, Rights};
@@ -57,12 +57,30 @@ pub struct ExportedDisk {
     pub cache: Mutex<CacheMode>,
     /// Who serves the rings.
     pub iothreads: ServingIothreads,
+    /// Whether its guest is being migrated.
+    pub migration: Arc<MigrationFlag>,
     /// Rung when another process wants to go on with the export, and readable until that is answered.
     pub(crate) freeze_notifier: Notifier,
     /// Since when its front end waits, if it has to come back after a takeover.
     pub resumption: Mutex<Option<TakeoverPauseStart>>,
     /// How often it is said that a guest's memory is not shared.
     pub(crate) unshared: Arc<UnsharedMemoryRate>,
+}
+
+/// Whether the guest of an export is being migrated: what is written is logged, and its queues stay where they are.
+#[derive(Debug, Default)]
+pub struct MigrationFlag(AtomicBool);
+
+impl MigrationFlag {
+    fn set(&self, is_migrated: bool) {
+        // Whoever moves a queue because it sees this late does no harm.
+        self.0.store(is_migrated, Ordering::Relaxed);
+    }
+
+    /// Whether it is so now.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// The iothreads that serve the rings of an export.
@@ -139,6 +157,7 @@ impl ExportedDisk {
             size,
             cache: Mutex::new(config.cache),
             iothreads,
+            migration: Arc::default(),
             freeze_notifier: Notifier::new().map_err(|source| ExportError::of(id, source))?,
             resumption: Mutex::new(None),
             unshared: Arc::new(UnsharedMemoryRate::new(clock)),
@@ -209,6 +228,7 @@ impl BlkDevice {
             None => Ring::new(start.memory, setup)?,
         };
         let inherited = ring.is_inherited().then(|| ring.pending());
+        self.offer.migration.set(start.log.is_some());
         ring.set_log(start.log);
         let front = BlkRing::new(BlkRingSetup {
             ring,
@@ -380,6 +400,7 @@ impl Device for BlkDevice {
     }
 
     fn set_log(&mut self, queue: QueueIndex, log: Option<RingDirtyLog>) {
+        self.offer.migration.set(log.is_some());
         if let Some(placed) = self.slot(queue) {
             // Of a ring that somebody has stopped nothing is written any more.
             let _stopped = placed.visit(|front, port| front.set_log(log, port));
@@ -389,6 +410,7 @@ impl Device for BlkDevice {
 
 impl Drop for BlkDevice {
     fn drop(&mut self) {
+        self.offer.migration.set(false);
         // Its front end hears nothing any more.
         self.offer.size.reset_front_end();
         self.offer.size.warn_if_removed();

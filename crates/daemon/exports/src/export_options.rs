@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use block::{Access, Node};
 use graph::NewExport;
 use syntax::{
-    ArgumentError, Keys, OptionFields, Union, ValueType, is_identifier, optional, required,
+    ArgumentError, Keys, OptionFields, Union, ValueType, is_identifier, optional, parse_number,
+    required,
 };
 use virtio::{BlkConfig, CacheMode};
 
@@ -45,6 +46,7 @@ pub static VHOST_USER_BLK: Keys = Keys {
         optional("logical-block-size", ValueType::Size),
         optional("num-queues", ValueType::Number),
         optional("iothread", ValueType::Texts),
+        optional("pin", ValueType::Texts),
         optional("writethrough", ValueType::Flag),
     ]],
     later: &[&["allow-inactive", "fixed-iothread"]],
@@ -77,6 +79,8 @@ pub struct ExportOptions {
     pub num_queues: Option<u16>,
     /// The iothreads that serve the queues, round-robin. Empty is `none`.
     pub iothreads: Vec<String>,
+    /// Queues that stay where they are put, though a pool serves them.
+    pub pins: Vec<QueuePin>,
     /// Whether changes are durable as soon as they are answered, until a driver asks for another
     /// mode.
     pub writethrough: bool,
@@ -118,6 +122,15 @@ impl ExportOptions {
     }
 }
 
+/// A queue that one iothread of a pool serves, whatever the load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueuePin {
+    /// Its number.
+    pub queue: u16,
+    /// The number of the iothread in the pool.
+    pub iothread: u16,
+}
+
 /// The UNIX socket of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SocketOptions {
@@ -129,6 +142,31 @@ pub struct SocketOptions {
     pub group: Option<String>,
 }
 
+/// Reads `QUEUE:IOTHREAD`, of queues that the export has, each at most once.
+fn pins(fields: &mut OptionFields, queues: Option<u16>) -> Result<Vec<QueuePin>, ArgumentError> {
+    if !fields.has("pin") {
+        return Ok(Vec::new());
+    }
+    let mut pins: Vec<QueuePin> = Vec::new();
+    for text in fields.texts("pin")? {
+        let number = |text| parse_number(text).and_then(|it| u16::try_from(it).ok());
+        let pair =
+            text.split_once(':').and_then(|(queue, thread)| number(queue).zip(number(thread)));
+        let expected = "QUEUE:IOTHREAD, as 0:2";
+        let fault = || ArgumentError::Expects { key: "pin".to_owned(), expected };
+        let (queue, iothread) = pair.ok_or_else(fault)?;
+        let queues = queues.unwrap_or(QUEUES_MAX);
+        if queue >= queues {
+            return Err(ArgumentError::own(ExportOptionsError::PinnedQueue { queue, queues }));
+        }
+        if pins.iter().any(|it| it.queue == queue) {
+            return Err(ArgumentError::own(ExportOptionsError::PinnedTwice(queue)));
+        }
+        pins.push(QueuePin { queue, iothread });
+    }
+    Ok(pins)
+}
+
 /// A value that an export's options cannot have.
 #[derive(Debug, thiserror::Error)]
 enum ExportOptionsError {
@@ -138,6 +176,17 @@ enum ExportOptionsError {
     /// Too few or too many queues.
     #[error("parameter num-queues must be between 1 and 256, not {0}")]
     NumQueues(u64),
+    /// A queue that there is not.
+    #[error("parameter pin: there is no queue {queue}; there are {queues}, the first is 0")]
+    PinnedQueue {
+        /// The queue.
+        queue: u16,
+        /// How many there are.
+        queues: u16,
+    },
+    /// A queue with two places.
+    #[error("parameter pin: queue {0} is there twice")]
+    PinnedTwice(u16),
     /// A socket path that the kernel cannot take.
     #[error("socket path '{}' has {bytes} bytes; the limit is 107", path.display())]
     SocketPathTooLong {
@@ -169,6 +218,7 @@ impl ExportOptions {
         if !is_identifier(&id) {
             return Err(ArgumentError::NotAnIdentifier { key: "id", value: id });
         }
+        let num_queues = fields.number("num-queues")?.map(check_num_queues).transpose()?;
         Ok(Self {
             id,
             node_name: fields.required_text("node-name")?,
@@ -178,8 +228,9 @@ impl ExportOptions {
                 Some(bytes) => check_logical_block_size(bytes)?,
                 None => LOGICAL_BLOCK_BYTES,
             },
-            num_queues: fields.number("num-queues")?.map(check_num_queues).transpose()?,
+            num_queues,
             iothreads: fields.texts("iothread")?,
+            pins: pins(&mut fields, num_queues)?,
             writethrough: fields.flag("writethrough")?.unwrap_or(false),
         })
     }

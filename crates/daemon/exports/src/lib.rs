@@ -30,11 +30,11 @@ pub use attach::{AttachLinesFormat, attach_lines};
 pub use claim::{ExportClaimError, InterruptibleWait, LOCK_WAIT_MAX, WaitPolicy, WaitResult};
 pub use descriptor_check::{DescriptorCheck, DescriptorCheckStartError};
 pub use descriptor_limits::{has_room_for_spare_rings, share_descriptors};
-pub use device::{DiskParts, ExportedDisk, ServingIothreads};
+pub use device::{DiskParts, ExportedDisk, MigrationFlag, ServingIothreads};
 pub use export::{AdoptedSession, Export, FreezeRequest, FrozenExport};
 pub use export_error::ExportError;
 pub use export_options::{
-    ExportOptions, LOGICAL_BLOCK_BYTES, SocketOptions, VHOST_USER_BLK, check_num_queues,
+    ExportOptions, LOGICAL_BLOCK_BYTES, QueuePin, SocketOptions, VHOST_USER_BLK, check_num_queues,
     check_socket_path,
 };
 pub use export_size::ExportSize;

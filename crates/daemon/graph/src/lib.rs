@@ -26,5 +26,7 @@ pub use model::{
     Activity, ChildRole, Edge, GraphModel, ModelError, NODE, NewExport, NewNode, NodeOwner,
     NodeUser, PermissionConflict, TypedObjectId, path_down,
 };
-pub use objects::{OBJECT_TYPES, ObjectKind, ObjectOptions, ObjectType, PollOptions, PoolOptions};
+pub use objects::{
+    OBJECT_TYPES, ObjectKind, ObjectOptions, ObjectType, PollOptions, PoolMode, PoolOptions,
+};
 pub use storage_watchdog::{StorageWatchdog, waiting_for};

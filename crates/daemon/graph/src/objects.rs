@@ -11,7 +11,7 @@ mod throttle_group;
 use layers::ThrottleLimits;
 use syntax::{ArgumentError, Keys, OptionFields, is_identifier};
 
-pub use iothread_pool::PoolOptions;
+pub use iothread_pool::{PoolMode, PoolOptions};
 
 use crate::model::{IOTHREAD, IOTHREAD_POOL, THROTTLE_GROUP, TypedObjectId};
 

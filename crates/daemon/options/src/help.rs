@@ -62,12 +62,13 @@ const OBJECT: &str =
                          nanoseconds before it sleeps (0: never; default: about 32768), longer and
                          shorter by these factors (default 0: twice, and not at all)
   --object [qom-type=]iothread-pool,id=ID[,min=N][,max=N][,cpus=LIST][,node=N][,budget=N]
-           [,prefer=throughput|balanced|cpu][,poll-max-ns=NS][,poll-grow=N][,poll-shrink=N]
+           [,prefer=throughput|balanced|cpu][,mode=auto|frozen]
+           [,poll-max-ns=NS][,poll-grow=N][,poll-shrink=N]
                          threads that start and end as they are needed, at least min (default 1)
                          and at most max (default: as many as CPUs); one more must bring 3, 10 or
                          25 %. They run on the CPUs of LIST (as 0-7) and of NUMA node N, and use
-                         as much CPU time as budget CPUs have. The pool 'auto' is there if nothing
-                         else is called so
+                         as much CPU time as budget CPUs have. frozen: queues stay where they
+                         begin. The pool 'auto' is there if nothing else is called so
   --object [qom-type=]throttle-group,id=ID[,limits.LIMIT=N]…
                          limits that the throttle nodes which name the group share: bytes and
                          operations per second, of all requests, reads or writes. LIMIT:
@@ -84,9 +85,10 @@ const OBJECT: &str =
 const EXPORT: &str =
     "  --export [type=]vhost-user-blk,id=ID,node-name=N,addr.type=unix,addr.path=PATH
            [,writable=on|off][,logical-block-size=BYTES][,num-queues=N]
-           [,iothread=ID | ,iothread.0=ID,iothread.1=ID,…][,writethrough=on|off]
+           [,iothread=ID | ,iothread.0=ID,iothread.1=ID,…][,pin=QUEUE:N][,writethrough=on|off]
                          offer a node on a socket. Queues go to the iothreads round-robin, those
-                         of a pool (iothread=auto) where they are served best; none
+                         of a pool (iothread=auto) where they are served best, or with pin on the
+                         N-th iothread of the pool, from 0; none
                          named: the main thread. Default: read-only, blocks of 512 bytes, as many
                          queues as the guest asks for (at most 256), write-back.
                          writethrough: a change is durable when it is answered, until the guest

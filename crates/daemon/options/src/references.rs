@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use exports::ExportOptions;
 use graph::{
     AutoReadOnly, Blockdev, BlockdevRef, Edge, GraphModel, KeyedChild, ModelError, NODE, NodeOwner,
     ObjectKind, ObjectOptions, PoolOptions, TypedObjectId, path_down,
@@ -33,6 +34,28 @@ enum ReferenceError {
         what: &'static str,
         /// The name.
         name: String,
+    },
+}
+
+/// Pins that no pool can keep.
+#[derive(Debug, thiserror::Error)]
+enum PinError {
+    /// Its queues are on iothreads that are named.
+    #[error(
+        "parameter pin needs a pool of iothreads, as iothread=auto; named iothreads serve the same queues anyway"
+    )]
+    NoPool,
+    /// The pool has no such iothread.
+    #[error(
+        "parameter pin: iothread-pool '{pool}' has no iothread {iothread}; it has {max}, the first is 0"
+    )]
+    NoIothread {
+        /// The pool.
+        pool: String,
+        /// Which of its iothreads.
+        iothread: u16,
+        /// How many it may have.
+        max: usize,
     },
 }
 
@@ -67,7 +90,29 @@ pub(super) fn admit(
             check_reference(&export.node_name, None).and_then(|()| model.add_export(export.entry()))
         }
     };
-    admitted.map_err(|fault| explain(fault, model, all))
+    admitted.map_err(|fault| explain(fault, model, all))?;
+    match step {
+        PlanStep::Export(export) => check_pins(export, all).map_err(ArgumentError::own),
+        PlanStep::Object(_) | PlanStep::Blockdev(_) => Ok(()),
+    }
+}
+
+/// Whether the iothreads of the export's pool are there that its pins name.
+fn check_pins(export: &ExportOptions, all: &[PlanStep]) -> Result<(), PinError> {
+    let Some(most) = export.pins.iter().map(|pin| pin.iothread).max() else { return Ok(()) };
+    let pool = all.iter().find_map(|step| match step {
+        PlanStep::Object(ObjectOptions { id, kind: ObjectKind::IothreadPool(options) })
+            if export.iothreads.first() == Some(id) =>
+        {
+            Some((id, options.settings(options.cpus.as_ref()).ok()?.max()))
+        }
+        PlanStep::Object(_) | PlanStep::Blockdev(_) | PlanStep::Export(_) => None,
+    });
+    match pool {
+        None => Err(PinError::NoPool),
+        Some((_, max)) if usize::from(most) < max => Ok(()),
+        Some((id, max)) => Err(PinError::NoIothread { pool: id.clone(), iothread: most, max }),
+    }
 }
 
 /// Adds a node, and those inside it, from the bottom up. Its children are looked at in order: what one names is there

@@ -202,6 +202,7 @@ impl ShortForm {
             logical_block_size: LOGICAL_BLOCK_BYTES,
             num_queues: self.num_queues,
             iothreads,
+            pins: Vec::new(),
             writethrough: false,
         };
         objects.chain([PlanStep::Blockdev(node), PlanStep::Export(export)]).collect()

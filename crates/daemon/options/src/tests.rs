@@ -132,6 +132,7 @@ fn export() -> ExportOptions {
         logical_block_size: 512,
         num_queues: None,
         iothreads: Vec::new(),
+        pins: Vec::new(),
         writethrough: false,
     }
 }

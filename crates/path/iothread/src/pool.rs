@@ -81,14 +81,16 @@ impl IothreadPool {
         Arc::clone(self.lock().running[0].as_ref().expect("it runs from the start"))
     }
 
-    /// Has the iothread of that slot end as soon as it serves nothing; the slot is free at once. That of the first slot
-    /// stays.
+    /// Has the iothread of that slot end; the slot is free at once. One that serves something stays, or that somebody is
+    /// about to place something on, and so does that of the first slot.
     pub fn end(&self, slot: usize) {
         let mut slots = self.lock();
         if slot == 0 {
             return;
         }
-        if let Some(iothread) = slots.running.get_mut(slot).and_then(Option::take) {
+        let unused = |it: &mut Arc<Iothread>| Arc::strong_count(it) == 1;
+        // Under the lock nobody else gets it; whoever has it is served, or will be.
+        if let Some(iothread) = slots.running.get_mut(slot).and_then(|it| it.take_if(unused)) {
             iothread.retire();
             slots.ending.push(iothread);
         }

@@ -61,6 +61,11 @@ impl SourceRegistry {
         self.all().into_iter().filter(is_there).collect()
     }
 
+    /// Whether any node is drained now, or about to be.
+    pub fn is_draining(&self) -> bool {
+        !self.lock().drains.is_empty()
+    }
+
     pub(crate) fn enter(&self, source: &Arc<PlacedSource>) {
         let mut entries = self.lock();
         entries.sources.retain(|source| source.strong_count() > 0);

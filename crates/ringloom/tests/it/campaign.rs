@@ -129,6 +129,17 @@ fn without_an_in_flight_region_lost_requests_are_found() {
     });
 }
 
+/// Rings go from iothread to iothread every few milliseconds, iothreads start and end, servers are killed, also between
+/// the two halves of a move, stopped and taken over.
+#[cfg(feature = "fault-points")]
+#[test]
+fn nothing_is_lost_or_done_twice_when_rings_are_moved_at_random() {
+    let (steps, moves) = (campaign::Steps::Known, campaign::Moves::Random);
+    let media = vec![Medium::Memory, Medium::File];
+    let plan = Plan { steps, moves, media, ..Plan::new(ROUNDS, 1) };
+    with(&ringloom(), |program| run(program, &plan));
+}
+
 #[cfg(feature = "fault-points")]
 #[test]
 fn nothing_is_lost_or_done_twice_when_the_server_is_killed_between_two_steps() {

@@ -1,5 +1,8 @@
 //! `iothread=auto`: rings that are placed while their guests run.
 
+#[cfg(feature = "fault-points")]
+mod moved;
+
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -103,6 +106,49 @@ fn refuse(program: &Program, line: &[String], sentence: &str) -> Result<()> {
     Ok(())
 }
 
+/// Which iothread serves each queue that had requests, by the table of SIGUSR1.
+fn places(log: &str) -> Vec<(String, String)> {
+    let queue = |line: &str| {
+        let (_, rest) = line.split_once(": queue ")?;
+        let (queue, rest) = rest.split_once(" on ")?;
+        let (iothread, _) = rest.split_once(": ")?;
+        Some((queue.to_owned(), iothread.to_owned()))
+    };
+    log.lines().filter_map(queue).collect()
+}
+
+#[test]
+fn pinned_queues_go_where_they_belong_and_all_others_stay_in_a_frozen_pool() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        image::create_sparse(&bench.path("d.img"), Survivor::disk_bytes(QUEUES))?;
+        let socket = bench.path("s");
+        let line = [
+            "--object".to_owned(),
+            "iothread-pool,id=p,max=3,mode=frozen".to_owned(),
+            "--blockdev".to_owned(),
+            format!("file,node-name=n,filename={}", bench.text("d.img")),
+            "--export".to_owned(),
+            format!(
+                "vhost-user-blk,id=e,node-name=n,writable=on,num-queues=4,addr.type=unix,\
+                 addr.path={},iothread=p,pin.0=1:2,pin.1=3:1",
+                socket.display()
+            ),
+        ];
+        let server = program.start(&line, std::slice::from_ref(&socket))?;
+        let mut client = Survivor::connect(&socket, RingLayout::Split, QUEUES)?;
+        let mut rng = Rng::new(9);
+        work(&mut client, &mut rng, Duration::from_millis(500))?;
+        server.signal(Signal::USR1)?;
+        server.wait_for_log("pool p: 3 of 3 iothreads run", LIMIT)?;
+        let expected = [("0", "p-0"), ("1", "p-2"), ("2", "p-0"), ("3", "p-1")];
+        let found = places(&server.log());
+        let is_expected = |it: &(String, String)| expected.contains(&(&*it.0, &*it.1));
+        ensure!(found.len() == 4 && found.iter().all(is_expected), "{found:?}");
+        end(client, server, &bench).map(drop)
+    });
+}
+
 /// The same on the first CPU that the tests have.
 fn ringloom_on_one_cpu() -> Result<(Program, usize)> {
     let set = rustix::thread::sched_getaffinity(None)?;
@@ -182,6 +228,24 @@ fn pools_that_cannot_be_are_refused_with_a_sentence() {
             (&["iothread-pool,id=p,max=0"], "iothread=p", "max=0: a pool has 1 to 64"),
             (&["iothread-pool,id=p,min=9,max=8"], "iothread=p", "min=9 is above max=8"),
             (&["iothread-pool,id=p,prefer=speed"], "iothread=p", "prefer"),
+            (&["iothread-pool,id=p,mode=off"], "iothread=p", "mode"),
+            (&["iothread-pool,id=p,max=2"], "iothread=p,pin=0", "expects QUEUE:IOTHREAD, as 0:2"),
+            (
+                &["iothread-pool,id=p,max=2"],
+                "iothread=p,num-queues=2,pin=2:0",
+                "there is no queue 2; there are 2, the first is 0",
+            ),
+            (
+                &["iothread-pool,id=p,max=2"],
+                "iothread=p,pin.0=0:1,pin.1=0:0",
+                "parameter pin: queue 0 is there twice",
+            ),
+            (
+                &["iothread-pool,id=p,max=2"],
+                "iothread=p,pin=0:2",
+                "iothread-pool 'p' has no iothread 2; it has 2, the first is 0",
+            ),
+            (&["iothread,id=t"], "iothread=t,pin=0:0", "parameter pin needs a pool of iothreads"),
             (&["iothread-pool,id=p,budget=0"], "iothread=p", "budget: must be above 0 CPUs"),
             (&["iothread-pool,id=p,cpus=3-1"], "iothread=p", "expects a list of CPUs, as 0-3,8"),
             (

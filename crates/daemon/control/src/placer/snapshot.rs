@@ -37,18 +37,18 @@ impl SnapshotReader {
         pool: &IothreadPool,
         sources: &[Arc<PlacedSource>],
         exports: &[PoolExport],
-        now: Instant,
+        (mode, now): (impl Fn(&PoolExport) -> DiskMode, Instant),
     ) -> Snapshot {
         self.measure_idle(now);
         let running = pool.running();
         let disk = |export: &PoolExport| DiskCounters {
             id: export.disk,
             storage: export.storage,
-            mode: DiskMode::Auto,
+            mode: mode(export),
             rings: sources
                 .iter()
                 .filter(|source| source.name().export == export.name)
-                .filter_map(|source| ring(source, &running))
+                .filter_map(|source| ring(source, &running, export))
                 .collect(),
         };
         Snapshot {
@@ -89,14 +89,18 @@ fn iothread(number: usize, iothread: &Iothread) -> IothreadCounters {
 }
 
 /// A ring of the pool; `None` if it has stopped, or is served elsewhere.
-fn ring(source: &PlacedSource, running: &[(usize, Arc<Iothread>)]) -> Option<RingCounters> {
+fn ring(
+    source: &PlacedSource,
+    running: &[(usize, Arc<Iothread>)],
+    export: &PoolExport,
+) -> Option<RingCounters> {
     let served_by = source.iothread()?;
     let (number, _) = running.iter().find(|(_, it)| Arc::ptr_eq(it, &served_by))?;
     let gauges = source.gauges();
     Some(RingCounters {
         queue: source.name().queue,
         iothread: slot(*number),
-        is_pinned: false,
+        is_pinned: export.pin_of(source.name().queue).is_some(),
         requests: gauges.requests(),
         bytes: gauges.bytes(),
         in_flight: gauges.in_flight.get(),

@@ -6,6 +6,7 @@
 use graph::PoolOptions;
 use iothread::IothreadPool;
 use kernel_io::{CpuList, NumaTopology};
+use placement::PoolSettings;
 
 use super::{BuildError, DaemonState, settings};
 use crate::placer::{PlacedPool, SnapshotReader};
@@ -19,16 +20,18 @@ impl DaemonState {
         storage: Option<u64>,
     ) -> Result<&PlacedPool, BuildError> {
         if let Some(options) = self.unused_pools.remove(id) {
+            // Before the CPUs near the storage are all that there are.
+            let policy = options.settings(options.cpus.as_ref()).expect("it was read");
             let cpus = options.cpus.clone();
             let cpus = cpus.or_else(|| near(&NumaTopology::default(), storage?));
             let pool = match &cpus {
-                None => self.start_pool(id, &options, None)?,
+                None => self.start_pool(id, &options, policy, None)?,
                 Some(cpus) => {
                     let bind = || {
                         let (pool, failed) = (id.to_owned(), cpus.clone());
                         let bound = cpus.bind_this_thread();
                         bound.map_err(|source| BuildError::Cpus { pool, cpus: failed, source })?;
-                        self.start_pool(id, &options, Some(cpus))
+                        self.start_pool(id, &options, policy, Some(cpus))
                     };
                     let joined = std::thread::scope(|scope| scope.spawn(bind).join());
                     joined.expect("a panic in a thread ends the process")?
@@ -44,18 +47,18 @@ impl DaemonState {
         &self,
         id: &str,
         options: &PoolOptions,
+        policy: PoolSettings,
         cpus: Option<&CpuList>,
     ) -> Result<PlacedPool, BuildError> {
-        // What was read is checked; CPUs that are near may be fewer than what must stay.
-        let policy = options.settings(cpus).or_else(|_| options.settings(None));
-        let policy = policy.expect("it was read");
         let pool = IothreadPool::new(id, policy.max(), self.host(), settings(options.polling))?;
         for slot in 1..policy.min() {
             pool.start(slot)?;
         }
         // Before the fences, behind which nothing is opened.
         let reader = SnapshotReader::new();
-        let start = || PlacedPool::start(pool, policy, reader, (&self.sources, &self.clock));
+        let start = || {
+            PlacedPool::start(pool, (policy, options.mode), reader, (&self.sources, &self.clock))
+        };
         let started = match &self.sandbox {
             Some(sandbox) => sandbox.inside(start).flatten(),
             None => start(),
@@ -76,3 +79,6 @@ fn near(host: &NumaTopology, device: u64) -> Option<CpuList> {
     let cpus = host.cpus_of(node)?.and(&CpuList::of_this_thread().ok()?);
     (cpus.count() > 0).then_some(cpus)
 }
+
+#[cfg(test)]
+mod tests;

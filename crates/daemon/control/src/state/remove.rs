@@ -37,6 +37,7 @@ impl DaemonState {
         self.graph.remove_object(id)?;
         self.iothreads.remove(id);
         self.pools.remove(id);
+        self.unused_pools.remove(id);
         Ok(())
     }
 }

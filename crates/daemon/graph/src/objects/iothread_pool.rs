@@ -20,6 +20,7 @@ pub(super) const ENTRY: ObjectType = ObjectType {
             optional("cpus", ValueType::Texts),
             optional("node", ValueType::Number),
             optional("budget", ValueType::Number),
+            optional("mode", ValueType::Word(&["auto", "frozen"])),
             optional("prefer", ValueType::Word(&["throughput", "balanced", "cpu"])),
             optional("poll-max-ns", ValueType::Number),
             optional("poll-grow", ValueType::Number),
@@ -41,10 +42,22 @@ pub struct PoolOptions {
     pub cpus: Option<CpuList>,
     /// CPUs that they may use together.
     pub budget: Option<u32>,
+    /// Whether queues are moved.
+    pub mode: PoolMode,
     /// How much one more must bring.
     pub prefer: Preference,
     /// How each looks for work before it sleeps.
     pub polling: PollOptions,
+}
+
+/// Whether the queues of a pool are moved as the load asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PoolMode {
+    /// They are.
+    #[default]
+    Auto,
+    /// They stay where they are put.
+    Frozen,
 }
 
 /// CPUs that a pool cannot have.
@@ -85,11 +98,15 @@ fn read(fields: &mut OptionFields) -> Result<ObjectKind, ArgumentError> {
         Some("cpu") => Preference::Cpu,
         Some(_) | None => Preference::Throughput,
     };
+    let mode = match fields.word("mode")? {
+        Some("frozen") => PoolMode::Frozen,
+        Some(_) | None => PoolMode::Auto,
+    };
     let polling = polling(fields)?;
     let allowed =
         CpuList::of_this_thread().map_err(|it| ArgumentError::own(CpusError::Unknown(it)))?;
     let cpus = cpus(fields, &allowed)?;
-    let options = PoolOptions { min, max, cpus, budget, prefer, polling };
+    let options = PoolOptions { min, max, cpus, budget, mode, prefer, polling };
     options.settings(options.cpus.as_ref()).map_err(ArgumentError::own)?;
     Ok(ObjectKind::IothreadPool(options))
 }

@@ -320,7 +320,7 @@ fn wrong_values_of_exports_are_named() {
     refuse(
         "serial=x",
         "unknown option 'serial' of --export type=vhost-user-blk (supported: type, id, node-name, \
-         addr, writable, logical-block-size, num-queues, iothread, writethrough)",
+         addr, writable, logical-block-size, num-queues, iothread, pin, writethrough)",
     );
     super::refuse(
         "--export",

@@ -11,12 +11,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use testkit::crash::campaign::{self, Locking, Medium, Plan, Rings, Steps, Tracking};
+use testkit::crash::campaign::{self, Locking, Medium, Moves, Plan, Rings, Steps, Tracking};
 use testkit::process::Program;
 
 /// Kill ringloom again and again under load, and look whether anything is lost, comes back or is done twice
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask crash")]
+#[expect(clippy::struct_excessive_bools, reason = "a switch of the command line is a bool to clap")]
 struct Args {
     /// How often to kill
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
@@ -40,6 +41,10 @@ struct Args {
     /// feature fault-points
     #[arg(long)]
     steps: bool,
+    /// Rings are moved at random, on a pool of iothreads that start and end, and servers are taken over; with --steps
+    /// half of the kills are at a step
+    #[arg(long, requires = "steps")]
+    moves: bool,
     /// The ringloom under test
     #[arg(long, default_value = "target/release/ringloom", value_name = "PATH")]
     ringloom: PathBuf,
@@ -75,6 +80,7 @@ impl Args {
             tracking: if self.untracked { Tracking::Nothing } else { Tracking::Region },
             locking: if self.unlocked { Locking::Off } else { Locking::Usual },
             steps: if self.steps { Steps::Known } else { Steps::Unknown },
+            moves: if self.moves { Moves::Random } else { Moves::Never },
             ..Plan::new(self.rounds, seed)
         }
     }

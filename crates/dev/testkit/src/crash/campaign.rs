@@ -8,6 +8,8 @@
 //! gone, as a supervisor does it, which on a slow disk is long before its I/O is over.
 //! Limits: `ROUNDS_PER_LIFE` kills for one image; every wait has a deadline.
 
+mod plan;
+
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -27,6 +29,8 @@ use crate::process::{Bench, Killer, Program, STOP_LIMIT, Server, is_listening};
 use crate::rng::Rng;
 use crate::slow_disk::{Delays, SlowDisk};
 
+pub use plan::{Ending, Locking, Medium, Moves, Plan, Rings, Steps, Summary};
+
 /// Kills that one image survives.
 const ROUNDS_PER_LIFE: u32 = 5;
 const QUEUES: u16 = 4;
@@ -45,6 +49,14 @@ const FINISH_LIMIT: Duration = Duration::from_secs(30);
 const WAIT: Duration = Duration::from_millis(20);
 /// What tells a server when to kill itself: `STEP:COUNT`.
 const FAULT: &str = "RINGLOOM_FAULT";
+/// What has a server move rings at random.
+const MOVES: &str = "RINGLOOM_MOVES";
+/// What it says each time that it has moved a hundred.
+const HUNDRED_MOVES: &str = "100 queues were moved at random";
+/// What a server says that has taken over.
+const HANDED_OVER: &str = "has handed over";
+/// The steps of a move.
+const MOVE_STEPS: [&str; 2] = ["Departed", "Arrived"];
 /// The steps of a request, and of the repair of what a crash has cut.
 const STEPS: [&str; 11] = [
     "Popped",
@@ -67,144 +79,6 @@ const LOAD_MICROS_MAX: u64 = 150_000;
 const REPLAY_MICROS_MAX: u64 = 4_000;
 /// The longest time from the start of a process to a kill that may come before it serves, in microseconds.
 const START_MICROS_MAX: u64 = 25_000;
-
-/// What is served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Medium {
-    /// A file.
-    File,
-    /// A file in memory, which completes everything at once: most kills hit the server at its own work.
-    Memory,
-    /// A disk whose I/O outlives the process (`slow_disk`). Needs root.
-    Slow,
-}
-
-/// How the rings are laid out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rings {
-    /// Split rings.
-    Split,
-    /// Packed rings, whose size is no power of two.
-    Packed,
-}
-
-/// How servers end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// Most are killed, some are stopped in order.
-    Kills,
-    /// All are stopped in order, with requests waiting in the rings.
-    Stops,
-    /// All are stopped in order, once everything is completed: qemu-storage-daemon 10.0 answers GET_VRING_BASE while
-    /// its requests still run.
-    QuietStops,
-}
-
-/// Whether the image is locked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Locking {
-    /// As the server does it if nothing is said: a server that serves has waited for the I/O of a dead one.
-    Usual,
-    /// `locking=off`: the I/O of a dead server may come later than its successor's.
-    Off,
-}
-
-/// Whether the server knows the steps at which a crash is tried out (feature `fault-points`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Steps {
-    /// It does not: it is only killed from outside, which seldom hits the few nanoseconds between two steps.
-    Unknown,
-    /// It does, and half of the kills are at such steps.
-    Known,
-}
-
-/// What a campaign does.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// How often the server is ended.
-    pub rounds: u32,
-    /// Decides everything but the interleaving of the processes.
-    pub seed: u64,
-    /// What the disks are, in turn.
-    pub media: Vec<Medium>,
-    /// What they lie in.
-    pub format: Format,
-    /// What the rings are, in turn.
-    pub rings: Vec<Rings>,
-    /// How the servers end.
-    pub ending: Ending,
-    /// Whether the servers are given an in-flight region.
-    pub tracking: Tracking,
-    /// Iothreads that serve the rings, 1 or 2; qemu-storage-daemon takes one.
-    pub iothreads: usize,
-    /// Whether the image is locked by the server.
-    pub locking: Locking,
-    /// How long a request may take after a restart.
-    pub patience: Duration,
-    /// Whether some servers kill themselves at a step of a request.
-    pub steps: Steps,
-}
-
-impl Plan {
-    /// What `cargo xtask crash` does on files.
-    pub fn new(rounds: u32, seed: u64) -> Self {
-        Self {
-            rounds,
-            seed,
-            media: vec![Medium::File],
-            format: Format::Raw,
-            rings: vec![Rings::Split, Rings::Packed],
-            ending: Ending::Kills,
-            tracking: Tracking::Region,
-            iothreads: 2,
-            locking: Locking::Usual,
-            patience: Duration::from_secs(30),
-            steps: Steps::Unknown,
-        }
-    }
-}
-
-/// What happened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Summary {
-    /// Lives whose end was as it had to be.
-    pub lives: u32,
-    /// Kills.
-    pub kills: u32,
-    /// Kills before the server served its client.
-    pub kills_at_start: u32,
-    /// Kills by the server itself, at a step of a request.
-    pub kills_at_steps: u32,
-    /// Servers that were stopped in order instead.
-    pub stops: u32,
-    /// Requests that were completed and checked.
-    pub verified: u64,
-    /// Requests that were in flight at the kills, all together.
-    pub in_flight: u64,
-    /// Requests that were in flight in the kernel when a process was gone (slow disks).
-    pub outlived: u64,
-    /// The longest time from a kill to the next completion.
-    pub pause_max: Duration,
-}
-
-impl std::fmt::Display for Summary {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            formatter,
-            "{} kills ({} before the client was served, {} at a step) and {} orderly stops in {} lives; {} requests verified; {} in \
-             flight at the kills, {} of them on the disk when the process was gone; longest pause {} ms",
-            self.kills,
-            self.kills_at_start,
-            self.kills_at_steps,
-            self.stops,
-            self.lives,
-            self.verified,
-            self.in_flight,
-            self.outlived,
-            self.pause_max.as_millis()
-        )
-    }
-}
 
 /// Runs a campaign; `tell` gets a line for every life.
 pub fn run(program: &Program, plan: &Plan, tell: &mut dyn FnMut(&str)) -> Result<Summary> {
@@ -231,6 +105,10 @@ pub fn run(program: &Program, plan: &Plan, tell: &mut dyn FnMut(&str)) -> Result
     ensure!(
         plan.steps == Steps::Unknown || summary.kills_at_steps > 0,
         "the server knows no steps: it was built without the feature fault-points"
+    );
+    ensure!(
+        plan.moves == Moves::Never || summary.moves > 0,
+        "the server moves no rings: it was built without the feature fault-points"
     );
     Ok(summary)
 }
@@ -338,12 +216,18 @@ impl<'a> Life<'a> {
         };
         let file = format::file(driver, &disk, form.aio, plan.locking);
         let socket = bench.path("s");
-        let iothreads = &[",iothread=t0", ",iothread.0=t0,iothread.1=t1"][plan.iothreads - 1];
+        let (objects, iothreads) = match plan.moves {
+            Moves::Never => (
+                ["iothread,id=t0", "iothread,id=t1"],
+                [",iothread=t0", ",iothread.0=t0,iothread.1=t1"][plan.iothreads - 1],
+            ),
+            Moves::Random => (["iothread-pool,id=p,max=3", "iothread,id=t1"], ",iothread=p"),
+        };
         let arguments = [
             "--object".to_owned(),
-            "iothread,id=t0".to_owned(),
+            objects[0].to_owned(),
             "--object".to_owned(),
-            "iothread,id=t1".to_owned(),
+            objects[1].to_owned(),
             "--blockdev".to_owned(),
             plan.format.node(&file, &bytes),
             "--export".to_owned(),
@@ -410,7 +294,9 @@ impl<'a> Life<'a> {
         let at_step = self.plan.steps == Steps::Known && self.random.one_in(2);
         let fate = match self.random.below(6) {
             _ if at_step => {
-                let step = STEPS[self.random.index(STEPS.len())];
+                let moves = self.plan.moves == Moves::Random && self.random.one_in(3);
+                let steps = if moves { &MOVE_STEPS[..] } else { &STEPS };
+                let step = steps[self.random.index(steps.len())];
                 // Once in a while in what the predecessor has left, else under load.
                 let most = if step == "BatchRepaired" { 4 } else { 300 };
                 Fate::KilledAtStep(step, 1 + self.random.below(most))
@@ -438,19 +324,41 @@ impl<'a> Life<'a> {
 
     /// Starts a server and loads it until its fate.
     fn serve(&mut self, fate: Fate, summary: &mut Summary) -> Result<()> {
-        let mut server = match fate {
-            Fate::KilledAtStep(step, count) => {
-                let program = self.program.clone().with_variable(FAULT, &format!("{step}:{count}"));
-                program.spawn(&self.arguments)?
-            }
-            Fate::KilledAtStart(_)
-            | Fate::KilledUnderLoad(_)
-            | Fate::KilledAfterReplay(_)
-            | Fate::Stopped(_)
-            | Fate::Finished(_) => self.program.spawn(&self.arguments)?,
-        };
+        let mut program = self.program();
+        if let Fate::KilledAtStep(step, count) = fate {
+            program = program.with_variable(FAULT, &format!("{step}:{count}"));
+        }
+        let mut server = program.spawn(&self.arguments)?;
         let result = self.serve_with(&mut server, fate, summary);
+        summary.moves += moves_of(&server);
         result.with_context(|| format!("{fate:?}; the server's output: {}", server.log()))
+    }
+
+    fn program(&mut self) -> Program {
+        let program = self.program.clone();
+        match self.plan.moves {
+            Moves::Never => program,
+            Moves::Random => program.with_variable(MOVES, &self.random.next_u64().to_string()),
+        }
+    }
+
+    /// Another server takes the place of this one under load, now and then.
+    fn take_over(&mut self, server: &mut Server, summary: &mut Summary) -> Result<()> {
+        if self.plan.moves == Moves::Never || !self.random.one_in(3) {
+            return Ok(());
+        }
+        let line = [&self.arguments[..], &["--takeover".to_owned()]].concat();
+        let mut old = std::mem::replace(server, self.program().spawn(&line)?);
+        let deadline = Deadline::after(self.plan.patience);
+        while !server.log().contains(HANDED_OVER) {
+            self.load_for(WAIT, summary)?;
+            ensure!(!deadline.has_passed(), "not taken over: {}\n{}", old.log(), server.log());
+        }
+        let status = old.wait(STOP_LIMIT)?;
+        ensure!(status.success(), "who was taken over ended with {status}: {}", old.log());
+        summary.moves += moves_of(&old);
+        summary.takeovers += 1;
+        Ok(())
     }
 
     fn serve_with(&mut self, server: &mut Server, fate: Fate, summary: &mut Summary) -> Result<()> {
@@ -469,14 +377,17 @@ impl<'a> Life<'a> {
             Fate::KilledUnderLoad(delay) => killer = Some(server.kill_after(delay)),
             Fate::KilledAfterReplay(delay) => {
                 self.replay(summary)?;
+                self.take_over(server, summary)?;
                 killer = Some(server.kill_after(delay));
             }
             Fate::Stopped(delay) => {
                 self.load_for(delay, summary)?;
+                self.take_over(server, summary)?;
                 return self.stop(server);
             }
             Fate::Finished(delay) => {
                 self.replay(summary)?;
+                self.take_over(server, summary)?;
                 self.load_for(delay, summary)?;
                 let session = self.load.finish(self.plan.patience)?;
                 ensure!(session == Session::Open, "the server ended the session");
@@ -591,6 +502,11 @@ impl<'a> Life<'a> {
         self.load.guest.disconnect();
         server.stop().map(drop)
     }
+}
+
+/// How many rings a server says to have moved.
+fn moves_of(server: &Server) -> u64 {
+    100 * wide(server.log().matches(HUNDRED_MOVES).count())
 }
 
 fn wide(value: usize) -> u64 {
