@@ -217,6 +217,7 @@ impl PlacerThread {
                 self.say(note, &exports);
             }
             self.publish();
+            self.set_home(usize::from(self.placer.home_of_new_disk().0));
             match decision.next {
                 NextLook::After(time) => self.shared.pool.alarm().sleep_for(time),
                 NextLook::Parked => self.shared.pool.alarm().sleep(),
@@ -230,9 +231,19 @@ impl PlacerThread {
         let Some(mut random) = self.random.take() else { return false };
         let orders = random.orders(snapshot, self.shared.pool.slots());
         random.note(orders.into_iter().map(|order| self.carry_out(order, exports)).sum());
+        if let Some(home) = random.home(self.shared.pool.slots()) {
+            self.set_home(home);
+        }
         self.shared.pool.alarm().sleep_for(random.pause());
         self.random = Some(random);
         true
+    }
+
+    /// Has the rings of new disks begin there.
+    fn set_home(&self, slot: usize) {
+        if let Err(error) = self.shared.pool.set_home(slot) {
+            tracing::error!("pool {}: {}", self.shared.pool.name(), chain_of(&error));
+        }
     }
 
     /// Shows how the exports are placed.

@@ -88,7 +88,7 @@ impl MigrationFlag {
 pub enum ServingIothreads {
     /// These, round-robin; never empty.
     Named(Vec<Arc<Iothread>>),
-    /// Those of a pool. A ring begins on the first one, and is moved.
+    /// Those of a pool. A ring begins where the pool says, and is moved.
     Pool(Arc<IothreadPool>),
 }
 
@@ -97,7 +97,7 @@ impl ServingIothreads {
     fn of_queue(&self, queue: QueueIndex) -> Arc<Iothread> {
         match self {
             Self::Named(all) => Arc::clone(&all[usize::from(queue.0) % all.len()]),
-            Self::Pool(pool) => pool.first(),
+            Self::Pool(pool) => pool.home(),
         }
     }
 }

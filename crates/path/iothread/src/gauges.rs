@@ -9,10 +9,11 @@
 //! of work and looks are exact only together.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use block::{Gauge, GaugeWriter, Gauges};
-use kernel_io::{SchedstatFile, ThreadSchedulerTimes};
+use kernel_io::{SchedstatFile, ThreadClock, ThreadSchedulerTimes};
 
 use crate::work_alarm::{WorkAlarm, WorkSinceArmed};
 
@@ -37,12 +38,39 @@ pub struct LoopGauges {
 #[derive(Debug, Clone)]
 pub struct IothreadUsage {
     gauges: Gauges<LoopGauges>,
-    stat: Arc<SchedstatFile>,
+    thread: Arc<ThreadTimes>,
+}
+
+/// Where the times of a thread are read.
+#[derive(Debug)]
+pub(crate) struct ThreadTimes {
+    stat: SchedstatFile,
+    clock: ThreadClock,
+    /// The longest wait for a CPU that was found, where the kernel does not say.
+    run_delay_ns: AtomicU64,
+}
+
+impl ThreadTimes {
+    /// Of the calling thread.
+    pub(crate) fn of_this() -> Self {
+        let (stat, clock) = (SchedstatFile::of_this(), ThreadClock::of_this());
+        Self { stat, clock, run_delay_ns: AtomicU64::new(0) }
+    }
+
+    /// Of a thread whose times no file tells: what it was awake for and not on a CPU, it waited for one.
+    fn by_clock(&self, awake_ns: u64) -> Option<ThreadSchedulerTimes> {
+        let cpu = self.clock.read()?;
+        let waited = Duration::from_nanos(awake_ns).saturating_sub(cpu);
+        let waited = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+        // What it was awake for is told late now and then; a sum does not shrink.
+        let before = self.run_delay_ns.fetch_max(waited, Ordering::Relaxed);
+        Some(ThreadSchedulerTimes { cpu, run_delay: Duration::from_nanos(waited.max(before)) })
+    }
 }
 
 impl IothreadUsage {
-    pub(crate) fn new(gauges: Gauges<LoopGauges>, stat: SchedstatFile) -> Self {
-        Self { gauges, stat: Arc::new(stat) }
+    pub(crate) fn new(gauges: Gauges<LoopGauges>, thread: ThreadTimes) -> Self {
+        Self { gauges, thread: Arc::new(thread) }
     }
 
     /// What it has done.
@@ -50,10 +78,12 @@ impl IothreadUsage {
         &self.gauges
     }
 
-    /// How long it was on a CPU, and how long it waited for one; `None` if the kernel does not say. May be called from any
-    /// thread; it is a system call.
+    /// How long it was on a CPU, and how long it waited for one; `None` if the kernel does not say. Of an iothread that has
+    /// started behind the fences the wait is what it was awake for without being on a CPU, so calls that block are in it.
+    /// May be called from any thread; it is a system call.
     pub fn thread_times(&self) -> Option<ThreadSchedulerTimes> {
-        self.stat.read()
+        let awake_ns = || self.gauges.work_ns.get() + self.gauges.poll_ns.get();
+        self.thread.stat.read().or_else(|| self.thread.by_clock(awake_ns()))
     }
 }
 

@@ -5,15 +5,13 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use block::{Clock, GaugeWriter, Node};
-use kernel_io::{
-    FileTable, Kernel, KernelError, Notifier, ReactorChoice, SchedstatFile, SpareRings,
-};
+use kernel_io::{FileTable, Kernel, KernelError, Notifier, ReactorChoice, SpareRings};
 use request_path::Engine;
 
 use crate::SourceRegistry;
 use crate::command::{Command, Inbox, Retirement};
 use crate::event_loop::EventLoop;
-use crate::gauges::{IothreadUsage, LoopGauges};
+use crate::gauges::{IothreadUsage, LoopGauges, ThreadTimes};
 use crate::polling::PollSettings;
 use crate::work_alarm::WorkAlarm;
 
@@ -105,7 +103,7 @@ impl Iothread {
             .name(format!("IO {name}").chars().take(15).collect())
             .spawn(move || {
                 // Behind its fences it opens nothing.
-                let stat = SchedstatFile::of_this();
+                let times = ThreadTimes::of_this();
                 files.tell(&notifier);
                 let engine = Kernel::with_spare_rings(files, reactors, &spare_rings)
                     .map(|kernel| Engine::with(kernel, notifier, Arc::clone(&clock)))
@@ -115,7 +113,7 @@ impl Iothread {
                     Ok(engine) => {
                         tracing::info!("iothread {own_name}: {}", engine.waits_with());
                         let gauges = GaugeWriter::<LoopGauges>::default();
-                        let usage = IothreadUsage::new(gauges.gauges(), stat);
+                        let usage = IothreadUsage::new(gauges.gauges(), times);
                         ready.send(Ok(usage)).expect("the starter waits");
                         let served =
                             EventLoop::new(engine, theirs, settings, clock, (gauges, alarm)).run();

@@ -3,8 +3,8 @@
 //! Where it stands: beside the request path. Exports place their rings on one of its iothreads; whoever decides about
 //! placement starts others, moves rings there and ends what nobody needs.
 //!
-//! Invariants: a slot has at most one iothread. The first slot's runs from the start to the end, so a ring always has a
-//! place to begin. An iothread that is told to end is kept until it has ended, so nobody waits for it.
+//! Invariants: a slot has at most one iothread. The one where rings begin runs, so a ring always has a place to begin. An
+//! iothread that is told to end is kept until it has ended, so nobody waits for it.
 //! Threads: any control thread.
 //! Limits: as many iothreads as it has slots.
 
@@ -26,6 +26,8 @@ pub struct IothreadPool {
 #[derive(Debug)]
 struct Slots {
     running: Vec<Option<Arc<Iothread>>>,
+    /// Where rings begin.
+    home: usize,
     /// Those that were told to end.
     ending: Vec<Arc<Iothread>>,
 }
@@ -40,7 +42,7 @@ impl IothreadPool {
     ) -> Result<Self, SpawnError> {
         let alarm = Arc::new(WorkAlarm::default());
         let host = ProcessResources { alarm: Some(Arc::clone(&alarm)), ..host };
-        let slots = Slots { running: vec![None; slots.max(1)], ending: Vec::new() };
+        let slots = Slots { running: vec![None; slots.max(1)], home: 0, ending: Vec::new() };
         let pool = Self { name: name.to_owned(), host, polling, alarm, slots: Mutex::new(slots) };
         pool.start(0)?;
         Ok(pool)
@@ -66,7 +68,21 @@ impl IothreadPool {
     /// # Panics
     /// If there is no such slot.
     pub fn start(&self, slot: usize) -> Result<Arc<Iothread>, SpawnError> {
+        self.started(&mut self.lock(), slot)
+    }
+
+    /// Has new rings begin on the iothread of that slot, which is started if none runs.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn set_home(&self, slot: usize) -> Result<(), SpawnError> {
         let mut slots = self.lock();
+        self.started(&mut slots, slot)?;
+        slots.home = slot;
+        Ok(())
+    }
+
+    fn started(&self, slots: &mut Slots, slot: usize) -> Result<Arc<Iothread>, SpawnError> {
         if let Some(running) = &slots.running[slot] {
             return Ok(Arc::clone(running));
         }
@@ -77,15 +93,16 @@ impl IothreadPool {
     }
 
     /// The iothread on which new rings begin.
-    pub fn first(&self) -> Arc<Iothread> {
-        Arc::clone(self.lock().running[0].as_ref().expect("it runs from the start"))
+    pub fn home(&self) -> Arc<Iothread> {
+        let slots = self.lock();
+        Arc::clone(slots.running[slots.home].as_ref().expect("the one where rings begin runs"))
     }
 
     /// Has the iothread of that slot end; the slot is free at once. One that serves something stays, or that somebody is
-    /// about to place something on, and so does that of the first slot.
+    /// about to place something on, and so does the one where rings begin.
     pub fn end(&self, slot: usize) {
         let mut slots = self.lock();
-        if slot == 0 {
+        if slot == slots.home {
             return;
         }
         let unused = |it: &mut Arc<Iothread>| Arc::strong_count(it) == 1;

@@ -33,6 +33,7 @@ mod queue_limits;
 mod reactor;
 mod spare_rings;
 mod stream;
+mod thread_clock;
 mod uring;
 mod workers;
 
@@ -59,3 +60,4 @@ pub use notifier::Notifier;
 pub use reactor::{ReactorChoice, ReactorKind, WaitMode};
 pub use spare_rings::SpareRings;
 pub use stream::{StreamDirection, StreamEnd, StreamGoal, StreamTransfer};
+pub use thread_clock::ThreadClock;

@@ -36,6 +36,12 @@ impl RandomMoves {
         self.state % bound
     }
 
+    /// Where new rings are to begin, now and then.
+    pub(super) fn home(&mut self, slots: usize) -> Option<usize> {
+        let home = usize::try_from(self.below(wide(slots))).unwrap_or(0);
+        (self.below(4) == 0).then_some(home)
+    }
+
     /// When to do something again.
     pub(super) fn pause(&mut self) -> Duration {
         Duration::from_micros(self.below(PAUSE_MAX_US))
@@ -44,11 +50,10 @@ impl RandomMoves {
     /// What to do now with the rings that are not pinned.
     pub(super) fn orders(&mut self, snapshot: &Snapshot, slots: usize) -> Vec<Order> {
         let mut moves = Vec::new();
-        let slots = u16::try_from(slots).unwrap_or(u16::MAX);
         for (disk, ring) in
             snapshot.disks.iter().flat_map(|it| it.rings.iter().map(|ring| (it.id, ring)))
         {
-            let to = IothreadSlot(u16::try_from(self.below(slots.into())).unwrap_or(0));
+            let to = IothreadSlot(u16::try_from(self.below(wide(slots))).unwrap_or(0));
             if !ring.is_pinned && to != ring.iothread && self.below(2) == 0 {
                 moves.push(RingMove { disk, queue: ring.queue, to });
             }
@@ -72,4 +77,8 @@ impl RandomMoves {
             tracing::info!("{MOVES_PER_LINE} queues were moved at random");
         }
     }
+}
+
+fn wide(count: usize) -> u64 {
+    u64::try_from(count).expect("a pool is small")
 }

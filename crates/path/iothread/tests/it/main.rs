@@ -22,6 +22,7 @@ mod lanes;
 mod mosaic;
 mod moves;
 mod open_requests;
+mod pools;
 mod registry;
 mod retire;
 mod setup;

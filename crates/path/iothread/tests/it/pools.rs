@@ -1,0 +1,50 @@
+//! Pools: where rings begin, and which iothreads end.
+
+use std::sync::Arc;
+
+use block::SystemClock;
+use iothread::{IothreadPool, PollSettings, ProcessResources};
+use kernel_io::{FileTable, ReactorChoice};
+
+fn pool(slots: usize) -> IothreadPool {
+    let host = ProcessResources {
+        files: Arc::new(FileTable::default()),
+        clock: Arc::new(SystemClock),
+        sources: Arc::default(),
+        reactors: ReactorChoice::Any,
+        spare_rings: Arc::default(),
+        confine: None,
+        alarm: None,
+    };
+    IothreadPool::new("p", slots, host, PollSettings::OFF).unwrap()
+}
+
+fn running(pool: &IothreadPool) -> Vec<usize> {
+    pool.running().iter().map(|(slot, _)| *slot).collect()
+}
+
+#[test]
+fn rings_begin_on_an_iothread_that_runs_and_stays() {
+    let pool = pool(3);
+    assert_eq!((pool.home().name(), running(&pool)), ("p-0", vec![0]));
+    pool.set_home(2).unwrap();
+    assert_eq!((pool.home().name(), running(&pool)), ("p-2", vec![0, 2]));
+    pool.end(2);
+    pool.end(0);
+    assert_eq!((pool.home().name(), running(&pool)), ("p-2", vec![2]));
+}
+
+#[test]
+fn an_iothread_that_somebody_has_does_not_end() {
+    let pool = pool(2);
+    let placing = pool.home();
+    pool.set_home(1).unwrap();
+    pool.end(0);
+    assert_eq!(running(&pool), [0, 1]);
+    drop(placing);
+    pool.end(0);
+    assert_eq!(running(&pool), [1]);
+    // The slot is free for another one.
+    pool.start(0).unwrap();
+    assert_eq!(running(&pool), [0, 1]);
+}
