@@ -103,9 +103,9 @@ impl Plan {
 
 /// Builds the targets and runs those of the plan; all are run even if one fails.
 pub(crate) fn run(workspace: &Workspace, plan: &Plan) -> Result<()> {
-    let home = workspace.target_dir().join("fuzz");
+    let home = home(workspace);
     step("build fuzz targets", "cargo build --package fuzz, with coverage", || {
-        build(workspace, &home)
+        must_succeed(&mut build_command(workspace))
     })?;
     let what = format!("{} targets, {} s each", plan.targets.len(), plan.seconds);
     step("fuzz", &what, || {
@@ -115,12 +115,19 @@ pub(crate) fn run(workspace: &Workspace, plan: &Plan) -> Result<()> {
     })
 }
 
-fn build(workspace: &Workspace, home: &Path) -> Result<()> {
+/// Where the targets are built, and what they find is kept.
+fn home(workspace: &Workspace) -> PathBuf {
+    workspace.target_dir().join("fuzz")
+}
+
+/// The cargo that builds all targets.
+pub(crate) fn build_command(workspace: &Workspace) -> Command {
     // With `--target`, build scripts and macros are built without these flags.
     let arguments = "build --quiet --profile fuzz --package fuzz --bins --target host-tuple";
     let arguments: Vec<&str> = arguments.split(' ').collect();
     let mut command = workspace.cargo(&arguments);
-    must_succeed(command.arg("--target-dir").arg(home).env("RUSTFLAGS", RUSTFLAGS))
+    command.arg("--target-dir").arg(home(workspace)).env("RUSTFLAGS", RUSTFLAGS);
+    command
 }
 
 /// Runs the targets side by side; hands back what went wrong.

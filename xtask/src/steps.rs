@@ -139,7 +139,7 @@ pub(crate) fn output_of(command: &mut Command) -> Result<String> {
 }
 
 /// The command line as a person would type it, without its environment.
-fn describe(command: &Command) -> String {
+pub(crate) fn describe(command: &Command) -> String {
     let mut words =
         vec![Path::new(command.get_program()).file_name().map_or_else(
             || command.get_program().to_string_lossy(),

@@ -7,18 +7,22 @@
 //!
 //! Invariants: as root a skip that `ALLOWED_SKIPS` does not name fails the command, since root
 //! can install whatever is missing; for others it is a warning.
-//! Not here: how lines are understood (`test::tally`), how a command is watched (`test::watch`).
+//! Not here: how lines are understood (`test::tally`), how a command is watched (`test::watch`), how builds run beside the
+//! tests (`test::ahead`).
 
+mod ahead;
 mod changed;
 mod tally;
 mod watch;
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
+use std::thread;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::steps::{Workspace, cargo_step, step};
+use crate::steps::{Workspace, cargo_step, describe, step};
 use crate::test::changed::{Affected, BINARY, BinaryTests, Selection};
 use crate::test::tally::{Show, Skip, Tally};
 use crate::{check, fuzz, install};
@@ -86,50 +90,117 @@ fn run_tests(workspace: &Workspace, selection: &Selection, tally: &mut Tally) ->
     // step, since whoever links last would leave processors idle in each.
     let build = ["build", "--quiet", "--workspace", "--bins", "--tests"];
     cargo_step(workspace, "binaries and tests", &build, &[])?;
-    for (arguments, log) in commands(selection).iter().zip(["test.log", "test-crates.log"]) {
-        let log = log_dir.join(log);
-        step("tests", &format!("cargo {}", arguments.join(" ")), || {
-            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-            let mut command = workspace.cargo(&arguments);
-            watch::run(&mut command, &log, |line| show(tally.feed(line), line))
+    let modelled: Vec<&str> =
+        LOOM_CRATES.iter().copied().filter(|name| selection.has(name)).collect();
+    let (own, others) = (of_binary(selection), of_crates(selection));
+    let later = later_builds(workspace, selection, &modelled);
+    let (result, beside) = thread::scope(|scope| {
+        let beside = scope.spawn(|| {
+            let mut run = QuietRun::default();
+            if let Some(arguments) = &others {
+                let log = log_dir.join("test-crates.log");
+                let print = |line: &str| run.lines.push(line.to_owned());
+                run.result = test(workspace, arguments, &log, &mut run.tally, print);
+            }
+            later.iter().for_each(ahead::build);
+            run
+        });
+        let result = own.as_ref().map_or(Ok(()), |arguments| {
+            step("tests", &format!("cargo {}", arguments.join(" ")), || {
+                let print = |line: &str| println!("   {line}");
+                test(workspace, arguments, &log_dir.join("test.log"), tally, print)
+            })
+        });
+        (result, beside.join().expect("it does not panic"))
+    });
+    tally.add(beside.tally);
+    if let Some(arguments) = others {
+        step("tests beside these", &format!("cargo {}", arguments.join(" ")), || {
+            beside.lines.iter().for_each(|line| println!("   {line}"));
+            beside.result
         })?;
     }
+    result?;
     if selection.has(BINARY) {
         tally.add(fault_points(workspace, &log_dir.join("fault-points.log"))?);
     }
-    let modelled: Vec<&str> =
-        LOOM_CRATES.iter().copied().filter(|name| selection.has(name)).collect();
     if !modelled.is_empty() {
         tally.add(loom(workspace, &modelled, &log_dir.join("loom.log"))?);
     }
     Ok(())
 }
 
-/// The arguments of cargo that run the selected tests, in at most two commands.
-fn commands(selection: &Selection) -> Vec<Vec<String>> {
-    let command = |what: &[&str], filters: &[&str]| {
-        let words = [&["test"], what, &["--no-fail-fast", "--", "--show-output"], filters].concat();
-        words.into_iter().map(str::to_owned).collect::<Vec<_>>()
+/// Tests that run beside others: what they print is shown when both are through.
+struct QuietRun {
+    tally: Tally,
+    lines: Vec<String>,
+    result: Result<()>,
+}
+
+impl Default for QuietRun {
+    fn default() -> Self {
+        Self { tally: Tally::default(), lines: Vec::new(), result: Ok(()) }
+    }
+}
+
+/// Runs cargo with these arguments and counts the tests; `print` has the lines that a person waits for.
+fn test(
+    workspace: &Workspace,
+    arguments: &[String],
+    log: &Path,
+    tally: &mut Tally,
+    mut print: impl FnMut(&str),
+) -> Result<()> {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    watch::run(&mut workspace.cargo(&arguments), log, |line| {
+        if tally.feed(line) == Show::Line {
+            print(line);
+        }
+    })
+}
+
+/// What builds what the steps after the tests need: in directories of their own, so that the tests keep their binaries.
+fn later_builds(workspace: &Workspace, selection: &Selection, modelled: &[&str]) -> Vec<Command> {
+    let mut builds = Vec::new();
+    if !modelled.is_empty() {
+        builds.push(loom_command(workspace, modelled, &["--no-run"]));
+    }
+    if selection.has("fuzz") {
+        builds.push(fuzz::build_command(workspace));
+    }
+    builds
+}
+
+/// The arguments of cargo that run the selected tests of `ringloom` as a whole: they wait for clocks, disks and guests.
+fn of_binary(selection: &Selection) -> Option<Vec<String>> {
+    let modules: Vec<&str> = match selection {
+        Selection::Everything => Vec::new(),
+        Selection::Some(Affected { binary: BinaryTests::All, .. }) => Vec::new(),
+        Selection::Some(Affected { binary: BinaryTests::Modules(modules), .. }) => {
+            if modules.is_empty() {
+                return None;
+            }
+            modules.iter().map(String::as_str).collect()
+        }
     };
-    let Affected { crates, binary } = match selection {
-        Selection::Everything => return vec![command(&["--workspace"], &[])],
-        Selection::Some(affected) => affected,
-    };
-    let mut commands = Vec::new();
-    let mut whole: Vec<&str> = crates.iter().map(String::as_str).collect();
-    match binary {
-        BinaryTests::All => whole.push(BINARY),
-        BinaryTests::Modules(modules) if modules.is_empty() => {}
-        BinaryTests::Modules(modules) => {
-            let filters: Vec<&str> = modules.iter().map(String::as_str).collect();
-            commands.push(command(&["--package", BINARY, "--test", "it"], &filters));
+    Some(cargo_test(&["--package", BINARY], &modules))
+}
+
+/// The same of all other packages: they compute.
+fn of_crates(selection: &Selection) -> Option<Vec<String>> {
+    match selection {
+        Selection::Everything => Some(cargo_test(&["--workspace", "--exclude", BINARY], &[])),
+        Selection::Some(Affected { crates, .. }) if crates.is_empty() => None,
+        Selection::Some(Affected { crates, .. }) => {
+            let packages = crates.iter().flat_map(|name| ["--package", name]);
+            Some(cargo_test(&packages.collect::<Vec<_>>(), &[]))
         }
     }
-    if !whole.is_empty() {
-        let packages: Vec<&str> = whole.into_iter().flat_map(|name| ["--package", name]).collect();
-        commands.push(command(&packages, &[]));
-    }
-    commands
+}
+
+fn cargo_test(what: &[&str], filters: &[&str]) -> Vec<String> {
+    let words = [&["test"], what, &["--no-fail-fast", "--", "--show-output"], filters].concat();
+    words.into_iter().map(str::to_owned).collect()
 }
 
 fn show(what: Show, line: &str) {
@@ -167,15 +238,9 @@ fn fault_points(workspace: &Workspace, log: &Path) -> Result<Tally> {
 /// Runs the loom models of these crates; none at all in one of them is an error, since a filter that matches
 /// nothing would pass for ever.
 fn loom(workspace: &Workspace, crates: &[&str], log: &Path) -> Result<Tally> {
-    let target_dir = workspace.target_dir().join("loom");
-    let target_dir = target_dir.to_string_lossy();
-    let packages = crates.iter().flat_map(|&name| ["--package", name]);
-    let rest = ["--profile", "loom", "--lib", "--target-dir", &target_dir, "loom_"];
-    let arguments: Vec<&str> = ["test"].into_iter().chain(packages).chain(rest).collect();
+    let mut command = loom_command(workspace, crates, &["loom_"]);
     let (mut tally, mut with_models) = (Tally::default(), 0);
-    step("loom models", &format!("RUSTFLAGS='--cfg loom' cargo {}", arguments.join(" ")), || {
-        let mut command = workspace.cargo(&arguments);
-        command.env("RUSTFLAGS", "--cfg loom");
+    step("loom models", &format!("RUSTFLAGS='--cfg loom' {}", describe(&command)), || {
         watch::run(&mut command, log, |line| {
             let before = tally.passed;
             show(tally.feed(line), line);
@@ -191,6 +256,14 @@ fn loom(workspace: &Workspace, crates: &[&str], log: &Path) -> Result<Tally> {
         Ok(())
     })?;
     Ok(tally)
+}
+
+/// The cargo that builds the loom models of these crates, and runs them unless these words say otherwise.
+fn loom_command(workspace: &Workspace, crates: &[&str], words: &[&str]) -> Command {
+    let mut command = workspace.cargo(&["test", "--profile", "loom", "--lib", "--target-dir"]);
+    command.arg(workspace.target_dir().join("loom")).env("RUSTFLAGS", "--cfg loom");
+    command.args(crates.iter().flat_map(|&name| ["--package", name])).args(words);
+    command
 }
 
 /// What skipped tests mean for the whole command.
@@ -224,21 +297,18 @@ mod tests {
     #[test]
     fn only_what_is_selected_is_run() {
         let words = |selection: &Selection| {
-            commands(selection).iter().map(|it| it.join(" ")).collect::<Vec<_>>()
+            [of_binary(selection), of_crates(selection)].map(|it| it.map(|it| it.join(" ")))
         };
-        let whole = "test --workspace --no-fail-fast -- --show-output";
-        assert_eq!(words(&Selection::Everything), [whole]);
-        assert!(words(&Selection::Some(Affected::default())).is_empty());
+        let end = "--no-fail-fast -- --show-output";
+        let own = |filters| Some(format!("test --package ringloom {end}{filters}"));
+        let whole = Some(format!("test --workspace --exclude ringloom {end}"));
+        assert_eq!(words(&Selection::Everything), [own(""), whole]);
+        assert_eq!(words(&Selection::Some(Affected::default())), [None, None]);
         let modules = ["page::".to_owned()].into();
         let affected =
             Affected { crates: ["load".to_owned()].into(), binary: BinaryTests::Modules(modules) };
-        assert_eq!(
-            words(&Selection::Some(affected)),
-            [
-                "test --package ringloom --test it --no-fail-fast -- --show-output page::",
-                "test --package load --no-fail-fast -- --show-output",
-            ]
-        );
+        let load = Some(format!("test --package load {end}"));
+        assert_eq!(words(&Selection::Some(affected)), [own(" page::"), load]);
     }
 
     #[test]
