@@ -30,6 +30,12 @@ impl ProcessCpus {
         Ok(cpus)
     }
 
+    /// All CPUs for both sides.
+    pub(crate) fn shared(&self) -> Self {
+        let all: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| self.all.is_set(cpu)).collect();
+        Self { all: self.all, server: all.clone(), client: all }
+    }
+
     /// Has the calling thread, and what it starts, run on the client's CPUs.
     pub(crate) fn be_client(&self) -> Result<()> {
         set(&self.client)

@@ -34,11 +34,11 @@ pub(crate) fn serve(
     service: &Service<'_>,
     load: &Load,
     cpus: &ProcessCpus,
-    runtime: Duration,
+    timing: Timing,
     counting: Counting,
 ) -> Result<Values> {
     let mut server = program.start(service, cpus)?;
-    let result = load_server(&mut server, load, runtime, counting);
+    let result = load_server(&mut server, load, timing, counting);
     server.stop()?;
     result
 }
@@ -46,12 +46,11 @@ pub(crate) fn serve(
 fn load_server(
     server: &mut Server,
     load: &Load,
-    runtime: Duration,
+    timing: Timing,
     counting: Counting,
 ) -> Result<Values> {
     let connection = server.connect(0, &load.workload(load.disk.bytes()))?;
     let mut meter = Meter::new(server.pid(), counting);
-    let timing = timing(runtime);
     let sample = match load.client {
         Client::Polling => connection.spin(timing, &mut meter),
         Client::Sleeping => connection.run(timing, &mut meter),

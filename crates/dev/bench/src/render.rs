@@ -52,13 +52,14 @@ pub(crate) fn row(row: &RowResult) -> String {
     text
 }
 
-const NAMES: [(Contender, &str); 15] = [
+const NAMES: [(Contender, &str); 16] = [
     (Contender::Ringloom, "ringloom"),
     (Contender::Qsd, "qsd"),
     (Contender::WithoutIothread, "no iothread"),
     (Contender::Raw, "ringloom, raw"),
     (Contender::Host, "host"),
     (Contender::Ceiling, "client's ceiling"),
+    (Contender::Auto, "auto"),
     (Contender::OneThread, "1 thread"),
     (Contender::TwoThreads, "2 threads"),
     (Contender::TwoRings, "2 on 1 thread"),
@@ -112,8 +113,8 @@ impl Ratio {
 
 fn ratios(row: &RowResult) -> Vec<Ratio> {
     use Contender::{
-        Host, Layered, OneThread, Qsd, QuietAlone, QuietBeside, Raw, Ringloom, SaturatedAlone,
-        SaturatedBeside, TwoRings, TwoThreads, WithoutIothread,
+        Auto, Host, Layered, OneThread, Qsd, QuietAlone, QuietBeside, Raw, Ringloom,
+        SaturatedAlone, SaturatedBeside, TwoRings, TwoThreads, WithoutIothread,
     };
     let of = [
         ("ringloom / qsd", Ringloom, Qsd, Metric::RequestsPerS),
@@ -126,6 +127,10 @@ fn ratios(row: &RowResult) -> Vec<Ratio> {
         ("CPU: ringloom / qsd", Ringloom, Qsd, Metric::CpuNsPerRequest),
         ("p99: ringloom / qsd", Ringloom, Qsd, Metric::P99Us),
         ("time to open: ringloom / qsd", Ringloom, Qsd, Metric::OpenMs),
+        ("auto / 1 thread", Auto, OneThread, Metric::RequestsPerS),
+        ("auto / 2 threads", Auto, TwoThreads, Metric::RequestsPerS),
+        ("CPU: auto / 1 thread", Auto, OneThread, Metric::CpuNsPerRequest),
+        ("CPU: auto / 2 threads", Auto, TwoThreads, Metric::CpuNsPerRequest),
         ("2 threads / 1 thread", TwoThreads, OneThread, Metric::RequestsPerS),
         ("2 rings / 1, one thread", TwoRings, OneThread, Metric::RequestsPerS),
         ("with the layer / without", Layered, OneThread, Metric::RequestsPerS),
@@ -163,7 +168,9 @@ fn table(rows: &[&RowResult]) -> String {
 }
 
 fn markdown_row(row: &RowResult) -> String {
-    use Contender::{Host, Layered, OneThread, Qsd, QuietAlone, QuietBeside, Ringloom, TwoThreads};
+    use Contender::{
+        Auto, Host, Layered, OneThread, Qsd, QuietAlone, QuietBeside, Ringloom, TwoThreads,
+    };
     let is_fairness = !row.series(QuietAlone, Metric::P99Us).is_empty();
     let rate = if is_fairness { Metric::P99Us } else { Metric::RequestsPerS };
     let main = |contender| {
@@ -177,10 +184,12 @@ fn markdown_row(row: &RowResult) -> String {
     };
     let is_refill = !row.series(OneThread, Metric::RequestsPerS).is_empty();
     let is_layer = !row.series(Layered, Metric::RequestsPerS).is_empty();
+    let is_auto = !row.series(Auto, Metric::RequestsPerS).is_empty();
     // Two threads stand in ringloom's column, one in its peer's; likewise with and without a layer,
-    // beside and alone.
+    // beside and alone, auto and one thread.
     let (own, peer) = match (is_layer, is_refill, is_fairness) {
         (true, _, _) => (Layered, OneThread),
+        (_, true, _) if is_auto => (Auto, OneThread),
         (_, true, _) => (TwoThreads, OneThread),
         (_, _, true) => (QuietBeside, QuietAlone),
         (false, false, false) => (Ringloom, Qsd),

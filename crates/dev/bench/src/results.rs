@@ -70,10 +70,12 @@ pub(crate) enum Contender {
     Raw,
     /// The polling client against itself.
     Ceiling,
-    /// Self-refilling rings on one iothread.
+    /// One iothread; of self-refilling rings where nothing else is said.
     OneThread,
     /// On two.
     TwoThreads,
+    /// Ringloom with `iothread=auto`, beside one and two iothreads.
+    Auto,
     /// Two self-refilling rings on one iothread.
     TwoRings,
     /// One self-refilling ring on one iothread, and a layer above the disk.

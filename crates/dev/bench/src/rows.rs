@@ -87,6 +87,8 @@ impl Load {
 pub(crate) enum Kind {
     /// Servers, and the bare host where there is a file.
     Load(Load),
+    /// Ringloom with `iothread=auto`, on one and on two iothreads, with all CPUs.
+    Auto(Load),
     /// Self-refilling rings, on one and on two iothreads.
     Refill(Disk),
     /// A self-refilling ring on null disks, with a layer above them and without.
@@ -189,6 +191,16 @@ pub(crate) fn quick() -> Vec<Row> {
         special("after-others", Kind::AfterOthers, "0.8 of the rate before"),
     ];
     rows.extend(qcow2::quick());
+    let disks = [
+        ("auto-null", Disk::Null),
+        ("auto-tmpfs", Disk::Tmpfs),
+        ("auto-work", Disk::Work),
+        ("auto-qcow2", Disk::Image(qcow2::FULL)),
+    ];
+    rows.extend(disks.map(|(name, disk)| {
+        let load = load(disk, "randread", 4096, 16, 4, Sleeping);
+        special(name, Kind::Auto(load), "0.97 × the better of 1 and 2 threads, CPU within 10 %")
+    }));
     rows
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use load::Timing;
 use load::host::Method;
 
 use crate::args::Args;
@@ -12,11 +13,11 @@ use crate::cpus::ProcessCpus;
 use crate::disks::{Disks, raw_of};
 use crate::images::Image;
 use crate::machine::{Machine, version};
-use crate::measure::{Counting, Values, serve};
+use crate::measure::{Counting, Values, serve, timing};
 use crate::refill::{Company, Fairness, Layer};
 use crate::results::{Contender, HostChoice, Results, RowResult, Sample, Settings};
 use crate::rows::{self, Client, Disk, Kind, Load, Row};
-use crate::server::{Program, Service};
+use crate::server::{Iothreads, Program, Service};
 use crate::{compare, host, refill, render, special};
 
 /// Idle servers are quiet for seconds, and memory hardly varies: fewer repeats suffice.
@@ -24,6 +25,8 @@ const SPECIAL_PAIRS_MAX: u32 = 2;
 /// What grows on a tmpfs takes memory: at 100 000 clusters of 64 KiB per second 3 GiB.
 const GROWING_TIME_MAX: Duration = Duration::from_millis(500);
 const CALLS_TIME_MAX: Duration = Duration::from_millis(200);
+/// Until `iothread=auto` has tried one iothread against two.
+const PLACEMENT_TIME: Duration = Duration::from_secs(3);
 
 /// Does what the command line says.
 ///
@@ -97,7 +100,7 @@ struct Entrant {
     contender: Contender,
     program: Program,
     disk: Disk,
-    iothreads: u16,
+    iothreads: Iothreads,
 }
 
 struct Bench {
@@ -125,6 +128,7 @@ impl Bench {
         let mut result = RowResult { name, wanted, host: None, samples: Vec::new() };
         match row.kind {
             Kind::Load(load) => self.load_row(&load, &mut result)?,
+            Kind::Auto(load) => self.auto_row(&load, &mut result)?,
             Kind::Refill(disk) => self.refill_row(disk, &mut result)?,
             Kind::Layer(layer) => self.layer_row(layer, &mut result)?,
             Kind::SharedLayer(layer) => self.shared_layer_row(layer, &mut result)?,
@@ -187,7 +191,7 @@ impl Bench {
     /// Who serves a disk: the programs, and ringloom on a raw file beside an image.
     fn entrants(&self, disk: Disk) -> Vec<Entrant> {
         let [ringloom, qsd] = self.programs.clone();
-        let iothreads = 1;
+        let iothreads = Iothreads::Fixed(1);
         let of = |(contender, program), disk| Entrant { contender, program, disk, iothreads };
         let raw = match disk {
             Disk::Image(image) => Some(raw_of(image)),
@@ -196,7 +200,7 @@ impl Bench {
         let raw = raw.map(|raw| of((Contender::Raw, ringloom.1.clone()), raw));
         // Where the disk is the limit, an iothread must cost little.
         let none = (disk == Disk::Work).then(|| Entrant {
-            iothreads: 0,
+            iothreads: Iothreads::Fixed(0),
             ..of((Contender::WithoutIothread, ringloom.1.clone()), disk)
         });
         let both = [of(ringloom, disk), of(qsd, disk)];
@@ -219,7 +223,31 @@ impl Bench {
         let file = self.disks.file(disk);
         let service =
             Service { file, exports: 1, queues: load.rings, iothreads: entrant.iothreads };
-        serve(&entrant.program, &service, load, &self.cpus, runtime, counting)
+        serve(&entrant.program, &service, load, &self.cpus, timing(runtime), counting)
+    }
+
+    /// Where there are two CPUs for server and client, two iothreads may help or not.
+    fn auto_row(&mut self, load: &Load, result: &mut RowResult) -> Result<()> {
+        self.disks.make(load.disk)?;
+        let (program, file) = (&self.programs[0].1, self.disks.file(load.disk));
+        let cpus = self.cpus.shared();
+        let timing = Timing { ramp: PLACEMENT_TIME, runtime: self.runtime };
+        let mut order = [
+            (Contender::Auto, Iothreads::Auto),
+            (Contender::OneThread, Iothreads::Fixed(1)),
+            (Contender::TwoThreads, Iothreads::Fixed(2)),
+        ];
+        for pair in 0..self.pairs {
+            for (contender, iothreads) in order {
+                let service = Service { file, exports: 1, queues: load.rings, iothreads };
+                let values = cpus.on_all(|| {
+                    serve(program, &service, load, &cpus, timing, Counting::CpuTime)
+                })??;
+                add(result, pair, contender, values);
+            }
+            order.reverse();
+        }
+        self.cpus.be_client()
     }
 
     fn opening_row(&mut self, image: Image, result: &mut RowResult) -> Result<()> {

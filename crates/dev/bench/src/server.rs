@@ -41,8 +41,16 @@ pub(crate) struct Service<'a> {
     pub(crate) file: Option<DiskFile<'a>>,
     pub(crate) exports: u16,
     pub(crate) queues: u16,
-    /// qemu-storage-daemon serves an export from one at most.
-    pub(crate) iothreads: u16,
+    pub(crate) iothreads: Iothreads,
+}
+
+/// Which threads serve an export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Iothreads {
+    /// So many; without one the main thread of qemu-storage-daemon, which takes one at most.
+    Fixed(u16),
+    /// Ringloom's `iothread=auto`.
+    Auto,
 }
 
 #[derive(Debug)]
@@ -71,9 +79,10 @@ impl Program {
     }
 
     fn arguments(&self, service: &Service<'_>, directory: &Path) -> Vec<String> {
-        let iothreads = match self {
-            Self::Ringloom(_) => service.iothreads,
-            Self::Qsd(_) => service.iothreads.min(1),
+        let iothreads = match (self, service.iothreads) {
+            (Self::Ringloom(_), Iothreads::Fixed(count)) => count,
+            (Self::Qsd(_), Iothreads::Fixed(count)) => count.min(1),
+            (_, Iothreads::Auto) => 0,
         };
         let mut arguments = Vec::new();
         for thread in 0..iothreads {
@@ -91,6 +100,7 @@ impl Program {
                 service.queues
             );
             match iothreads {
+                0 if service.iothreads == Iothreads::Auto => option.push_str(",iothread=auto"),
                 0 => {}
                 1 => option.push_str(",iothread=t0"),
                 _ => option.extend((0..iothreads).map(|t| format!(",iothread.{t}=t{t}"))),
@@ -265,7 +275,7 @@ mod tests {
     use super::*;
 
     fn line(program: &Program, file: Option<DiskFile<'_>>) -> String {
-        let service = Service { file, exports: 1, queues: 2, iothreads: 2 };
+        let service = Service { file, exports: 1, queues: 2, iothreads: Iothreads::Fixed(2) };
         program.arguments(&service, Path::new("/t")).join(" ")
     }
 

@@ -12,7 +12,7 @@ use crate::disks::{DISK_BYTES, DiskFile};
 use crate::measure::{Values, as_f64, timing, values_of};
 use crate::results::Metric;
 use crate::rows::{Client, Disk, Load};
-use crate::server::{Patient, Program, Service};
+use crate::server::{Iothreads, Patient, Program, Service};
 
 const IDLE_EXPORTS: u16 = 8;
 const IDLE_RINGS: u16 = 16;
@@ -41,7 +41,7 @@ fn load(rings: u16, depth: u16) -> Load {
 pub(crate) fn idle(program: &Program, cpus: &ProcessCpus) -> Result<Values> {
     let workload = load(IDLE_RINGS, 1).workload(DISK_BYTES);
     let (exports, queues) = (IDLE_EXPORTS, IDLE_RINGS);
-    let service = Service { file: None, exports, queues, iothreads: 1 };
+    let service = Service { file: None, exports, queues, iothreads: Iothreads::Fixed(1) };
     let mut server = program.start(&service, cpus)?;
     let connections = (0..exports).map(|export| server.connect(export, &workload));
     let connections = connections.collect::<Result<Vec<_>>>()?;
@@ -58,7 +58,7 @@ pub(crate) fn idle(program: &Program, cpus: &ProcessCpus) -> Result<Values> {
 pub(crate) fn memory(program: &Program, cpus: &ProcessCpus, runtime: Duration) -> Result<Values> {
     // Three descriptors each: a depth of 64 gives rings of 256.
     let workload = load(MEMORY_RINGS, 64).workload(DISK_BYTES);
-    let (queues, iothreads) = (MEMORY_RINGS, MEMORY_IOTHREADS);
+    let (queues, iothreads) = (MEMORY_RINGS, Iothreads::Fixed(MEMORY_IOTHREADS));
     let service = Service { file: None, exports: 1, queues, iothreads };
     let mut server = program.start(&service, cpus)?;
     let connection = server.connect(0, &workload)?;
@@ -73,7 +73,7 @@ pub(crate) fn memory(program: &Program, cpus: &ProcessCpus, runtime: Duration) -
 /// Requests at depth 1 before another program has the server's CPU and after it, from a client that sleeps.
 pub(crate) fn after_others(program: &Program, cpus: &ProcessCpus) -> Result<Values> {
     let workload = load(1, 1).workload(DISK_BYTES);
-    let service = Service { file: None, exports: 1, queues: 1, iothreads: 1 };
+    let service = Service { file: None, exports: 1, queues: 1, iothreads: Iothreads::Fixed(1) };
     let mut server = program.start(&service, cpus)?;
     let connection = server.connect(0, &workload)?;
     let mut seconds = Seconds::default();
@@ -126,7 +126,7 @@ pub(crate) fn opening(
     file: Option<DiskFile<'_>>,
     cpus: &ProcessCpus,
 ) -> Result<Values> {
-    let service = Service { file, exports: 1, queues: 1, iothreads: 1 };
+    let service = Service { file, exports: 1, queues: 1, iothreads: Iothreads::Fixed(1) };
     let start = clock::now();
     let mut server = program.start(&service, cpus)?;
     server.wait_until_it_accepts(0)?;

@@ -15,7 +15,7 @@ const LITERATURE_BYTES: u64 = 64 * GIB;
 /// What had to do before caches were as large as the tables.
 const SMALL_CACHE: u64 = 1 << 20;
 
-const FULL: Image =
+pub(crate) const FULL: Image =
     Image { name: "qcow2", content: Content::Full, cluster_bytes: CLUSTER, l2_cache: None };
 const CHAIN: Image = Image { name: "qcow2-chain4", content: Content::Chain, ..FULL };
 /// Its L2 tables have 32 MiB: of 32 reads 31 miss the cache.
