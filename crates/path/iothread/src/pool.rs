@@ -99,10 +99,15 @@ impl IothreadPool {
     }
 
     /// Has the iothread of that slot end; the slot is free at once. One that serves something stays, or that somebody is
-    /// about to place something on, and so does the one where rings begin.
+    /// about to place something on, and so does the one where rings begin. Behind fences, where no ring of io_uring can be
+    /// made, none ends whose successor would have none: asleep it costs less than that.
     pub fn end(&self, slot: usize) {
         let mut slots = self.lock();
         if slot == slots.home {
+            return;
+        }
+        let empty = slots.running.iter().filter(|it| it.is_none()).count();
+        if self.host.confine.is_some() && self.host.spare_rings.left() <= empty {
             return;
         }
         let unused = |it: &mut Arc<Iothread>| Arc::strong_count(it) == 1;

@@ -3,17 +3,21 @@
 use std::sync::Arc;
 
 use block::SystemClock;
-use iothread::{IothreadPool, PollSettings, ProcessResources};
+use iothread::{Confinement, IothreadPool, PollSettings, ProcessResources};
 use kernel_io::{FileTable, ReactorChoice};
 
 fn pool(slots: usize) -> IothreadPool {
+    pool_behind(None, slots)
+}
+
+fn pool_behind(confine: Option<Arc<dyn Confinement>>, slots: usize) -> IothreadPool {
     let host = ProcessResources {
         files: Arc::new(FileTable::default()),
         clock: Arc::new(SystemClock),
         sources: Arc::default(),
         reactors: ReactorChoice::Any,
         spare_rings: Arc::default(),
-        confine: None,
+        confine,
         alarm: None,
     };
     IothreadPool::new("p", slots, host, PollSettings::OFF).unwrap()
@@ -47,4 +51,22 @@ fn an_iothread_that_somebody_has_does_not_end() {
     // The slot is free for another one.
     pool.start(0).unwrap();
     assert_eq!(running(&pool), [0, 1]);
+}
+
+/// A fence in name only.
+#[derive(Debug)]
+struct Fence;
+
+impl Confinement for Fence {
+    fn confine(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn behind_fences_none_ends_that_could_not_be_replaced() {
+    let pool = pool_behind(Some(Arc::new(Fence)), 3);
+    pool.set_home(1).unwrap();
+    pool.end(0);
+    assert_eq!(running(&pool), [0, 1], "there is no ring for another one");
 }
