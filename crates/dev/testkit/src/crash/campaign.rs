@@ -237,7 +237,11 @@ impl<'a> Life<'a> {
                 socket.display()
             ),
         ];
-        let (arguments, random, killed) = (arguments.to_vec(), Rng::new(seed), None);
+        let (mut arguments, mut random, killed) = (arguments.to_vec(), Rng::new(seed), None);
+        if plan.moves == Moves::Random && random.one_in(2) {
+            // Without fences iothreads end and start without an end.
+            arguments.extend(["--sandbox".to_owned(), "off".to_owned()]);
+        }
         Ok(Self {
             program,
             plan,

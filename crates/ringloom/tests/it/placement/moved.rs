@@ -3,7 +3,6 @@
 use super::*;
 
 use serde_json::Value;
-use testkit::deadline::poll_until;
 use testkit::rawring::{DirtyLog, RawDevice, RawShape};
 
 /// How often queues were moved, by the last line of `--gauges-fd`.
@@ -45,5 +44,14 @@ fn queues_stay_where_they_are_while_their_guest_is_migrated() {
         ensure!(moves_in_a_while(&bench, &mut server)? > 10, "queues are moved again");
         drop(device);
         stop(server, &[&bench.path("s")]).map(drop)
+    });
+}
+
+#[test]
+fn twelve_disks_lose_nothing_while_their_queues_are_moved_at_random() {
+    with(&ringloom().with_variable("RINGLOOM_MOVES", "6"), |program| {
+        let log = many::many_disks(program)?;
+        ensure!(log.contains("queues were moved at random"), "no moves: {log}");
+        Ok(())
     });
 }
