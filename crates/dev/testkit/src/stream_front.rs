@@ -127,6 +127,7 @@ impl StreamFront {
     fn next(&mut self) -> Result<Option<RequestFrame>, Rubbish> {
         let (mut request, mut arrived) = match self.input.arriving.take() {
             Some(arriving) => arriving,
+            None if self.next_waits_for_send() => return Ok(None),
             None => match self.input.frame() {
                 Some(frame) => (self.check(RequestFrame::parse(&frame)?)?, 0),
                 None => return Ok(None),
@@ -145,6 +146,14 @@ impl StreamFront {
         }
         request.operation = self.operation(&request)?;
         Ok(Some(request))
+    }
+
+    /// Whether the next frame's slot has its last answer in a send: its peer may have read that before the end of the send
+    /// is known here.
+    fn next_waits_for_send(&self) -> bool {
+        let frame = self.input.bytes().first_chunk().filter(|_| self.input.arriving.is_none());
+        let request = frame.and_then(|frame| RequestFrame::parse(frame).ok());
+        request.is_some_and(|request| self.sending.contains(&request.slot))
     }
 
     /// A request that may be brought: its slot is free, and has memory.
@@ -222,7 +231,7 @@ impl StreamFront {
 
     /// Has what comes next received: data into their slot, frames ahead.
     fn begin_receive(&mut self, port: &mut FrontEndContext<'_>) {
-        if self.has_new() || self.is_over() {
+        if self.has_new() || self.next_waits_for_send() || self.is_over() {
             return;
         }
         let Some(mut transfer) = self.receive.take() else { return };
@@ -390,7 +399,7 @@ impl FrontEnd for StreamFront {
             Some((request, arrived)) => {
                 arrived >= request.data_bytes() || !self.input.bytes().is_empty()
             }
-            None => self.input.bytes().len() >= REQUEST_BYTES,
+            None => self.input.bytes().len() >= REQUEST_BYTES && !self.next_waits_for_send(),
         }
     }
 
