@@ -373,6 +373,10 @@ impl Kernel {
                 op.left.clear();
                 continue;
             }
+            if matches!(op.order, Order::Sync) && op.result.is_err() {
+                // A second sync would find nothing to store: a server tells of the first until somebody has heard of it.
+                continue;
+            }
             (op.began, op.result) = (self.disk.begin_sync(), Ok(()));
             op.left = cut(op, rng);
         }
@@ -493,4 +497,27 @@ fn cut(op: &KernelOp, rng: &mut Rng) -> Vec<Range<u64>> {
     let mut start = bytes.start;
     let parts = ends.into_iter().map(|end| std::mem::replace(&mut start, end)..end);
     parts.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_sync_is_told_on_the_next_connection() {
+        let (mut log, mut rng, disk) = (Log::default(), Rng::new(1), Arc::new(Disk::default()));
+        let file = disk.add(&[1; 512]);
+        let habits = KernelHabits { sync_failures: 1, ..KernelHabits::PLAIN };
+        let mut kernel = Kernel { sleepers: 0, ..Kernel::new(disk, habits) };
+        let to = Addressee { thread: 0, port: Some(3), tag: Tag(7) };
+        let told = kernel.begin(to, (Order::Sync, None), (file, 0..0), &mut log, &mut rng);
+        assert!(told.is_none());
+        kernel.apply(0, &mut log, &mut rng);
+        kernel.lose_connection(3, &mut log, &mut rng);
+        assert!(!kernel.has_ready(false) && !kernel.has_ready(true));
+        kernel.connect(3);
+        // Not once more: that would succeed.
+        assert!(!kernel.has_ready(false) && kernel.has_ready(true));
+        assert!(kernel.deliver(0, &mut log).is_failed_sync);
+    }
 }
