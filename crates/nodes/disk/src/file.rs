@@ -152,6 +152,26 @@ impl LeafLane for FileLane {
             Operation::Flush => self.whole(pieces, ByteCount(0), ByteOffset(0)),
         });
     }
+
+    fn locate(&mut self, operation: Operation) -> Option<Target> {
+        let offset = match operation {
+            Operation::Read(extent) => extent.start(),
+            Operation::Write(extent, Durability::Cached) if self.access == Access::ReadWrite => {
+                extent.start()
+            }
+            Operation::Write(extent, Durability::Stable)
+                if self.access == Access::ReadWrite && self.flushes == FlushPolicy::Obeyed =>
+            {
+                extent.start()
+            }
+            Operation::Write(..)
+            | Operation::Status(_)
+            | Operation::Discard(..)
+            | Operation::WriteZeroes(..)
+            | Operation::Flush => return None,
+        };
+        Some(Target::File { file: self.file, offset })
+    }
 }
 
 impl FileLane {
@@ -213,10 +233,20 @@ mod tests {
         let mut list = BatchPieces::default();
         lane.map(&mut batch, &mut list);
         assert_eq!(batch[0].operation, becomes);
+        let located = lane.locate(operation);
         match batch[0].answer {
-            Answer::Now(found) => assert_eq!(Ok(list.get(found).len()), pieces),
+            Answer::Now(found) if let Some(target) = located => {
+                let count = extent().count();
+                assert_eq!(list.get(found), [Piece { skip: 0, count, target }]);
+                assert_eq!(operation, becomes, "it is carried out as it is");
+            }
+            Answer::Now(found) => {
+                let is_fast = matches!(operation, Operation::Read(_) | Operation::Write(..));
+                assert!(!is_fast || operation != becomes, "{operation:?} is located");
+                assert_eq!(Ok(list.get(found).len()), pieces);
+            }
             Answer::Held => panic!("a file holds nothing"),
-            Answer::Refused(kind) => assert_eq!(Err(kind), pieces),
+            Answer::Refused(kind) => assert_eq!((Err(kind), None), (pieces, located)),
         }
     }
 

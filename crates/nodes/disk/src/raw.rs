@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use block::{
     Access, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError,
-    DiskSize, FailKind, Lane, LaneContext, LaneError, Mapping, Node, Operation, Rights, Unmap,
+    DiskSize, Extent, FailKind, Lane, LaneContext, LaneError, Mapping, Node, Operation, Rights,
+    Target, Unmap,
 };
 
 use crate::DiscardPolicy;
@@ -188,19 +189,38 @@ impl Lane for RawLane {
         self.pass_on(&mut batch[passed_on..], pieces);
     }
 
+    fn locate(&mut self, operation: Operation) -> Option<Target> {
+        if operation.is_change() && self.access == Access::ReadOnly {
+            return None;
+        }
+        match operation {
+            Operation::Read(extent) | Operation::Write(extent, _) => {
+                self.below.locate(operation.on(self.moved(extent)?))
+            }
+            Operation::Status(_)
+            | Operation::Discard(..)
+            | Operation::WriteZeroes(..)
+            | Operation::Flush => None,
+        }
+    }
+
     block::pass_on_to!(below);
 }
 
 impl RawLane {
+    /// Where bytes of the disk are on the child, if it has them.
+    fn moved(&self, extent: Extent) -> Option<Extent> {
+        let start = extent.start().0.checked_add(self.offset).map(ByteOffset)?;
+        self.end.check(start, extent.count()).ok()
+    }
+
     /// What to ask the lane below, or the answer.
     fn prepare(&self, operation: Operation, pieces: &BatchPieces) -> Result<Operation, Answer> {
         if operation.is_change() && self.access == Access::ReadOnly {
             return Err(Answer::Refused(FailKind::ReadOnly));
         }
         let Some(extent) = operation.extent() else { return Ok(operation) };
-        let start = extent.start().0.checked_add(self.offset).map(ByteOffset);
-        let moved = start.and_then(|start| self.end.check(start, extent.count()).ok());
-        let moved = moved.ok_or(Answer::Refused(FailKind::OutOfRange))?;
+        let moved = self.moved(extent).ok_or(Answer::Refused(FailKind::OutOfRange))?;
         match (operation.on(moved), self.discard) {
             (Operation::Discard(..), DiscardPolicy::Ignore) => Err(Answer::Now(pieces.none())),
             (Operation::WriteZeroes(extent, _, durability), DiscardPolicy::Ignore) => {
@@ -221,7 +241,7 @@ impl RawLane {
 mod tests {
     use super::*;
     use crate::{NullNode, ReadContent};
-    use block::{Durability, LeafLane, Piece, Target, Token};
+    use block::{Durability, LeafLane, Piece, Token};
 
     /// A child whose pieces say where they are.
     #[derive(Debug)]
@@ -270,6 +290,11 @@ mod tests {
                 }
             });
         }
+
+        fn locate(&mut self, operation: Operation) -> Option<Target> {
+            let offset = operation.extent()?.start();
+            Some(Target::File { file: block::FileId(0), offset })
+        }
     }
 
     const BYTES: u64 = 8192;
@@ -289,7 +314,8 @@ mod tests {
         let mut batch: Vec<Mapping> =
             operations.iter().map(|operation| Mapping::new(Token(0), *operation)).collect();
         let mut list = BatchPieces::default();
-        node.open_lane(&LaneContext::idle()).unwrap().map(&mut batch, &mut list);
+        let mut lane = node.open_lane(&LaneContext::idle()).unwrap();
+        lane.map(&mut batch, &mut list);
         let place = |piece: &Piece| match piece.target {
             Target::File { offset, .. } => offset.0,
             Target::Channel { .. }
@@ -305,6 +331,17 @@ mod tests {
             Answer::Refused(kind) => Err(kind),
             Answer::Held => panic!("nobody holds"),
         };
+        for (mapping, operation) in batch.iter().zip(operations) {
+            let pieces = match mapping.answer {
+                Answer::Now(range) => list.get(range),
+                Answer::Held | Answer::Refused(_) => &[],
+            };
+            if let Operation::Read(extent) | Operation::Write(extent, _) = *operation {
+                let located = lane.locate(*operation);
+                let expected = |target| Piece { skip: 0, count: extent.count(), target };
+                assert_eq!(Vec::from_iter(located.map(expected)), pieces, "{operation:?}");
+            }
+        }
         batch.iter().map(answer).collect()
     }
 

@@ -217,9 +217,14 @@ impl ClusterAllocator {
         !limbo.freed.is_empty()
     }
 
-    /// Whether to call [`ClusterAllocator::reclaim`] now; asked after each request.
+    /// Whether something in limbo may be free by now. Mostly only a load: the line stays shared.
+    pub(crate) fn may_reclaim(&self) -> bool {
+        self.may_reclaim.load(Ordering::Relaxed)
+    }
+
+    /// Whether to call [`ClusterAllocator::reclaim`] now: the first one who asks does it.
     pub(crate) fn begin_reclaim(&self) -> bool {
-        self.may_reclaim.load(Ordering::Relaxed) && self.may_reclaim.swap(false, Ordering::Relaxed)
+        self.may_reclaim.swap(false, Ordering::Relaxed)
     }
 
     /// Frees what is in limbo and can be. With `all`, or when it is much, syncs first.

@@ -65,13 +65,20 @@ pub(crate) struct LaneEpochs {
 }
 
 impl LaneEpochs {
+    /// So many more requests are in an epoch that this lane has entered and not left.
+    pub(crate) fn join(&mut self, epoch: MappingEpoch, requests: usize) {
+        let place = self.open.iter().rposition(|(open, _)| *open == epoch.0);
+        self.open[place.expect("it was not left")].1 += requests;
+    }
+
     /// Enters the current epoch; tables may be looked at from now on.
     pub(crate) fn enter(&mut self) -> MappingEpoch {
         if self.open.is_empty() {
-            let now = self.epochs.now.load(Ordering::SeqCst);
-            // If whoever asks for the oldest does not see this, it asked before, so it took the cluster out
-            // of the tables before, and this lane finds it gone: both are in the order of SeqCst.
-            self.oldest.store(now, Ordering::SeqCst);
+            let now = self.epochs.now.load(Ordering::Acquire);
+            // Whoever asks for the oldest has a fence between taking the cluster out of the tables and asking, this lane one
+            // between this and looking at the tables. If the other fence was first, this lane finds the cluster gone;
+            // otherwise this is seen.
+            self.oldest.store(now, Ordering::Relaxed);
             std::sync::atomic::fence(Ordering::SeqCst);
             self.open.push_back((now, 1));
             return MappingEpoch(now);
@@ -88,7 +95,19 @@ impl LaneEpochs {
     }
 
     /// Leaves an epoch that was entered.
+    #[inline]
     pub(crate) fn leave(&mut self, epoch: MappingEpoch) {
+        if let Some((oldest, count)) = self.open.front_mut()
+            && *oldest == epoch.0
+            && *count > 1
+        {
+            *count -= 1;
+            return;
+        }
+        self.leave_any(epoch);
+    }
+
+    fn leave_any(&mut self, epoch: MappingEpoch) {
         let place = self.open.iter().position(|(open, _)| *open == epoch.0);
         let place = place.expect("an epoch is left by who has entered it");
         self.open[place].1 -= 1;
@@ -99,7 +118,8 @@ impl LaneEpochs {
         }
         if changed {
             let oldest = self.open.front().map_or(IDLE, |(epoch, _)| *epoch);
-            self.oldest.store(oldest, Ordering::SeqCst);
+            // What was done in it comes before.
+            self.oldest.store(oldest, Ordering::Release);
         }
     }
 }

@@ -59,6 +59,11 @@ impl Geometry {
         1 << self.cluster_bits
     }
 
+    /// A cluster has 2 to the power of this many bytes.
+    pub(crate) fn cluster_bits(self) -> u32 {
+        self.cluster_bits
+    }
+
     /// The cluster that a byte of the disk is in.
     pub(crate) fn cluster_of(self, offset: u64) -> GuestCluster {
         GuestCluster(offset >> self.cluster_bits)
@@ -139,17 +144,34 @@ impl Geometry {
 
     /// Bytes of a subcluster.
     pub(crate) fn subcluster_bytes(self) -> u64 {
-        self.cluster_bytes() / u64::from(self.subclusters())
+        1 << self.subcluster_bits()
+    }
+
+    fn subcluster_bits(self) -> u32 {
+        self.cluster_bits - self.subclusters().ilog2()
     }
 
     /// The subclusters that bytes inside a cluster touch, counted in their cluster.
+    #[inline]
     pub(crate) fn units_of(self, within: &Range<u64>) -> Range<u32> {
         let number = |unit: u64| u32::try_from(unit).expect("a cluster has at most 32");
-        number(within.start / self.subcluster_bytes())
-            ..number(within.end.div_ceil(self.subcluster_bytes()))
+        let bits = self.subcluster_bits();
+        number(within.start >> bits)..number((within.end + self.subcluster_bytes() - 1) >> bits)
+    }
+
+    /// The place of a cluster all of which is data, by far the most frequent; `None` if the entry says anything else.
+    #[inline]
+    pub(crate) fn data_of(self, words: RawL2Entry) -> Option<HostClusterReference> {
+        let RawL2Entry { word, bitmap } = words;
+        let (host, is_exclusive) = (word & OFFSET, word & COPIED != 0);
+        let bitmap_of_all = if self.has_subclusters() { u64::from(u32::MAX) } else { 0 };
+        let is_plain = word & !(OFFSET | COPIED) == 0 && host & (self.cluster_bytes() - 1) == 0;
+        (is_plain && host != 0 && bitmap == bitmap_of_all)
+            .then_some(HostClusterReference { host, is_exclusive })
     }
 
     /// What an L2 entry says.
+    #[inline]
     pub(crate) fn read(self, words: RawL2Entry) -> Result<L2Entry, BadL2Entry> {
         let RawL2Entry { word, bitmap } = words;
         let bad = Err(BadL2Entry { word, bitmap });
@@ -238,6 +260,19 @@ impl Geometry {
         })
     }
 
+    /// What all of these bytes inside a cluster are, if they are the same.
+    #[inline]
+    pub(crate) fn whole(self, cluster: StandardCluster, within: &Range<u64>) -> Option<Subcluster> {
+        let touched = bits_of(self.units_of(within));
+        let StandardCluster { place, data, zero } = cluster;
+        match (place, data & touched, zero & touched) {
+            (Some(place), data, _) if data == touched => Some(Subcluster::Data(place)),
+            (_, 0, zero) if zero == touched => Some(Subcluster::Zero),
+            (_, 0, 0) => Some(Subcluster::Nothing),
+            (_, _, _) => None,
+        }
+    }
+
     /// The bits of all subclusters.
     pub(crate) fn all_subclusters(self) -> u32 {
         bits_of(0..self.subclusters())
@@ -303,6 +338,7 @@ impl StandardCluster {
 }
 
 /// The bits of some subclusters.
+#[inline]
 pub(crate) fn bits_of(units: Range<u32>) -> u32 {
     let below = |unit: u32| if unit >= 32 { u32::MAX } else { (1 << unit) - 1 };
     below(units.end) & !below(units.start)

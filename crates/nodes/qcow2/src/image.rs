@@ -202,6 +202,12 @@ impl Image {
         self.space.as_ref().filter(|_| self.is_written()).ok_or(FailKind::ReadOnly)
     }
 
+    /// Whether to free clusters now that nobody can find any more; asked after each request.
+    pub(crate) fn begin_reclaim(&self) -> bool {
+        let may = self.space.as_ref().is_some_and(ClusterAllocator::may_reclaim);
+        may && self.space().is_ok_and(ClusterAllocator::begin_reclaim)
+    }
+
     /// Whether any of these clusters of the file is metadata.
     pub(crate) fn is_metadata(&self, clusters: HostClusters) -> bool {
         self.metadata.first_of(std::iter::once(clusters)).is_some()

@@ -1,12 +1,14 @@
 //! One iothread's handle on an image: answers at once what the tables in memory say, and has tasks serve
 //! the rest.
 //!
-//! Where it stands in the life of a request: reads, writes in place and flushes cost a look into a table
-//! and one question to the lane below for the whole batch. No lock is taken for a table that this
+//! Where it stands in the life of a request: what lies in one run costs a look into a table (`located`). Other reads, writes
+//! in place and flushes become one question to the lane below for the whole batch. No lock is taken for a table that this
 //! lane has seen before, and nothing is allocated.
 //!
 //! Limits: a batch is planned with [`BATCH_PARTS`] parts in all, and answers of at most [`ANSWER_RUNS`] runs; what is larger
 //! is carried out in rounds by a task. So is what is too much for one answer of the lanes below.
+
+mod located;
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -19,6 +21,7 @@ use block::{
 };
 use tasks::{AsyncChild, ChildMapBatch, RequestParts, TaskExecutor, extent, is_over};
 
+use self::located::LocatedRequests;
 use crate::cluster_allocator::{FreedClusterDiscards, SyncMark};
 use crate::epoch::MappingEpoch;
 use crate::geometry::{GuestCluster, L2Entry, StandardCluster, Subcluster, bits_of};
@@ -48,11 +51,12 @@ pub(crate) struct Qcow2Lane {
     core: Rc<LaneCore>,
     tasks: TaskExecutor,
     seen: LaneSlices,
+    located: LocatedRequests,
     access: Access,
     discards: FreedClusterDiscards,
-    /// Where the bytes of a batch are, and what each mapping has of that.
+    /// Where the bytes of a batch are, and what mappings that are not answered yet have of that.
     runs: Vec<ByteRun>,
-    plans: Vec<AnswerPlan>,
+    plans: Vec<(usize, AnswerPlan)>,
     /// How many parts this batch may still have.
     parts_left: usize,
     /// Since when tasks pause.
@@ -61,6 +65,8 @@ pub(crate) struct Qcow2Lane {
     batches: [ChildMapBatch; 2],
     /// When to let go of tables without use; none while no table was seen.
     clean_at: Option<Instant>,
+    /// When any of this is due, or a lane below: it changes only when these are called, and tasks go on.
+    due: Option<WakeTime>,
 }
 
 /// Which of a lane's batches asks the child with the data, and which the backing file.
@@ -109,6 +115,7 @@ impl Qcow2Lane {
             core: Rc::new(core),
             tasks,
             seen,
+            located: LocatedRequests::default(),
             access,
             discards,
             runs: Vec::new(),
@@ -117,6 +124,7 @@ impl Qcow2Lane {
             paused_at: None,
             batches,
             clean_at: None,
+            due: None,
         }
     }
 
@@ -286,6 +294,20 @@ impl Qcow2Lane {
         Some(())
     }
 
+    /// Asks the lanes below what was planned, and answers with that.
+    fn answer_planned(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
+        self.batches.iter_mut().for_each(|batch| batch.ask(pieces));
+        let mut plans = std::mem::take(&mut self.plans);
+        for (place, plan) in plans.drain(..) {
+            self.answer(&mut batch[place], plan, pieces);
+        }
+        self.plans = plans;
+        self.runs.clear();
+        self.runs.shrink_to(RUNS_KEPT);
+        self.batches.iter_mut().for_each(ChildMapBatch::clear);
+        self.note_due();
+    }
+
     /// Answers a request with what the lanes below have answered.
     fn answer(&mut self, mapping: &mut Mapping, plan: AnswerPlan, pieces: &mut BatchPieces) {
         match plan {
@@ -429,48 +451,59 @@ impl Qcow2Lane {
         });
     }
 
-    /// Has the iothread call the lane in its next round, if tasks pause: one of them goes on in each.
-    fn note_pauses(&mut self) {
+    /// Notes when to call the lane next. If tasks pause that is the iothread's next round: one of them goes on in each.
+    fn note_due(&mut self) {
         if self.tasks.pauses().is_empty() {
             self.paused_at = None;
         } else if self.paused_at.is_none() {
             self.paused_at = Some(SystemClock.now());
         }
+        let clean = self.clean_at.map(|at| WakeTime { at, slack: CLEAN_SLACK });
+        let paused = self.paused_at.map(|at| WakeTime { at, slack: Duration::ZERO });
+        let own = WakeTime::first(clean, paused);
+        let children = self.core.storages();
+        self.due = children.fold(own, |due, storage| WakeTime::first(due, storage.due()));
     }
 
     /// Frees what can be, in a task of its own.
     fn reclaim(&mut self) {
-        if self.core.image.space().is_ok_and(|space| space.begin_reclaim()) {
+        if self.core.image.begin_reclaim() {
             self.tasks.spawn(serve::reclaim(Rc::clone(&self.core)));
+            self.note_due();
         }
     }
 }
 
 impl Lane for Qcow2Lane {
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
-        let mut plans = std::mem::take(&mut self.plans);
+        // The tables are looked at in it, and whoever is answered so joins it.
+        let epoch = self.core.enter();
         self.parts_left = BATCH_PARTS;
-        for mapping in batch.iter() {
-            let plan = self.plan(mapping.operation, pieces);
-            plans.push(plan);
+        let mut located = 0;
+        for (place, mapping) in batch.iter_mut().enumerate() {
+            if self.answer_located(mapping, epoch, pieces) {
+                located += 1;
+            } else {
+                let plan = self.plan(mapping.operation, pieces);
+                self.plans.push((place, plan));
+            }
         }
-        self.batches.iter_mut().for_each(|batch| batch.ask(pieces));
-        for (mapping, plan) in batch.iter_mut().zip(plans.drain(..)) {
-            self.answer(mapping, plan, pieces);
+        if located < batch.len() {
+            self.answer_planned(batch, pieces);
         }
-        self.plans = plans;
-        self.runs.clear();
-        self.runs.shrink_to(RUNS_KEPT);
-        self.batches.iter_mut().for_each(ChildMapBatch::clear);
-        self.note_pauses();
+        if let Some(epoch) = epoch {
+            self.core.join(epoch, located);
+        }
+        self.core.leave(epoch);
+    }
+
+    fn locate(&mut self, operation: Operation) -> Option<Target> {
+        // Of what is written the lane hears when each request is over.
+        if self.core.image.is_written() { None } else { self.locate_run(operation) }
     }
 
     fn due(&self) -> Option<WakeTime> {
-        let clean = self.clean_at.map(|at| WakeTime { at, slack: CLEAN_SLACK });
-        let paused = self.paused_at.map(|at| WakeTime { at, slack: Duration::ZERO });
-        self.core.storages().fold(WakeTime::first(clean, paused), |due, storage| {
-            WakeTime::first(due, storage.due())
-        })
+        self.due
     }
 
     fn resume(&mut self, now: Instant, late: &mut Vec<Mapping>, pieces: &mut BatchPieces) {
@@ -493,15 +526,22 @@ impl Lane for Qcow2Lane {
         }
         self.core.take_answers(pieces, |answered| late.push(answered));
         self.reclaim();
-        self.note_pauses();
+        self.note_due();
     }
 
     fn release(&mut self) {
         self.core.storages().for_each(AsyncChild::release);
+        self.note_due();
     }
 
     fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
-        let told = self.core.completed(token, outcome);
+        let told = match self.located.take(token) {
+            None => self.core.completed(token, outcome),
+            epoch => {
+                self.core.leave(epoch);
+                LaneCompletionDecision::Finish(outcome)
+            }
+        };
         self.reclaim();
         told
     }

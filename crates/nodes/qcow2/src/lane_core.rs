@@ -142,7 +142,13 @@ impl LaneCore {
         self.image.is_written().then(|| self.state.borrow_mut().epochs.enter())
     }
 
+    /// So many more requests that were found in that epoch use what the tables said.
+    pub(crate) fn join(&self, epoch: MappingEpoch, requests: usize) {
+        self.state.borrow_mut().epochs.join(epoch, requests);
+    }
+
     /// It did, and does not need them.
+    #[inline]
     pub(crate) fn leave(&self, epoch: Option<MappingEpoch>) {
         if let Some(epoch) = epoch {
             self.state.borrow_mut().epochs.leave(epoch);

@@ -26,12 +26,14 @@ impl LaneSlices {
     }
 
     /// The slice of that number, if it is in memory. Call it inside an epoch.
+    // Once for each cluster of a request; what follows a hit is a handful of loads.
+    #[inline(always)]
     pub(crate) fn find(&mut self, core: &LaneCore, number: SliceNumber) -> Option<&L2Slice> {
         let mask = self.slices.len() as u64 - 1;
         let place = &mut self.slices[usize::try_from(number.0 & mask).expect("masked")];
         let is_it = |slice: &Arc<L2Slice>| slice.number() == number && !slice.is_evicted();
         if !place.as_ref().is_some_and(is_it) {
-            *place = Some(core.image.slices.peek(number)?);
+            peek(place, core, number)?;
         }
         let slice = place.as_deref()?;
         slice.touch();
@@ -60,4 +62,11 @@ impl LaneSlices {
     pub(crate) fn is_empty(&self) -> bool {
         self.slices.iter().all(Option::is_none)
     }
+}
+
+/// Takes the slice from the cache of the image.
+#[cold]
+fn peek(place: &mut Option<Arc<L2Slice>>, core: &LaneCore, number: SliceNumber) -> Option<()> {
+    *place = Some(core.image.slices.peek(number)?);
+    Some(())
 }

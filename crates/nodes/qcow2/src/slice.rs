@@ -130,20 +130,26 @@ impl L2Slice {
     }
 
     /// An entry.
+    #[inline]
     pub(crate) fn entry(&self, index: usize) -> RawL2Entry {
         match (&*self.words, self.entry_words) {
             ([], _) => RawL2Entry::default(),
             (words, 1) => RawL2Entry { word: words[index].load(Ordering::Acquire), bitmap: 0 },
-            (words, _) => loop {
-                // Both words of one version: if it is the same before and after, nobody stored in between.
-                let before = self.version.load(Ordering::Acquire);
-                let word = words[2 * index].load(Ordering::Acquire);
-                let bitmap = words[2 * index + 1].load(Ordering::Acquire);
-                if before & 1 == 0 && self.version.load(Ordering::Relaxed) == before {
-                    return RawL2Entry { word, bitmap };
-                }
-                std::hint::spin_loop();
-            },
+            (words, _) => self.wide_entry(words, index),
+        }
+    }
+
+    /// An entry of two words.
+    fn wide_entry(&self, words: &[AtomicU64], index: usize) -> RawL2Entry {
+        loop {
+            // Both words of one version: if it is the same before and after, nobody stored in between.
+            let before = self.version.load(Ordering::Acquire);
+            let word = words[2 * index].load(Ordering::Acquire);
+            let bitmap = words[2 * index + 1].load(Ordering::Acquire);
+            if before & 1 == 0 && self.version.load(Ordering::Relaxed) == before {
+                return RawL2Entry { word, bitmap };
+            }
+            std::hint::spin_loop();
         }
     }
 

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use crate::{
     Access, BatchPieces, Claim, ClaimError, DiskSize, FailKind, LaneContext, Operation, Outcome,
-    PieceRange, Rights,
+    PieceRange, Rights, Target,
 };
 
 /// A vertex of the block graph, shared by all threads (QEMU's BlockDriverState).
@@ -74,6 +74,15 @@ pub trait Lane: Debug {
     /// the answers are added to `pieces`.
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces);
 
+    /// Where all bytes of a read or a write are, if they follow each other in one storage or are zeroes, and the lane
+    /// neither holds the operation, changes it, nor wants to hear of its end; `None` if [`Lane::map`] has to be asked. What a
+    /// read finds behind the end of a file is up to the caller. It is true until the batch of
+    /// the caller is answered, and changes nothing of what the other calls say. A layer above a plain file saves itself a
+    /// question with it; a lane that always says `None` is only slower.
+    fn locate(&mut self, _: Operation) -> Option<Target> {
+        None
+    }
+
     /// When [`Lane::resume`] has something to do; `None` while nothing is held, here or below, that
     /// waits for a time. Asked again after each of the other calls.
     fn due(&self) -> Option<WakeTime>;
@@ -95,6 +104,11 @@ pub trait Lane: Debug {
 pub trait LeafLane: Debug {
     /// Answers a mapping, as [`Lane::map`] does.
     fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces);
+
+    /// As [`Lane::locate`].
+    fn locate(&mut self, _: Operation) -> Option<Target> {
+        None
+    }
 }
 
 impl<L: LeafLane> Lane for L {
@@ -102,6 +116,10 @@ impl<L: LeafLane> Lane for L {
         for mapping in batch {
             self.answer(mapping, pieces);
         }
+    }
+
+    fn locate(&mut self, operation: Operation) -> Option<Target> {
+        LeafLane::locate(self, operation)
     }
 
     fn due(&self) -> Option<WakeTime> {

@@ -213,6 +213,11 @@ impl AsyncChild {
         }
     }
 
+    /// Where the bytes of a read or a write are, if the lane below says it at once ([`Lane::locate`]).
+    pub fn locate(&self, operation: Operation) -> Option<Target> {
+        self.0.state.borrow_mut().lane.locate(operation)
+    }
+
     /// A name for a question, until it is given back.
     pub fn name(&self) -> Token {
         let state = &mut *self.0.state.borrow_mut();

@@ -19,10 +19,10 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use block::{
-    Access, AfterPiecesAction, Answer, BatchPieces, BlockLimits, BufferCopyPolicy, Claim,
-    ClaimError, Clock, DiskSize, FailKind, Lane, LaneCompletionDecision, LaneContext, LaneError,
-    Mapping, Node, Operation, Outcome, Piece, PieceMark, PieceRange, Rights, Target, Token,
-    WakeTime,
+    Access, AfterPiecesAction, Answer, BatchPieces, BlockLimits, BufferCopyPolicy, ByteCount,
+    Claim, ClaimError, Clock, DiskSize, FailKind, Lane, LaneCompletionDecision, LaneContext,
+    LaneError, Mapping, Node, Operation, Outcome, Piece, PieceMark, PieceRange, Rights, Target,
+    Token, WakeTime,
 };
 
 use super::stack::Sizes;
@@ -236,6 +236,8 @@ impl Lane for CheckedLane {
                 self.judge.complain(&format!("{operation:?} is asked of {:?}", self.size));
             }
         }
+        let located = |mapping: &Mapping| self.below.locate(mapping.operation);
+        let located: Vec<Option<Target>> = asked.iter().map(located).collect();
         let mark = pieces.end();
         for mapping in batch.iter_mut() {
             mapping.answer = UNANSWERED;
@@ -262,12 +264,22 @@ impl Lane for CheckedLane {
                 }
             }
         }
+        for ((asked, answered), located) in asked.iter().zip(batch.iter()).zip(located) {
+            if located.is_some_and(|target| !is_located(asked.operation, answered, target, pieces))
+            {
+                self.judge.complain(&format!("{asked:?} is not where it was said to be"));
+            }
+        }
         self.look_at_due("map");
         if self.judge.has_complained_since(complaints) {
             for (asked, answered) in asked.iter().zip(batch) {
                 *answered = Mapping { answer: Answer::Refused(FailKind::Io), ..*asked };
             }
         }
+    }
+
+    fn locate(&mut self, operation: Operation) -> Option<Target> {
+        self.below.locate(operation)
     }
 
     fn due(&self) -> Option<WakeTime> {
@@ -460,4 +472,14 @@ impl Judge {
             | Target::Status(_) => true,
         }
     }
+}
+
+/// Whether an answer is all that was said of it before: at once, in one piece there, and over with that.
+fn is_located(asked: Operation, answered: &Mapping, target: Target, pieces: &BatchPieces) -> bool {
+    let Answer::Now(range) = answered.answer else { return false };
+    let count = answered.operation.extent().map_or(ByteCount(0), block::Extent::count);
+    let is_same = answered.after == AfterPiecesAction::Finish
+        && answered.memory == BufferCopyPolicy::Live
+        && answered.operation.durability() == asked.durability();
+    is_same && pieces.get(range) == [Piece { skip: 0, count, target }]
 }

@@ -22,6 +22,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     None,
+    /// What it says at once of a place is not where it answers.
+    LocatesElsewhere,
     /// All is one sector off, consistently.
     Place,
     /// Long requests are one sector off at their end.
@@ -72,7 +74,8 @@ enum Mistake {
     StatusHole,
 }
 
-const MISTAKES: [Mistake; 24] = [
+const MISTAKES: [Mistake; 25] = [
+    Mistake::LocatesElsewhere,
     Mistake::Place,
     Mistake::Tail,
     Mistake::Loses,
@@ -359,6 +362,11 @@ impl Lane for WindowLane {
         {
             std::mem::swap(&mut first.answer, &mut second.answer);
         }
+    }
+
+    fn locate(&mut self, operation: Operation) -> Option<Target> {
+        // In a window that begins elsewhere.
+        if self.is(Mistake::LocatesElsewhere) { self.below.locate(operation) } else { None }
     }
 
     fn due(&self) -> Option<WakeTime> {

@@ -155,6 +155,23 @@ impl LeafLane for FileLane {
             false => pieces.one(Piece { skip: 0, count, target }),
         });
     }
+
+    /// Of channels nothing is said at once, so that whoever stands above asks in both ways.
+    fn locate(&mut self, operation: Operation) -> Option<Target> {
+        let Place::File(file) = self.place else { return None };
+        let offset = operation.extent()?.start();
+        match operation {
+            Operation::Read(_) => Some(Target::File { file, offset }),
+            Operation::Write(..) if self.access == Access::ReadWrite => {
+                Some(Target::File { file, offset })
+            }
+            Operation::Write(..)
+            | Operation::Status(_)
+            | Operation::Discard(..)
+            | Operation::WriteZeroes(..)
+            | Operation::Flush => None,
+        }
+    }
 }
 
 /// Makes engines for control threads, whose operations are carried out at once.
