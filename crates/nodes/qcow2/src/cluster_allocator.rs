@@ -152,7 +152,8 @@ impl ClusterAllocator {
         RUN_MAX.min(RUN_BYTES_MAX >> self.cluster_bits)
     }
 
-    fn take_from_runs(&self, count: u64) -> Option<HostClusters> {
+    /// Takes clusters like [`ClusterAllocator::take`], if some were taken ahead.
+    pub(crate) fn take_from_runs(&self, count: u64) -> Option<HostClusters> {
         let mut runs = self.runs();
         let run = runs.clean.front_mut()?;
         let end = run.end.min(run.start + count);

@@ -256,6 +256,18 @@ impl Image {
         storage: &AsyncChild,
         number: SliceNumber,
     ) -> Result<PinnedSlice, FailKind> {
+        match self.slices.pin(number) {
+            Some(pinned) if !pinned.slice().is_absent() => Ok(pinned),
+            // What is rare has memory of its own: tasks stay small.
+            Some(_) | None => Box::pin(self.load_slice(storage, number)).await,
+        }
+    }
+
+    async fn load_slice(
+        &self,
+        storage: &AsyncChild,
+        number: SliceNumber,
+    ) -> Result<PinnedSlice, FailKind> {
         loop {
             let found =
                 std::future::poll_fn(|context| match self.slices.find(number, context.waker()) {
@@ -346,8 +358,12 @@ impl Image {
         storage: &AsyncChild,
         count: u64,
     ) -> Result<HostClusters, FailKind> {
+        let space = self.space()?;
+        if let Some(clusters) = space.take_from_runs(count) {
+            return Ok(clusters);
+        }
         let name = async |table: RefcountTablePlace| self.name_refcount_table(storage, table).await;
-        self.space()?.take(storage, count, name).await
+        Box::pin(space.take(storage, count, name)).await
     }
 
     async fn name_refcount_table(
@@ -455,19 +471,22 @@ impl Image {
         storage: &AsyncChild,
         changes: &[(GuestCluster, RawL2Entry)],
     ) -> Result<(), FailKind> {
-        let same = |one: &(GuestCluster, RawL2Entry), other: &(GuestCluster, RawL2Entry)| {
-            self.geometry.slice_of(one.0) == self.geometry.slice_of(other.0)
-        };
-        let mut pinned = Vec::new();
-        for changes in changes.chunk_by(same) {
-            pinned
-                .push((self.slice(storage, self.geometry.slice_of(changes[0].0)).await?, changes));
-        }
+        let slice_of = |change: &(GuestCluster, RawL2Entry)| self.geometry.slice_of(change.0);
         let begin = |(pinned, changes): (PinnedSlice, &[(GuestCluster, RawL2Entry)])| {
             let words = changes.iter().map(|(at, entry)| (self.geometry.index_of(*at), *entry));
             let ending = pinned.slice().change(words);
             (pinned, ending)
         };
+        if let (Some(first), Some(last)) = (changes.first(), changes.last())
+            && slice_of(first) == slice_of(last)
+        {
+            let (pinned, ending) = begin((self.slice(storage, slice_of(first)).await?, changes));
+            return self.write_slice(storage, pinned.slice(), &ending).await;
+        }
+        let mut pinned = Vec::new();
+        for changes in changes.chunk_by(|one, other| slice_of(one) == slice_of(other)) {
+            pinned.push((self.slice(storage, slice_of(&changes[0])).await?, changes));
+        }
         let begun: Vec<(PinnedSlice, WriteResult)> = pinned.into_iter().map(begin).collect();
         let mut result = Ok(());
         for (pinned, ending) in begun {
@@ -486,7 +505,7 @@ impl Image {
             return Ok(());
         }
         let ending = slice.change(std::iter::empty());
-        self.write_slice(storage, slice, &ending).await
+        Box::pin(self.write_slice(storage, slice, &ending)).await
     }
 
     async fn write_slice(
@@ -506,13 +525,14 @@ impl Image {
                 WriteTurn::Wait => {}
                 WriteTurn::Write(write) => {
                     let block = storage.alignment().min(self.geometry.slice_bytes());
-                    let Some((start, memory)) = write.bytes(block) else {
+                    let Some((start, memory)) = write.bytes(block, &self.slices.spare) else {
                         write.finish(Ok(()));
                         continue;
                     };
                     let table = self.l1(slice.number()) & OFFSET;
                     let at = table + self.geometry.place_in_table(slice.number()) + start;
-                    let result = storage.write(at, memory).await.map(drop);
+                    let written = storage.write(at, memory).await;
+                    let result = written.map(|memory| self.slices.spare.give(memory));
                     self.count_table_write();
                     write.finish(result);
                 }

@@ -125,8 +125,13 @@ impl LaneCore {
     /// Has the table that names these clusters be ours.
     pub(crate) async fn ensure_table(&self, cluster: GuestCluster) -> Result<(), FailKind> {
         if self.image.has_table(cluster) {
-            return Ok(());
+            Ok(())
+        } else {
+            Box::pin(self.make_table(cluster)).await
         }
+    }
+
+    async fn make_table(&self, cluster: GuestCluster) -> Result<(), FailKind> {
         let bytes = usize::try_from(self.image.geometry.cluster_bytes()).expect("it fits");
         let _copied = self.limits.copied.take(bytes).await;
         self.image.ensure_table(&self.file, cluster).await
@@ -309,8 +314,8 @@ impl LaneCore {
 
     /// Takes the answers that tasks have given.
     pub(crate) fn take_answers(&self, pieces: &mut BatchPieces, mut each: impl FnMut(Mapping)) {
-        let answers = std::mem::take(&mut self.state.borrow_mut().answers);
-        for TaskAnswer { request, result, memory, after } in answers {
+        let mut answers = std::mem::take(&mut self.state.borrow_mut().answers);
+        for TaskAnswer { request, result, memory, after } in answers.drain(..) {
             let answer = match result {
                 Err(kind) => Answer::Refused(kind),
                 Ok(answer) => {
@@ -323,6 +328,8 @@ impl LaneCore {
                 (Mapping::new(request.token, request.operation), EofPolicy::Zeroes);
             each(Mapping { answer, after, eof_policy, memory, ..asked });
         }
+        // Nobody answers meanwhile.
+        self.state.borrow_mut().answers = answers;
     }
 
     /// All children, each once.

@@ -21,6 +21,9 @@ use block::{FailKind, HostMemory};
 
 use crate::geometry::{RawL2Entry, SliceNumber};
 
+/// So much memory of writes that are over is kept, of at most a slice each.
+const SPARE_MAX: usize = 64;
+
 /// How many parts the cache has, each with a lock of its own.
 const SHARDS: usize = 16;
 
@@ -216,7 +219,7 @@ impl L2Slice {
 impl SliceWrite<'_> {
     /// The bytes of the slice that have to be written, whole blocks of `block` bytes, and where they
     /// begin in the slice. None if the file says it all.
-    pub(crate) fn bytes(&self, block: u64) -> Option<(u64, HostMemory)> {
+    pub(crate) fn bytes(&self, block: u64, spare: &SpareMemory) -> Option<(u64, HostMemory)> {
         if self.changes.is_empty() && !self.is_whole {
             return None;
         }
@@ -231,7 +234,7 @@ impl SliceWrite<'_> {
         } else {
             (first - first % block, (last + entry_bytes).next_multiple_of(block).min(end))
         };
-        let mut memory = HostMemory::zeroed(end - start);
+        let mut memory = spare.take(end - start);
         let words = &self.slice.words[start / 8..];
         for (word, bytes) in words.iter().zip(memory.chunks_exact_mut(8)) {
             // Only this task changes entries now.
@@ -298,9 +301,31 @@ impl Drop for PinnedSlice {
     }
 }
 
+/// Memory of writes of slices that are over, for the next ones: aligned memory is dear to allocate.
+#[derive(Debug, Default)]
+pub(crate) struct SpareMemory(Mutex<Vec<HostMemory>>);
+
+impl SpareMemory {
+    /// So many bytes, which hold anything.
+    fn take(&self, bytes: usize) -> HostMemory {
+        let spare = self.0.lock().expect("nobody panics here").pop();
+        spare.filter(|memory| memory.len() == bytes).unwrap_or_else(|| HostMemory::zeroed(bytes))
+    }
+
+    /// Keeps the memory, or frees it.
+    pub(crate) fn give(&self, memory: HostMemory) {
+        let mut spare = self.0.lock().expect("nobody panics here");
+        if spare.len() < SPARE_MAX {
+            spare.push(memory);
+        }
+    }
+}
+
 /// The cache of L2 slices of an image.
 #[derive(Debug)]
 pub(crate) struct SliceCache {
+    /// For writes of them.
+    pub(crate) spare: SpareMemory,
     shards: Vec<Mutex<Shard>>,
     /// Of each shard.
     capacity: usize,
@@ -348,7 +373,7 @@ impl SliceCache {
     pub(crate) fn new(slices: usize) -> Self {
         let capacity = slices.div_ceil(SHARDS).max(2);
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { shards, capacity, evicted: AtomicU64::new(0) }
+        Self { spare: SpareMemory::default(), shards, capacity, evicted: AtomicU64::new(0) }
     }
 
     /// For how many slices there is room.
@@ -370,6 +395,14 @@ impl SliceCache {
     /// The slice if it is here, without a pin: for the fast path.
     pub(crate) fn peek(&self, number: SliceNumber) -> Option<Arc<L2Slice>> {
         self.shard(number).slices.get(&number)?.here().cloned()
+    }
+
+    /// The slice if it is here, pinned.
+    pub(crate) fn pin(&self, number: SliceNumber) -> Option<PinnedSlice> {
+        let shard = self.shard(number);
+        let slice = shard.slices.get(&number)?.here()?;
+        slice.touch();
+        Some(PinnedSlice::new(Arc::clone(slice)))
     }
 
     /// The slice, pinned.
@@ -541,8 +574,9 @@ mod tests {
     #[test]
     fn after_a_failure_all_of_the_slice_is_written() {
         let slice = L2Slice::loaded(SliceNumber(0), &[0; 4096], 1);
-        let written =
-            |write: &SliceWrite<'_>| write.bytes(512).map(|(at, bytes)| (at, bytes.len()));
+        let written = |write: &SliceWrite<'_>| {
+            write.bytes(512, &SpareMemory::default()).map(|(at, bytes)| (at, bytes.len()))
+        };
         let write = begin(&slice, &change(&slice, 100));
         assert_eq!(written(&write), Some((512, 512)));
         // Dropped, it has failed.

@@ -341,7 +341,19 @@ impl AsyncChild {
         operation: Operation,
         memory: HostMemory,
     ) -> Result<HostMemory, FailKind> {
-        let mut memory = memory;
+        if let Some(target) = self.locate(operation) {
+            let count = operation.extent().map_or(ByteCount(0), Extent::count);
+            return self.0.io.submit(operation, &[Piece { skip: 0, count, target }], memory).await;
+        }
+        // What is rare has memory of its own: tasks stay small.
+        Box::pin(self.run_in_rounds(operation, memory)).await
+    }
+
+    async fn run_in_rounds(
+        &self,
+        operation: Operation,
+        mut memory: HostMemory,
+    ) -> Result<HostMemory, FailKind> {
         self.in_rounds(operation, async |operation, pieces| {
             let given = std::mem::replace(&mut memory, HostMemory::zeroed(0));
             memory = self.0.io.submit(operation, pieces, given).await?;

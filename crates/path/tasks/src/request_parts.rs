@@ -89,8 +89,13 @@ impl RequestParts {
         skip: u64,
         bytes: Range<u64>,
     ) {
-        let reply = extent(bytes).and_then(|bytes| storage.ask(operation.on(bytes)));
-        self.add(skip, reply);
+        match extent(bytes).map(|bytes| (operation.on(bytes), bytes.count())) {
+            Ok((operation, count)) => match storage.locate(operation) {
+                Some(target) => self.push(Piece { skip, count, target }),
+                None => self.add(skip, storage.ask(operation)),
+            },
+            Err(kind) => self.fail(kind),
+        }
     }
 
     /// The request fails, whatever becomes of its parts.

@@ -15,7 +15,8 @@ use tasks::{RequestParts, extent};
 use super::compressed;
 use super::read::in_memory;
 use crate::geometry::{
-    GuestCluster, HostClusterReference, L2Entry, RawL2Entry, StandardCluster, Subcluster, bits_of,
+    Geometry, GuestCluster, HostClusterReference, L2Entry, RawL2Entry, StandardCluster, Subcluster,
+    bits_of,
 };
 use crate::lane_core::{LaneCore, ServedRequest};
 use crate::refcount::HostClusters;
@@ -42,15 +43,25 @@ pub(crate) async fn write(
     if end - start <= round_bytes {
         return write_at_once(core, request, cached, start..end, durability).await;
     }
-    let (mut at, mut result) = (start, Ok(()));
-    while at < end && result.is_ok() {
+    Box::pin(write_in_rounds(&core, request, cached, start..end)).await;
+}
+
+async fn write_in_rounds(
+    core: &LaneCore,
+    request: ServedRequest,
+    cached: ServedRequest,
+    bytes: Range<u64>,
+) {
+    let round_bytes = ROUND_CLUSTERS * core.image.geometry.cluster_bytes();
+    let (mut at, mut result) = (bytes.start, Ok(()));
+    while at < bytes.end && result.is_ok() {
         // Up to a border between clusters.
-        let next = end.min((at + round_bytes) / round_bytes * round_bytes);
-        result = write_round(&core, cached, at..next, at - start).await;
+        let next = bytes.end.min((at + round_bytes) / round_bytes * round_bytes);
+        result = write_round(core, cached, at..next, at - bytes.start).await;
         core.pause().await;
         at = next;
     }
-    finish(&core, request, result).await;
+    finish(core, request, result).await;
 }
 
 /// Carries out a part of a write, which begins there in it.
@@ -81,7 +92,7 @@ async fn write_at_once(
             drop(claimed);
             return core.answer(request, change.parts(&core, request.operation, 0)).await;
         }
-        Ok(change) => change.carry_out(&core, cached, 0).await,
+        Ok(mut change) => change.carry_out(&core, cached, 0).await,
         Err(kind) => Err(kind),
     };
     drop(claimed);
@@ -96,7 +107,7 @@ fn clusters_of(core: &LaneCore, bytes: &Range<u64>) -> Range<u64> {
 /// Ends a change that was handed to the kernel: with a sync if it has to be durable.
 pub(super) async fn finish(core: &LaneCore, request: ServedRequest, result: Result<(), FailKind>) {
     let result = match (result, request.operation.durability()) {
-        (Ok(()), Durability::Stable) => core.sync().await,
+        (Ok(()), Durability::Stable) => Box::pin(core.sync()).await,
         (result, _) => result,
     };
     core.end(request, result);
@@ -159,9 +170,43 @@ impl WriteAllocation {
                 None => self.take_one(core, &mut missing).await?,
             };
             self.hosts.push(host);
-            self.change(core, cluster, entry, host, own.is_none()).await?;
+            if own.is_some() || !self.change_empty(core, cluster, entry, host) {
+                // What is rare has memory of its own: tasks stay small.
+                Box::pin(self.change(core, cluster, entry, host, own.is_none())).await?;
+            }
         }
         Ok(())
+    }
+
+    /// Notes what the tables will say of a cluster that has nothing, above nothing, and was given a place: nothing is
+    /// copied, and the place reads as zeroes, durably. Whether it is so.
+    fn change_empty(
+        &mut self,
+        core: &LaneCore,
+        cluster: GuestCluster,
+        entry: L2Entry,
+        host: u64,
+    ) -> bool {
+        let geometry = core.image.geometry;
+        let start = geometry.start_of(cluster);
+        let L2Entry::Cluster(before @ StandardCluster { place: None, .. }) = entry else {
+            return false;
+        };
+        let has_below = core.backing.as_ref().is_some_and(|backing| start < backing.size);
+        if has_below || !core.image.has_table(cluster) {
+            return false;
+        }
+        let bits = bits_of(geometry.units_of(&self.touched(geometry, start)));
+        let place = Some(HostClusterReference { host, is_exclusive: true });
+        let after = StandardCluster { place, data: bits, zero: before.zero & !bits };
+        self.entries.push((cluster, geometry.write(after)));
+        true
+    }
+
+    /// The bytes that are written of the cluster that begins there, counted from its start.
+    fn touched(&self, geometry: Geometry, start: u64) -> Range<u64> {
+        self.guest.start.max(start) - start
+            ..self.guest.end.min(start + geometry.cluster_bytes()) - start
     }
 
     /// Copies what the write leaves of a cluster, and notes what the tables will say of it. A place that was just taken
@@ -176,8 +221,7 @@ impl WriteAllocation {
     ) -> Result<(), FailKind> {
         let geometry = core.image.geometry;
         let start = geometry.start_of(cluster);
-        let within = self.guest.start.max(start) - start
-            ..self.guest.end.min(start + geometry.cluster_bytes()) - start;
+        let within = self.touched(geometry, start);
         let touched = geometry.units_of(&within);
         let bits = bits_of(touched.clone());
         let place = HostClusterReference { host, is_exclusive: true };
@@ -336,12 +380,12 @@ impl WriteAllocation {
     }
 
     /// The bytes were handed to the kernel: has the tables name them, if they do not yet.
-    async fn link(self, core: &LaneCore) -> Result<(), FailKind> {
+    async fn link(&mut self, core: &LaneCore) -> Result<(), FailKind> {
         if self.is_in_place() {
             return Ok(());
         }
         if self.must_sync {
-            let synced = core.sync().await;
+            let synced = Box::pin(core.sync()).await;
             if let Err(kind) = synced {
                 self.abandon(core);
                 return Err(kind);
@@ -350,13 +394,13 @@ impl WriteAllocation {
         // If that fails the tables may name them or not, so they are not used again.
         core.image.link(&core.file, &self.entries).await?;
         let space = core.image.space()?;
-        self.left.into_iter().for_each(|clusters| space.free(clusters));
+        self.left.drain(..).for_each(|clusters| space.free(clusters));
         Ok(())
     }
 
     /// Has the request write there, from so many of its bytes on, and then the tables name it.
     async fn carry_out(
-        self,
+        &mut self,
         core: &LaneCore,
         request: ServedRequest,
         skip: u64,
@@ -368,7 +412,7 @@ impl WriteAllocation {
 
     /// The bytes were handed to the kernel, or not.
     pub(super) async fn conclude(
-        self,
+        &mut self,
         core: &LaneCore,
         written: Result<(), FailKind>,
     ) -> Result<(), FailKind> {
@@ -380,9 +424,9 @@ impl WriteAllocation {
     }
 
     /// Nothing names what was taken: gives it back.
-    fn abandon(self, core: &LaneCore) {
+    fn abandon(&mut self, core: &LaneCore) {
         if let Ok(space) = core.image.space() {
-            self.taken.into_iter().for_each(|clusters| space.free(clusters));
+            self.taken.drain(..).for_each(|clusters| space.free(clusters));
         }
     }
 }

@@ -223,7 +223,7 @@ fn after(core: &LaneCore, cluster: GuestCluster, entry: L2Entry, how: ZeroMode) 
 
 /// Writes zeroes over bytes whose clusters are claimed.
 async fn write_over(core: &LaneCore, bytes: Range<u64>) -> Result<(), FailKind> {
-    let change = WriteAllocation::prepare(core, bytes).await?;
+    let mut change = WriteAllocation::prepare(core, bytes).await?;
     let written = change.write_zeroes(core).await;
     change.conclude(core, written).await
 }
