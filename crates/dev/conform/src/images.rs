@@ -27,12 +27,20 @@ struct Image;
 impl Subject for Image {
     fn open(&self, setup: &Setup) -> Result<Arc<dyn Node>> {
         let child = |node: &Arc<dyn Node>| Child::new(Arc::clone(node));
+        let settings = any_settings(&mut Rng::new(setup.seed));
+        let mut backing = setup.backing.clone();
+        for file in &setup.backing_images {
+            let (file, below) = (child(file), backing.as_ref().map(child));
+            let children = Children { file, backing: below, data_file: None };
+            let settings = Qcow2Settings { access: Access::ReadOnly, ..settings };
+            let engines = Arc::clone(&setup.engines);
+            backing = Some(Arc::new(Qcow2Node::open("below", children, settings, engines)?));
+        }
         let children = Children {
             file: child(&setup.file),
-            backing: setup.backing.as_ref().map(child),
+            backing: backing.as_ref().map(child),
             data_file: setup.data_file.as_ref().map(child),
         };
-        let settings = any_settings(&mut Rng::new(setup.seed));
         Ok(Arc::new(Qcow2Node::open("image", children, settings, Arc::clone(&setup.engines))?))
     }
 }
@@ -59,6 +67,7 @@ pub(crate) fn play_image(seed: u64) -> Result<Played> {
     let options = Options {
         recipe: Recipe::any(rng, 9..18),
         lives: LIVES,
+        chain: seed.is_multiple_of(3),
         mischief: Mischief::None,
         fail_one_in: if seed.is_multiple_of(FAILING_ONE_IN) { 300 } else { 0 },
         fail_syncs_one_in: if seed % FAILING_SYNCS_ONE_IN == 1 { 30 } else { 0 },

@@ -17,10 +17,12 @@ mod load;
 pub mod make;
 pub mod peer;
 pub mod play;
+mod remembered;
 
 pub use crate::simulation::{child, disk};
 pub use load::Tally;
 pub use play::{Options, Played, play};
+pub use remembered::Forgotten;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -35,6 +37,8 @@ pub struct Setup {
     pub file: Arc<dyn Node>,
     /// The child `backing`, which holds raw bytes.
     pub backing: Option<Arc<dyn Node>>,
+    /// In its place the files of images that stand on each other, the lowest first; read-only.
+    pub backing_images: Vec<Arc<dyn Node>>,
     /// The child `data-file`.
     pub data_file: Option<Arc<dyn Node>>,
     /// Makes engines for control threads.
@@ -70,6 +74,8 @@ pub enum Mischief {
     EarlyEnds,
     /// What was under way on a channel when its connection was lost is told to be over.
     ForgetfulChannels,
+    /// Reads are carried out where earlier ones of the same bytes were, whatever this has changed since.
+    Remembers(Forgotten),
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use block::{
 };
 
 use super::Mischief;
+use super::remembered::Remembered;
 use crate::conformance::number;
 use crate::simulation::SharedWorld;
 use crate::simulation::log::Actor;
@@ -32,6 +33,8 @@ pub(crate) struct CheckedNode {
     pub(crate) world: SharedWorld,
     pub(crate) thread: usize,
     pub(crate) mischief: Mischief,
+    /// Where reads were answered, if that is remembered.
+    pub(crate) remembered: Option<Remembered>,
     /// How many syncs lanes wait for that they need themselves.
     pub(crate) lane_syncs: Arc<AtomicUsize>,
 }
@@ -52,6 +55,7 @@ impl Node for CheckedNode {
             world: SharedWorld::clone(&self.world),
             thread: self.thread,
             mischief: self.mischief,
+            remembered: self.remembered.clone(),
             lane_syncs: Arc::clone(&self.lane_syncs),
             asked: BTreeMap::new(),
             errands: Vec::new(),
@@ -63,6 +67,7 @@ impl Node for CheckedNode {
 /// What is known of a request that is not over for the lane.
 #[derive(Debug, Clone)]
 struct Asked {
+    operation: Operation,
     phase: Phase,
     /// The bytes of its memory, or that it is about.
     bytes: u64,
@@ -95,6 +100,7 @@ struct CheckedLane {
     world: SharedWorld,
     thread: usize,
     mischief: Mischief,
+    remembered: Option<Remembered>,
     lane_syncs: Arc<AtomicUsize>,
     asked: BTreeMap<u32, Asked>,
     /// The lane's internal I/Os that are under way.
@@ -107,13 +113,20 @@ impl Lane for CheckedLane {
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         for mapping in batch.iter() {
             let bytes = mapping.operation.extent().map_or(0, |extent| extent.count().0);
-            let asked = Asked { phase: Phase::New, bytes, again: false };
+            let operation = mapping.operation;
+            let asked = Asked { operation, phase: Phase::New, bytes, again: false };
+            if let Some(remembered) = &self.remembered {
+                remembered.begin(operation);
+            }
             let before = self.asked.insert(mapping.token.0, asked);
             assert!(before.is_none(), "the engine asks {mapping:?} twice");
             self.tell(mapping.token, name_of(&mapping.operation), mapping);
         }
         self.lane().map(batch, pieces);
         self.answered(batch, pieces, true);
+        if let Some(remembered) = &self.remembered {
+            batch.iter_mut().for_each(|mapping| remembered.answer(mapping, pieces));
+        }
         self.pass_errands_on();
     }
 
@@ -155,7 +168,7 @@ impl Lane for CheckedLane {
         asked.again = true;
         let told = self.lane().completed(token, outcome);
         if let LaneCompletionDecision::Finish(_) = told {
-            self.asked.remove(&token.0);
+            self.over(token);
         }
         self.pass_errands_on();
         told
@@ -165,6 +178,14 @@ impl Lane for CheckedLane {
 impl CheckedLane {
     fn lane(&mut self) -> &mut dyn Lane {
         &mut **self.lane.as_mut().expect("it is open")
+    }
+
+    /// A request is over for the lane.
+    fn over(&mut self, token: Token) {
+        let asked = self.asked.remove(&token.0);
+        if let (Some(remembered), Some(asked)) = (&self.remembered, asked) {
+            remembered.end(asked.operation);
+        }
     }
 
     fn tell(&self, token: Token, what: &'static str, mapping: &Mapping) {
@@ -191,7 +212,7 @@ impl CheckedLane {
             match (mapping.answer, mapping.after) {
                 (Answer::Held, _) => asked.phase = Phase::Held,
                 (Answer::Refused(_), _) | (Answer::Now(_), AfterPiecesAction::Finish) => {
-                    self.asked.remove(&token.0);
+                    self.over(token);
                 }
                 (Answer::Now(range), AfterPiecesAction::NotifyLane) => {
                     asked.phase = Phase::Answered;
@@ -211,7 +232,7 @@ impl CheckedLane {
         match self.lane().completed(token, Outcome::Done) {
             LaneCompletionDecision::Finish(_) => {
                 mapping.after = AfterPiecesAction::Finish;
-                self.asked.remove(&token.0);
+                self.over(token);
             }
             LaneCompletionDecision::HoldAgain => {
                 let asked = self.asked.get_mut(&token.0).expect("it was answered");

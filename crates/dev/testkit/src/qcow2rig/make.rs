@@ -152,6 +152,29 @@ impl Recipe {
     }
 }
 
+/// Images of so large clusters that hold these bytes together, the lowest first: it has all clusters, with other bytes in those
+/// that the image above it has.
+#[must_use]
+pub fn chain(bytes: &[u8], cluster_bits: u32) -> Vec<Vec<u8>> {
+    let recipe = Recipe::plain(cluster_bits, number(bytes.len()));
+    let image = |is_upper: bool| {
+        let mut maker = Maker::new(&recipe, None);
+        for (place, part) in (0..).zip(bytes.chunks(1 << cluster_bits)) {
+            let is_above = place % 2 == 1;
+            if is_upper && !is_above {
+                continue;
+            }
+            let entry = maker.entry(place);
+            let host = maker.allocate(1);
+            maker.put(entry, host | COPIED);
+            let place = &mut maker.image[index(host)..][..part.len()];
+            if is_upper == is_above { place.copy_from_slice(part) } else { place.fill(0x5a) }
+        }
+        maker.finish().image
+    };
+    vec![image(false), image(true)]
+}
+
 /// How clusters are compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {

@@ -12,7 +12,8 @@ use block::{Access, Claim, DurableWriteMethod, FileId, Node, Rights};
 
 use super::checked::CheckedNode;
 use super::load::{Load, Tally, WrongSector, check_size};
-use super::make::{Made, Recipe};
+use super::make::{Made, Recipe, chain};
+use super::remembered::Remembered;
 use super::{Mischief, Setup, Subject, check, peer};
 use crate::conformance::number;
 use crate::rng::Rng;
@@ -25,6 +26,8 @@ use crate::simulation::machine::{Machine, Weights};
 use crate::simulation::{Ended, World};
 
 const THREADS_MAX: u64 = 4;
+/// Clusters of the images of a chain have 2 to one of these bytes.
+const CHAIN_BITS: [u32; 3] = [9, 12, 16];
 /// The most steps from an open to a crash.
 const STEPS_MAX: u64 = 1 << 13;
 /// The most steps that it takes until nothing is in flight, when nothing new comes.
@@ -37,6 +40,8 @@ pub struct Options {
     pub recipe: Recipe,
     /// How often it is opened.
     pub lives: u64,
+    /// Whether the backing file, if there is one, is a chain of images.
+    pub chain: bool,
     /// What goes wrong on purpose.
     pub mischief: Mischief,
     /// One of so many operations of the kernel fails; none if zero.
@@ -121,10 +126,12 @@ impl Drop for Told {
 }
 
 /// The files of an image on the disk.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Files {
     image: FileId,
     backing: Option<FileId>,
+    /// In its place, the lowest first.
+    backing_images: Vec<FileId>,
     data: Option<FileId>,
 }
 
@@ -155,9 +162,13 @@ impl<'a> Player<'a> {
         let made = options.recipe.make(&mut rng)?;
         let disk = Arc::new(Disk::default());
         let image = disk.add(&made.image);
-        let backing = made.backing.as_ref().map(|bytes| disk.add(bytes));
         let data = made.data.as_ref().map(|bytes| disk.add(bytes));
-        let files = Files { image, backing, data };
+        let below = made.backing.as_ref().filter(|_| !options.chain);
+        let backing = below.map(|bytes| disk.add(bytes));
+        let chained = made.backing.as_ref().filter(|_| options.chain);
+        let images = chained.map(|bytes| chain(bytes, CHAIN_BITS[rng.index(CHAIN_BITS.len())]));
+        let backing_images = images.iter().flatten().map(|image| disk.add(image)).collect();
+        let files = Files { image, backing, backing_images, data };
         let Options { mischief, fail_one_in, fail_syncs_one_in, .. } = *options;
         let habits = KernelHabits {
             mischief: match mischief {
@@ -168,6 +179,7 @@ impl<'a> Player<'a> {
                 | Mischief::ClonedMetadata
                 | Mischief::UnwrittenMetadata
                 | Mischief::LyingLaneSyncs
+                | Mischief::Remembers(_)
                 | Mischief::EarlyEnds => KernelMischief::None,
             },
             failures: fail_one_in,
@@ -281,6 +293,10 @@ impl<'a> Player<'a> {
             claims.push(claim);
             nodes.push(node);
         }
+        let mut remembered = None;
+        if let Mischief::Remembers(forgotten) = self.options.mischief {
+            remembered = Some(Remembered::new(forgotten, self.made.cluster));
+        }
         let media = media(self.disk.count(), 1, DurableWriteMethod::BySync);
         for thread in 0..usize::try_from(threads)? {
             let node = Arc::new(CheckedNode {
@@ -288,6 +304,7 @@ impl<'a> Player<'a> {
                 world: self.machine.world.clone(),
                 thread,
                 mischief: self.options.mischief,
+                remembered: remembered.clone(),
                 lane_syncs: Arc::clone(&self.lane_syncs),
             });
             self.machine.open(&(node as Arc<dyn Node>), &media)?;
@@ -322,6 +339,10 @@ impl<'a> Player<'a> {
         Setup {
             file: child("file", self.files.image, Access::ReadWrite),
             backing: self.files.backing.map(|file| child("backing", file, Access::ReadOnly)),
+            backing_images: {
+                let files = self.files.backing_images.iter();
+                files.map(|file| child("below", *file, Access::ReadOnly)).collect()
+            },
             data_file: self.files.data.map(|file| child("data-file", file, Access::ReadWrite)),
             engines: Arc::new(ControlThread {
                 disk: Arc::clone(&self.disk),

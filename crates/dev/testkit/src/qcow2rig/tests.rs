@@ -255,6 +255,7 @@ fn full(mischief: Mischief, lives: u64) -> Options {
     Options {
         recipe,
         lives,
+        chain: false,
         mischief,
         fail_one_in: 0,
         fail_syncs_one_in: 0,

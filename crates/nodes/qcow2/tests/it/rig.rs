@@ -10,7 +10,7 @@ use anyhow::Result;
 use block::{Access, ByteCount, Child, Node};
 use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 use testkit::qcow2rig::make::Recipe;
-use testkit::qcow2rig::{Mischief, Options, Played, Setup, Subject, peer, play};
+use testkit::qcow2rig::{Forgotten, Mischief, Options, Played, Setup, Subject, peer, play};
 use testkit::report;
 use testkit::rng::Rng;
 
@@ -22,11 +22,6 @@ impl Subject for Image {
     fn open(&self, setup: &Setup) -> Result<Arc<dyn Node>> {
         let mut rng = Rng::new(setup.seed);
         let child = |node: &Arc<dyn Node>| Child::new(Arc::clone(node));
-        let children = Children {
-            file: child(&setup.file),
-            backing: setup.backing.as_ref().map(child),
-            data_file: setup.data_file.as_ref().map(child),
-        };
         let settings = Qcow2Settings {
             access: Access::ReadWrite,
             discards: if rng.one_in(2) {
@@ -40,6 +35,19 @@ impl Subject for Image {
             clean_after: rng.one_in(2).then_some(Duration::from_millis(20)),
             overlap_check: [OverlapCheck::None, OverlapCheck::Cached, OverlapCheck::All]
                 [rng.index(3)],
+        };
+        let mut backing = setup.backing.clone();
+        for file in &setup.backing_images {
+            let (file, below) = (child(file), backing.as_ref().map(child));
+            let children = Children { file, backing: below, data_file: None };
+            let settings = Qcow2Settings { access: Access::ReadOnly, ..settings };
+            let engines = Arc::clone(&setup.engines);
+            backing = Some(Arc::new(Qcow2Node::open("below", children, settings, engines)?));
+        }
+        let children = Children {
+            file: child(&setup.file),
+            backing: backing.as_ref().map(child),
+            data_file: setup.data_file.as_ref().map(child),
         };
         Ok(Arc::new(Qcow2Node::open("image", children, settings, Arc::clone(&setup.engines))?))
     }
@@ -61,6 +69,7 @@ fn options(seed: u64, mischief: Mischief) -> Options {
     Options {
         recipe,
         lives: 8,
+        chain: seed % 2 == 1,
         mischief,
         fail_one_in: 0,
         fail_syncs_one_in: 0,
@@ -152,4 +161,16 @@ fn clusters_that_are_freed_too_soon_are_found() {
 #[test]
 fn channels_that_forget_what_was_under_way_are_found() {
     check_found(Mischief::ForgetfulChannels);
+}
+
+/// The crate remembers no answer. Whoever changes that finds here what must end one.
+#[test]
+fn answers_that_are_remembered_for_too_long_are_found() {
+    for seed in 0..10 {
+        let mischief = Mischief::Remembers(Forgotten::Nothing);
+        play(seed, &Image, &options(seed, mischief)).unwrap();
+    }
+    for forgotten in [Forgotten::Writes, Forgotten::Discards, Forgotten::Zeroings] {
+        check_found(Mischief::Remembers(forgotten));
+    }
 }
