@@ -479,6 +479,7 @@ impl Lane for Qcow2Lane {
         // The tables are looked at in it, and whoever is answered so joins it.
         let epoch = self.core.enter();
         self.parts_left = BATCH_PARTS;
+        self.look_ahead(batch);
         let mut located = 0;
         for (place, mapping) in batch.iter_mut().enumerate() {
             if self.answer_located(mapping, epoch, pieces) {

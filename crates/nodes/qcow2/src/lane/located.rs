@@ -63,6 +63,20 @@ impl Qcow2Lane {
         true
     }
 
+    /// Has the entries of a batch on their way from memory before the first of them is needed: waited for one after the
+    /// other they cost more than all the rest.
+    pub(super) fn look_ahead(&self, batch: &[Mapping]) {
+        let geometry = self.core.image.geometry;
+        let mut words = 0;
+        for extent in batch.iter().filter_map(|mapping| mapping.operation.extent()) {
+            let cluster = geometry.cluster_of(extent.start().0);
+            let slice = self.seen.known(geometry.slice_of(cluster));
+            words ^= slice.map_or(0, |slice| slice.entry(geometry.index_of(cluster)).word);
+        }
+        // Nobody needs them, but they are loaded.
+        std::hint::black_box(words);
+    }
+
     /// Where the bytes of a read or a write are, if they lie in one run that the lanes below find at once. Call it inside an
     /// epoch if the image is written.
     pub(super) fn locate_run(&mut self, operation: Operation) -> Option<Target> {
