@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::ThreadId;
 
-use block::SystemClock;
 use iothread::{Confinement, Iothread, PollSettings, ProcessResources, SpawnError};
-use kernel_io::{FileTable, ReactorChoice};
+
+use crate::setup::process_resources;
 
 #[derive(Debug)]
 struct Tell(Sender<(ThreadId, Option<String>)>);
@@ -30,15 +30,7 @@ impl Confinement for Refuse {
 }
 
 fn spawn(confine: Arc<dyn Confinement>) -> Result<Iothread, SpawnError> {
-    let host = ProcessResources {
-        files: Arc::new(FileTable::default()),
-        clock: Arc::new(SystemClock),
-        sources: Arc::default(),
-        reactors: ReactorChoice::Any,
-        spare_rings: Arc::default(),
-        confine: Some(confine),
-        alarm: None,
-    };
+    let host = ProcessResources { confine: Some(confine), ..process_resources() };
     Iothread::spawn("t0", host, PollSettings::default())
 }
 

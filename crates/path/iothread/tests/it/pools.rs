@@ -2,24 +2,16 @@
 
 use std::sync::Arc;
 
-use block::SystemClock;
 use iothread::{Confinement, IothreadPool, PollSettings, ProcessResources};
-use kernel_io::{FileTable, ReactorChoice};
+
+use crate::setup::process_resources;
 
 fn pool(slots: usize) -> IothreadPool {
     pool_behind(None, slots)
 }
 
 fn pool_behind(confine: Option<Arc<dyn Confinement>>, slots: usize) -> IothreadPool {
-    let host = ProcessResources {
-        files: Arc::new(FileTable::default()),
-        clock: Arc::new(SystemClock),
-        sources: Arc::default(),
-        reactors: ReactorChoice::Any,
-        spare_rings: Arc::default(),
-        confine,
-        alarm: None,
-    };
+    let host = ProcessResources { confine, ..process_resources() };
     IothreadPool::new("p", slots, host, PollSettings::OFF).unwrap()
 }
 

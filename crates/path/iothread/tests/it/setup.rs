@@ -54,6 +54,19 @@ pub(crate) fn on_both(test: impl Fn(ReactorChoice)) {
     test(ReactorChoice::EpollOnly);
 }
 
+/// What the iothreads of a process share, and nothing that a test has not asked for.
+pub(crate) fn process_resources() -> ProcessResources {
+    ProcessResources {
+        files: Arc::new(FileTable::default()),
+        clock: Arc::new(SystemClock),
+        sources: Arc::new(SourceRegistry::default()),
+        reactors: ReactorChoice::Any,
+        spare_rings: Arc::default(),
+        confine: None,
+        alarm: None,
+    }
+}
+
 pub(crate) fn iothreads<const N: usize>(
     files: &Arc<FileTable>,
     reactors: ReactorChoice,
@@ -71,9 +84,7 @@ pub(crate) fn iothreads_with<const N: usize>(
         let name = format!("t{i}");
         let (files, clock) = (Arc::clone(files), Arc::clone(clock));
         let sources = Arc::clone(&sources);
-        let (spare_rings, confine, alarm) = (Arc::default(), None, None);
-        let host =
-            ProcessResources { files, clock, sources, reactors, spare_rings, confine, alarm };
+        let host = ProcessResources { files, clock, sources, reactors, ..process_resources() };
         // One of them never looks, as `none` does not.
         let settings = if i == 1 { PollSettings::OFF } else { PollSettings::default() };
         Arc::new(Iothread::spawn(&name, host, settings).unwrap())
@@ -89,12 +100,9 @@ pub(crate) fn another_iothread(
 ) -> Arc<Iothread> {
     let host = ProcessResources {
         files: Arc::clone(files),
-        clock: Arc::new(SystemClock),
         sources: Arc::clone(beside.sources()),
         reactors,
-        spare_rings: Arc::default(),
-        confine: None,
-        alarm: None,
+        ..process_resources()
     };
     Arc::new(Iothread::spawn(name, host, PollSettings::default()).unwrap())
 }
