@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use block::nanoseconds;
 use iothread::{Iothread, PlacedSource};
 use serde::Serialize;
 
@@ -139,10 +140,6 @@ fn placement<'a>(
     let PoolExport { iothreads, gain_max, is_trying, .. } =
         *exports.iter().find(|it| it.name == export)?;
     Some(DiskPlacement { pool: pool.pool().name(), iothreads, gain_max, trying: is_trying })
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl<'a> IothreadGauges<'a> {

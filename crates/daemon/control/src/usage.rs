@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use block::nanoseconds;
 use iothread::{Iothread, PlacedSource, SourceName};
 
 use self::lines::{IothreadUse, QueueUse};
@@ -118,7 +119,6 @@ impl UsageReport {
 impl IothreadCounts {
     fn of(iothread: &Iothread) -> Self {
         let (gauges, times) = (iothread.usage().gauges(), iothread.usage().thread_times());
-        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Self {
             work: gauges.work_ns.get(),
             poll: gauges.poll_ns.get(),

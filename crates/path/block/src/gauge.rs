@@ -12,6 +12,7 @@ use std::fmt::Debug;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A counter of a set, written by one thread and read by any. It wraps around.
 #[derive(Debug, Default)]
@@ -23,6 +24,11 @@ impl Gauge {
         // Nothing else is read because of it.
         self.0.load(Ordering::Relaxed)
     }
+}
+
+/// A time as gauges count it: in nanoseconds, at most 584 years.
+pub fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A value in two cache lines of its own (processors fetch them in pairs), so that neighbours are not slowed down.

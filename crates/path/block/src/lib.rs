@@ -40,7 +40,7 @@ pub use clock::{Clock, SystemClock};
 pub use delay_queue::DelayQueue;
 pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYTES, Sector};
 pub use failure::IoFailure;
-pub use gauge::{Gauge, GaugeWriter, Gauges};
+pub use gauge::{Gauge, GaugeWriter, Gauges, nanoseconds};
 pub use internal_io::{
     ChannelIds, ControlEngine, EngineFactory, InternalIoFuture, InternalOperation, LaneContext,
     LaneOpener,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use block::{Gauge, GaugeWriter, Gauges};
+use block::{Gauge, GaugeWriter, Gauges, nanoseconds};
 use kernel_io::{SchedstatFile, ThreadClock, ThreadSchedulerTimes};
 
 use crate::work_alarm::{WorkAlarm, WorkSinceArmed};
@@ -61,7 +61,7 @@ impl ThreadTimes {
     fn by_clock(&self, awake_ns: u64) -> Option<ThreadSchedulerTimes> {
         let cpu = self.clock.read()?;
         let waited = Duration::from_nanos(awake_ns).saturating_sub(cpu);
-        let waited = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+        let waited = nanoseconds(waited);
         // What it was awake for is told late now and then; a sum does not shrink.
         let before = self.run_delay_ns.fetch_max(waited, Ordering::Relaxed);
         Some(ThreadSchedulerTimes { cpu, run_delay: Duration::from_nanos(waited.max(before)) })
@@ -154,8 +154,7 @@ impl TimeAccount {
     }
 
     fn count(&mut self, on: LoopActivity, passed: Duration) {
-        let passed = u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX);
-        self.writer.add(|it| it.time_of(on), passed);
+        self.writer.add(|it| it.time_of(on), nanoseconds(passed));
     }
 }
 

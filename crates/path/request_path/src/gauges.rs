@@ -14,7 +14,7 @@
 
 use std::time::Duration;
 
-use block::{Gauge, GaugeWriter, Gauges};
+use block::{Gauge, GaugeWriter, Gauges, nanoseconds};
 
 use crate::Counters;
 
@@ -113,10 +113,6 @@ impl LatencyHistogram {
             (count > 0).then(|| (edge(place), edge(place + 1), count))
         })
     }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// When the bucket begins.

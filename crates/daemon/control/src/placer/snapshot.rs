@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use block::nanoseconds;
 use iothread::{Iothread, IothreadPool, PlacedSource};
 use kernel_io::ProcessCpus;
 use placement::{DiskCounters, DiskMode, IothreadCounters, IothreadSlot, RingCounters, Snapshot};
@@ -77,7 +78,6 @@ fn slot(number: usize) -> IothreadSlot {
 
 fn iothread(number: usize, iothread: &Iothread) -> IothreadCounters {
     let (gauges, times) = (iothread.usage().gauges(), iothread.usage().thread_times());
-    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let (work_ns, poll_ns) = (gauges.work_ns.get(), gauges.poll_ns.get());
     IothreadCounters {
         slot: slot(number),
