@@ -37,6 +37,7 @@ pub mod results;
 pub mod rng;
 mod same_node;
 mod seccomp;
+pub mod signal_storm;
 pub mod silent_file;
 pub mod simulation;
 pub mod slow_disk;

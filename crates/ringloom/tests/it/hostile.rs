@@ -24,6 +24,7 @@ mod floods;
 mod foreign;
 mod hung;
 mod inflight;
+mod interrupts;
 mod log;
 mod memory;
 mod messages;
@@ -45,6 +46,7 @@ struct Target<'a> {
     /// The well-behaved client, which is served by the same iothreads.
     bystander: &'a Bystander,
     /// The process that is attacked.
+    server: &'a Server,
     pid: u32,
     /// The socket of a disk with 256 queues; of ringloom only.
     wide: &'a Path,
@@ -100,8 +102,14 @@ fn check_beside(
     by.wait_for_progress(&mut server, "before the attack")?;
     let (socket, other, wide) = (victim.socket(), read_only.socket(), wide.socket());
     let (pid, bystander) = (server.pid(), &by);
-    let result =
-        attack(&Target { bystander, pid, wide: &wide, socket: &socket, read_only: &other });
+    let result = attack(&Target {
+        bystander,
+        server: &server,
+        pid,
+        wide: &wide,
+        socket: &socket,
+        read_only: &other,
+    });
     ensure!(server.is_alive()?, "the daemon died: {}; attack: {result:?}", server.log());
     result.with_context(|| format!("log: {}", server.log()))?;
     by.wait_for_progress(&mut server, "after the attack")?;

@@ -323,7 +323,7 @@ fn memory_and_threads(process: u32) -> Result<SyscallRules, seccompiler::Backend
         (libc::SYS_mmap, no_code(2)?),
         (libc::SYS_mprotect, no_code(2)?),
         (libc::SYS_clone, when(0, SeccompCmpOp::MaskedEq(looked_at), thread)?),
-        // A panic's end, of this process only.
+        // A panic's end, and the end of interrupts that a client holds up: of this process only.
         (libc::SYS_tgkill, when(0, SeccompCmpOp::Eq, process.into())?),
         (libc::SYS_prctl, when(0, SeccompCmpOp::Eq, name)?),
         (libc::SYS_prlimit64, vec![SeccompRule::new(own_limits)?]),

@@ -2,8 +2,8 @@
 //! tells nothing and writing one never blocks once it is in non-blocking mode; anything else could
 //! hold up or keep busy a thread that serves other clients too.
 //!
-//! Limits: the mode is shared with the front end, which could change it back; so an iothread writes none
-//! where the host has Linux AIO (`kernel_io::guest_notifier`).
+//! Limits: the mode is shared with the front end, which could change it back; so an iothread writes one only while a watchdog
+//! looks on (`kernel_io::guest_notifier`).
 
 use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -18,6 +18,7 @@ mod guest;
 mod holding;
 mod hung;
 mod inflight;
+mod interrupted;
 mod lanes;
 mod mosaic;
 mod moves;
