@@ -17,6 +17,8 @@ mod queueing;
 mod registry;
 mod shape;
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::time::Duration;
 
 pub use course::{Course, Drift, Memory, Trigger, WarmUp};
@@ -130,10 +132,40 @@ pub struct Ran {
     pub iops: f64,
     /// CPU time of what serves the disk, in µs.
     pub cpu_us_per_request: f64,
+    /// What was busy, where the machine is made of threads.
+    pub busy: Option<Busy>,
     /// Half of the requests took at most so long, in ns.
     pub p50_ns: u64,
     /// 99 of 100 took at most so long, in ns.
     pub p99_ns: u64,
+}
+
+/// How busy threads and CPUs were: 1 is all the time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Busy {
+    /// The busiest of the threads that serve the disk, looking for requests included.
+    pub serving: f64,
+    /// On average of the virtual CPUs that have a job.
+    pub submitting: f64,
+    /// CPUs of the host in use.
+    pub cpus: f64,
+    /// CPUs of the host.
+    pub cores: u16,
+}
+
+/// What limits a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// What the disk does at once, or its bandwidth.
+    Disk,
+    /// The number of requests in flight, each of which takes its time.
+    InFlight,
+    /// The threads that serve the disk.
+    Iothread,
+    /// The virtual CPUs.
+    GuestCpu,
+    /// The cores of the host.
+    HostCpu,
 }
 
 /// Throughput over the number of iothreads.
@@ -182,13 +214,16 @@ pub struct Machine {
     /// Of correlated noise, the last value.
     last: f64,
     memory: course::State,
+    /// What `truth` found before: it takes long where jobs land in many ways.
+    truths: RefCell<HashMap<(Subject, u16, Load), f64>>,
 }
 
 impl Machine {
     /// A machine whose random numbers come from `seed`; `loads` are the cells worth measuring on it.
     pub fn new(base: Base, noise: Noise, course: Course, loads: Vec<Load>, seed: u64) -> Self {
         let memory = course::State::default();
-        Self { base, noise, course, loads, rng: Rng::new(seed), last: 0.0, memory }
+        let (rng, truths) = (Rng::new(seed), RefCell::default());
+        Self { base, noise, course, loads, rng, last: 0.0, memory, truths }
     }
 
     /// The cells worth measuring.
@@ -222,6 +257,10 @@ impl Machine {
             windows,
             iops,
             cpu_us_per_request: self.cpu_us(ask, iops),
+            busy: match &self.base {
+                Base::Queueing(queueing) => Some(queueing.busy(ask, iops)),
+                Base::Published(_) | Base::Shape(_) => None,
+            },
             p50_ns: nanoseconds(p50_s),
             p99_ns: nanoseconds(3.0 * p50_s),
         }
@@ -229,6 +268,16 @@ impl Machine {
 
     /// The median IOPS of all runs that there could be, noise included, but not the course: on the undisturbed machine.
     pub fn truth(&self, subject: Subject, iothreads: u16, load: Load) -> f64 {
+        let key = (subject, iothreads, load);
+        let known = self.truths.borrow().get(&key).copied();
+        known.unwrap_or_else(|| {
+            let truth = self.median(subject, iothreads, load);
+            self.truths.borrow_mut().insert(key, truth);
+            truth
+        })
+    }
+
+    fn median(&self, subject: Subject, iothreads: u16, load: Load) -> f64 {
         let outcomes = self.base.outcomes(subject, iothreads, load);
         let below = |iops: f64| -> f64 {
             outcomes.iter().map(|it| it.probability * self.noise.cdf(iops / it.iops)).sum()
@@ -256,6 +305,35 @@ impl Machine {
             1.0 - self.truth(Subject::Vm, iothreads, load) / most
         };
         loads.iter().map(lack).fold(0.0, f64::max)
+    }
+
+    /// CPU time per request of what serves the disk over these loads, in µs, on the undisturbed machine: a geometric mean.
+    pub fn cpu_truth(&self, iothreads: u16, loads: &[Load]) -> f64 {
+        let logarithm = |&load: &Load| {
+            let iops = self.truth(Subject::Vm, iothreads, load);
+            let subject = Subject::Vm;
+            let ask = Ask { subject, iothreads, load, started_s: 0.0, ramp_s: 0.0, seconds: 1.0 };
+            self.cpu_us(&ask, iops).ln()
+        };
+        (loads.iter().map(logarithm).sum::<f64>() / loads.len() as f64).exp()
+    }
+
+    /// The number of iothreads that takes least CPU of those that lack at most `tolerance` more than the best: the one that an
+    /// administrator who knew everything would take.
+    pub fn cheapest(&self, loads: &[Load], tolerance: f64) -> u16 {
+        let most = self.best(loads).1 + tolerance + ROUNDING;
+        let enough = COUNTS.into_iter().filter(|&count| self.shortfall(count, loads) <= most);
+        let cpu = |count| (count, self.cpu_truth(count, loads));
+        enough.map(cpu).reduce(|a, b| if b.1 < a.1 { b } else { a }).expect("the best is one").0
+    }
+
+    /// By which share each thing would raise the throughput if there were a quarter more of it; nothing is known of a machine
+    /// that is not made of threads.
+    pub fn limits(&self, iothreads: u16, load: Load) -> Vec<(Limit, f64)> {
+        match &self.base {
+            Base::Queueing(queueing) => queueing.limits(iothreads, load),
+            Base::Published(_) | Base::Shape(_) => Vec::new(),
+        }
     }
 
     /// The fewest iothreads that reach 90 % of the best in a load.

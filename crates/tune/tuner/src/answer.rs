@@ -2,40 +2,57 @@
 //!
 //! The report asks for the answer of each subject; `sentence` puts it into words, `ratings` compares the numbers.
 //!
-//! Invariants: the number is the one whose worst shortfall over all cells is smallest (with weights: whose mean shortfall);
-//! numbers within `TIE` of it are equal, and of equal numbers the fewest is taken. One of which a run failed and was not
-//! measured since is never taken. What cannot be known is said to be so: an answer with doubts recommends nothing.
+//! Invariants: the number is the one that takes the least CPU of those that are not shown to lack more than the tolerance in
+//! the cell where they lack most (with weights: on average), and of equally cheap ones the fewest: iothreads that gain nothing
+//! visible are not worth their CPU. One of which a run failed and was not measured since is never taken. How sure it is that
+//! the number lacks no more is told with it; where nothing can be known, an answer with doubts recommends nothing.
 
 mod ratings;
 mod sentence;
 
 use std::fmt;
 
+use crate::bottleneck::Bottleneck;
 use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::lists::unique;
 use crate::matrix::is_worth_few;
+use crate::question::{Question, Tolerance};
 use crate::stats::Estimate;
 use crate::steady::UnsteadyRuns;
-use crate::summary::{BLOCKS_MIN, CellSummary, FailedCell, Row};
+use crate::summary::{BLOCKS_MIN, CellSummary, FailedCell, Row, Shares};
 use crate::variant::{Layers, Variant};
 use crate::weights::{Goal, Weight, weight_of};
 
-use self::ratings::{Footing, Rating, Ratings};
+use self::ratings::{Choice, Footing, Rating, Ratings};
 pub(crate) use self::sentence::{details, sentence, threads};
 
-/// Fewer resamplings that agree are no answer.
-const SURE: f64 = 0.8;
+/// The share of resamplings from which on an answer is likely.
+const LIKELY_FROM: f64 = 0.8;
+/// The share of resamplings from which on it is sure.
+const SURE_FROM: f64 = 0.95;
+/// The fewest repeats of a number in every cell that let it be called so: resamplings of few repeats agree too easily, since
+/// what they do not contain, they cannot show.
+const SURE_REPEATS: usize = 6;
 /// A number that lacks so much more is worth a word if it is cheaper.
 const CHEAPER_LACKS: f64 = 0.1;
 /// CPUs that are worth a word.
 const CHEAPER_BY: f64 = 0.5;
 
+/// How sure it is that the number lacks at most the tolerance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Certainty {
+    /// It may lack more, but no dearer number is shown to gain more than the tolerance.
+    Doubtful,
+    Likely,
+    Sure,
+}
+
 /// What to use for one subject, or why that cannot be told.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Answer {
     pub(crate) subject: Subject,
-    /// What did best; a recommendation only if `recommends`.
+    /// The cheapest that may be good enough; a recommendation only if `recommends`.
     pub(crate) iothreads: Iothreads,
     /// Why the machine cannot tell.
     pub(crate) doubts: Vec<Doubt>,
@@ -48,16 +65,21 @@ pub(crate) struct Answer {
     pub(crate) worst: Spot,
     /// Cells that were compared.
     pub(crate) cells: usize,
-    /// The share of resamplings in which it is within 5 % of the best; of few repeats they agree too easily.
-    pub(crate) sure: Option<f64>,
+    /// The share of resamplings in which it lacks at most the tolerance more than the best number.
+    pub(crate) within: f64,
+    pub(crate) tolerance: Tolerance,
     /// Of the number, in the cell where it has fewest; 0 where it was not measured again.
     pub(crate) repeats: usize,
     /// Of others in that cell.
     pub(crate) repeats_of_cell: usize,
     pub(crate) gain: Option<Gain>,
     pub(crate) price: Option<Price>,
+    /// Missing where the number is the best one.
+    pub(crate) dearer: Option<Dearer>,
     pub(crate) cheaper: Option<Cheaper>,
     pub(crate) changes: Vec<Change>,
+    /// What limits the number in each cell, where that shows.
+    pub(crate) limits: Vec<Limit>,
     /// The machine had fewer cores than busy threads: it limits, not the number.
     pub(crate) cpu_bound: bool,
     pub(crate) bent: Bent,
@@ -67,6 +89,16 @@ impl Answer {
     /// Whether the number is recommended.
     pub(crate) fn recommends(&self) -> bool {
         self.nothing.is_none() && self.doubts.is_empty()
+    }
+
+    /// What the resamplings, the repeats and what bends the figures leave of it.
+    pub(crate) fn certainty(&self) -> Certainty {
+        let can_be_sure = self.repeats >= SURE_REPEATS && self.bent == Bent::default();
+        match self.within {
+            SURE_FROM.. if can_be_sure => Certainty::Sure,
+            LIKELY_FROM.. => Certainty::Likely,
+            _ => Certainty::Doubtful,
+        }
     }
 }
 
@@ -103,8 +135,6 @@ pub(crate) enum Doubt {
     Emulated,
     /// So few repeats in some cell.
     FewRepeats(usize),
-    /// Only this share of the resamplings agrees.
-    Noise(f64),
     /// A cell in which the number was only explored.
     Explored(Spot),
     /// A cell in which it could have been measured, but nothing compares it there.
@@ -141,7 +171,17 @@ pub(crate) struct Price {
     pub(crate) cell: Cell,
 }
 
-/// A smaller number that is nearly as good and cheaper.
+/// The number that lacks least, beside the cheaper one that is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Dearer {
+    pub(crate) iothreads: Iothreads,
+    /// Its IOPS relative to the chosen one, in the cell where that is least and in the one where it is most.
+    pub(crate) lowest: f64,
+    pub(crate) highest: f64,
+    pub(crate) price: Option<Price>,
+}
+
+/// A smaller number that lacks more than the tolerance and is cheaper.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Cheaper {
     pub(crate) iothreads: Iothreads,
@@ -164,6 +204,16 @@ pub(crate) enum Condition {
     Without(Spot),
     /// If only cells of this operation counted.
     Only(String),
+}
+
+/// What limits the number in a cell.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Limit {
+    pub(crate) spot: Spot,
+    pub(crate) bottleneck: Bottleneck,
+    /// Requests per second of the number, and of the host.
+    pub(crate) iops: f64,
+    pub(crate) host: Option<f64>,
 }
 
 /// A cell on a variant.
@@ -206,6 +256,15 @@ impl<'a> Place<'a> {
         up_to.max_by_key(|row| row.iothreads())
     }
 
+    /// CPU time per request of each number, where it was measured, in ascending order of numbers.
+    fn cpu(self) -> Shares {
+        let rows = self.summary.rows_of(self.subject);
+        let all = rows.filter_map(|row| Some((row.iothreads()?, row.cpu_of_all_us?)));
+        let mut all: Shares = all.filter(|(_, cpu)| *cpu > 0.0).collect();
+        all.sort_by_key(|(count, _)| *count);
+        all
+    }
+
     fn cpus(self, iothreads: Iothreads) -> Option<f64> {
         let row = self.row(iothreads)?;
         Some(row.cpu_us? * row.iops.median / 1e6)
@@ -217,39 +276,42 @@ impl<'a> Place<'a> {
 pub(crate) fn answer(
     subject: Subject,
     cells: &[CellSummary],
-    weights: &[Weight],
+    question: &Question,
     failed: &[FailedCell],
 ) -> Option<Answer> {
+    let weights = &question.weights;
     let all = places(subject, cells, failed);
     let counts = |place: &Place<'_>| weight_of(&place.summary.cell, weights) != Some(0.0);
     let counted: Vec<Place<'_>> = all.iter().copied().filter(counts).collect();
     if counted.is_empty() {
-        let nothing = Some(Nothing::Counts(weights.to_vec()));
-        return Some(Answer { nothing, ..best(&all, &Ratings::new(&all, &[]))? });
+        let nothing = Some(Nothing::Counts(weights.clone()));
+        let alike = Question { weights: Vec::new(), tolerance: question.tolerance };
+        return Some(Answer { nothing, ..chosen(&all, &Ratings::new(&all, &alike))? });
     }
-    let measured = Ratings::new(&counted, weights);
+    let measured = Ratings::new(&counted, question);
     let left = measured.clone().without(failed_numbers(&counted, failed));
     let numbers = [&measured, &left].map(|ratings| ratings.numbers().len());
     let ratings = if numbers[1] == 0 { &measured } else { &left };
     let failed_cells = failed_cells(&counted, weights, failed);
-    let answer = best(&counted, ratings)?;
-    let bent = Bent { failed_cells, ..answer.bent };
+    let answer = chosen(&counted, ratings)?;
+    let answer = Answer { bent: Bent { failed_cells, ..answer.bent }, ..answer };
     let nothing = match numbers {
         [0 | 1, _] => Some(apart(&counted).unwrap_or(Nothing::OneNumber)),
         [_, left @ (0 | 1)] => Some(Nothing::NumbersFailed(left)),
         [_, _] => None,
     };
     let doubts = match nothing {
-        None => doubts(&answer, &counted, ratings, failed_cells),
+        None => doubts(&answer, &counted, ratings),
         Some(_) => Vec::new(),
     };
-    Some(Answer { doubts, nothing, bent, ..answer })
+    Some(Answer { doubts, nothing, ..answer })
 }
 
-/// What did best, as if there were no doubts.
-fn best(places: &[Place<'_>], ratings: &Ratings<'_>) -> Option<Answer> {
+/// What is to be used, as if there were no doubts.
+fn chosen(places: &[Place<'_>], ratings: &Ratings<'_>) -> Option<Answer> {
     let subject = places.first()?.subject;
-    let Rating { iothreads, shortfall, worst } = ratings.pick()?;
+    let Choice { rating: Rating { iothreads, shortfall, worst }, best, within } =
+        ratings.choose()?;
     let price = price(places, iothreads);
     let (_, footing, repeats_of_cell) = ratings.footing(iothreads)?;
     Some(Answer {
@@ -261,7 +323,8 @@ fn best(places: &[Place<'_>], ratings: &Ratings<'_>) -> Option<Answer> {
         shortfall,
         worst,
         cells: places.len(),
-        sure: ratings.sure(iothreads),
+        within,
+        tolerance: ratings.tolerance(),
         repeats: match footing {
             Footing::Blocks(blocks) => blocks,
             Footing::Explored | Footing::Unknown => 0,
@@ -269,8 +332,10 @@ fn best(places: &[Place<'_>], ratings: &Ratings<'_>) -> Option<Answer> {
         repeats_of_cell,
         gain: gain(places, iothreads),
         price,
+        dearer: dearer(places, ratings, iothreads, best.iothreads),
         cheaper: price.and_then(|price| cheaper(places, ratings, (iothreads, shortfall), price)),
         changes: changes(ratings, iothreads),
+        limits: places.iter().filter_map(|place| limit(*place, iothreads)).collect(),
         cpu_bound: places.iter().any(|place| place.row(iothreads).is_some_and(|row| row.cpu_bound)),
         bent: Bent { unsteady: unsteady_runs(places).are_most(), ..Bent::default() },
     })
@@ -317,7 +382,8 @@ fn useful(subject: Subject, summary: &CellSummary, failed: &[FailedCell]) -> Iot
     let tried = summary.rows_of(subject).map(|row| row.contender).chain(here);
     let highest = tried.filter_map(Contender::number).max().unwrap_or(Iothreads::NONE);
     let queues = summary.rows_of(subject).map(|row| row.queues).max().unwrap_or(0);
-    let is_left_out = is_worth_few(&summary.cell, highest)
+    let queues = queues.saturating_mul(summary.variant.disks);
+    let is_left_out = is_worth_few(&summary.variant, &summary.cell, highest)
         || summary.variant.fits(subject, queues, &Layers::Kernel).is_err();
     if is_left_out { highest } else { highest.max(Iothreads::new(queues)) }
 }
@@ -349,13 +415,9 @@ fn failed_numbers(places: &[Place<'_>], failed: &[FailedCell]) -> Vec<Iothreads>
     numbers
 }
 
-fn doubts(
-    answer: &Answer,
-    places: &[Place<'_>],
-    ratings: &Ratings<'_>,
-    failed: usize,
-) -> Vec<Doubt> {
+fn doubts(answer: &Answer, places: &[Place<'_>], ratings: &Ratings<'_>) -> Vec<Doubt> {
     let rows = || places.iter().flat_map(|place| place.summary.rows_of(answer.subject));
+    let failed = answer.bent.failed_cells;
     let mut doubts = Vec::new();
     if rows().any(|row| row.emulated) {
         doubts.push(Doubt::Emulated);
@@ -369,11 +431,16 @@ fn doubts(
         Footing::Explored => Some(Doubt::Explored(spot)),
         Footing::Blocks(blocks) => (blocks < BLOCKS_MIN).then_some(Doubt::FewRepeats(blocks)),
     }));
-    let is_few = doubts.iter().any(|it| matches!(it, Doubt::FewRepeats(_)));
-    if let Some(sure) = answer.sure.filter(|sure| *sure < SURE && !is_few) {
-        doubts.push(Doubt::Noise(sure));
-    }
     doubts
+}
+
+/// What limits a number in a cell, or what stands for it there.
+fn limit(place: Place<'_>, iothreads: Iothreads) -> Option<Limit> {
+    let row = place.row(iothreads)?;
+    let bottleneck = Bottleneck::of(place.summary, row)?;
+    let host = place.summary.rows.iter().find(|row| row.contender == Contender::HOST);
+    let host = host.map(|row| row.iops.median);
+    Some(Limit { spot: place.spot, bottleneck, iops: row.iops.median, host })
 }
 
 fn gain(places: &[Place<'_>], iothreads: Iothreads) -> Option<Gain> {
@@ -407,6 +474,25 @@ fn price(places: &[Place<'_>], iothreads: Iothreads) -> Option<Price> {
     Some(Price { cpus, none, cell: place.summary.cell })
 }
 
+/// What the number that lacks least would bring and cost, if another is chosen.
+fn dearer(
+    places: &[Place<'_>],
+    ratings: &Ratings<'_>,
+    chosen: Iothreads,
+    best: Iothreads,
+) -> Option<Dearer> {
+    if best == chosen {
+        return None;
+    }
+    let ratios = ratings.ratios(best, chosen);
+    Some(Dearer {
+        iothreads: best,
+        lowest: ratios.iter().copied().reduce(f64::min)?,
+        highest: ratios.iter().copied().reduce(f64::max)?,
+        price: price(places, best),
+    })
+}
+
 /// The fewest iothreads that lack little more and save CPUs.
 fn cheaper(
     places: &[Place<'_>],
@@ -429,6 +515,7 @@ fn cheaper(
 /// Cells and operations that decide.
 fn changes(ratings: &Ratings<'_>, iothreads: Iothreads) -> Vec<Change> {
     let mut changes = Vec::new();
+    let choose = |ratings: Ratings<'_>| ratings.choose().map(|choice| choice.rating);
     let operations = unique(ratings.spots().map(|it| it.cell.shape().operation().to_string()));
     let mut note = |condition: Condition, other: Option<Rating>| {
         if let Some(other) = other.filter(|other| other.iothreads != iothreads) {
@@ -438,12 +525,12 @@ fn changes(ratings: &Ratings<'_>, iothreads: Iothreads) -> Vec<Change> {
     if operations.len() > 1 {
         for operation in operations {
             let own = ratings.only(|spot| spot.cell.shape().operation().to_string() == operation);
-            note(Condition::Only(operation), own.pick());
+            note(Condition::Only(operation), choose(own));
         }
     }
     if ratings.spots().count() > 2 {
         for spot in ratings.spots() {
-            note(Condition::Without(spot), ratings.only(|other| other != spot).pick());
+            note(Condition::Without(spot), choose(ratings.only(|other| other != spot)));
         }
     }
     changes

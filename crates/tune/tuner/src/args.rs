@@ -16,6 +16,7 @@ pub(crate) use self::guest::{Accel, GuestArgs};
 pub use self::report::ReportArgs;
 pub(crate) use self::stack::StackArgs;
 use crate::contender::{Iothreads, Subject};
+use crate::question::Tolerance;
 use crate::repeats::Repeats;
 use crate::units::{BadValue, Bytes, Seconds, Span};
 use crate::weights::Weight;
@@ -116,6 +117,11 @@ pub struct TuneArgs {
     /// [default: all alike, the worst one decides]
     #[arg(long, value_delimiter = ',', value_name = "OP[:SIZE]=WEIGHT")]
     pub(crate) weights: Vec<Weight>,
+
+    /// What a number of iothreads that takes less CPU may lack of the best, in percent: more of them are
+    /// recommended only if they are shown to gain more than that
+    #[arg(long, default_value_t, value_name = "PERCENT")]
+    pub(crate) tolerance: Tolerance,
 
     /// Load of the subject host [default: fio, but the client's own where only client and host are
     /// measured, so that both have the same]

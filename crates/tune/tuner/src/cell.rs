@@ -5,10 +5,13 @@
 
 use std::fmt;
 
-use load::{BlockBytes, Operation, Shape};
+use load::{BlockBytes, IODEPTH_MAX, Operation, Shape};
 use serde::{Deserialize, Serialize};
 
 use crate::units::Bytes;
+
+/// How many times as many requests in flight a deeper cell has.
+pub(crate) const DEEPER: u16 = 4;
 
 /// One combination of operation, block size, jobs and iodepth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -22,6 +25,14 @@ impl Cell {
 
     pub(crate) fn shape(&self) -> Shape {
         self.0
+    }
+
+    /// The same with `DEEPER` times the requests in flight, or as many as there may be; `None` if that is no more.
+    pub(crate) fn deeper(&self) -> Option<Self> {
+        let shape = self.0;
+        let iodepth = shape.iodepth().saturating_mul(DEEPER).min(IODEPTH_MAX);
+        let deeper = Shape::new(shape.operation(), shape.block(), shape.jobs(), iodepth).ok()?;
+        (iodepth > shape.iodepth()).then_some(Self(deeper))
     }
 
     /// Whether only the jobs may differ.

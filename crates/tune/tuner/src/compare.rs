@@ -1,9 +1,9 @@
 //! Two runs of the tuner side by side: what became faster or slower, and what is noise. Pure functions.
 //!
 //! Rows are matched by cell, variant and contender. Each has the ratio of the medians, B to A, with a bootstrap interval
-//! over the repeats. A row is called faster or slower only if four things agree: Welch's test on the logarithms, corrected
-//! over all rows; the interval; the noise floor of both runs; and `EQUAL_WITHIN`. Everything else is noise. A change and
-//! the floor are both factors, so that exchanging A and B exchanges faster and slower and nothing else.
+//! over the repeats. A row is called faster or slower only if three things agree: Welch's test on the logarithms, with
+//! what two commands differ by as a part of the error, corrected over all rows; the interval; and `EQUAL_WITHIN`, a factor up or down. Everything else is noise, and what is noise with few
+//! repeats may be a change with more. Exchanging A and B exchanges faster and slower and nothing else.
 //!
 //! The correction is that of Benjamini and Hochberg: if nothing changed, at most 5 % of comparisons call anything
 //! changed, as with Holm's; if much changed, it still finds it among a thousand rows, where Holm's would ask each row
@@ -27,6 +27,8 @@ pub(crate) const REPEATS_MIN: usize = 3;
 /// Two commands on one machine differ by as large a factor though each repeats itself more closely: another place in
 /// memory, another temperature.
 pub(crate) const EQUAL_WITHIN: f64 = 1.02;
+/// The standard deviation of that: `EQUAL_WITHIN` is two of them. No repeat of one command shows it.
+const BETWEEN_COMMANDS: f64 = 0.01;
 /// The seed of the bootstrap; a comparison is the same each time it is rendered.
 const BOOTSTRAP_SEED: u64 = 95;
 
@@ -69,8 +71,6 @@ pub(crate) struct Ratio {
     pub(crate) ratio: f64,
     /// What 95 % of the resamplings are between; from `REPEATS_MIN` repeats on.
     pub(crate) interval: Option<(f64, f64)>,
-    /// A change by no larger factor, up or down, is noise: how far repeats of either run stray, and `EQUAL_WITHIN`.
-    pub(crate) floor: f64,
 }
 
 /// What a row says.
@@ -82,6 +82,13 @@ pub(crate) enum Verdict {
     Noise,
     /// Too few repeats, or one that did nothing.
     CannotTell,
+}
+
+impl Verdict {
+    /// Whether the two differ.
+    pub(crate) fn is_change(self) -> bool {
+        matches!(self, Self::Faster | Self::Slower)
+    }
 }
 
 impl Comparison {
@@ -171,16 +178,10 @@ fn only(own: &[CellSummary], other: &[CellSummary]) -> Vec<(Variant, Cell, Conte
 /// All rows with their verdicts, which depend on each other.
 fn judged(pairs: &[Pair]) -> Vec<ComparedRow> {
     let mut resampler = Resampler::new(BOOTSTRAP_SEED);
-    // What repeats usually stray by: a row whose few repeats happen to agree has no lower floor than the others.
-    let usual = |of: fn(&Pair) -> Estimate| {
-        median(&mut pairs.iter().filter_map(|pair| strays(of(pair))).collect::<Vec<_>>())
-    };
-    let usual = [usual(|pair| pair.a.iops), usual(|pair| pair.b.iops)];
-    let floor = usual.into_iter().flatten().fold(EQUAL_WITHIN, f64::max);
     let tested: Vec<Option<f64>> = pairs.iter().map(probability).collect();
     let limit = limit(&tested);
     let row = |(pair, probability): (&Pair, &Option<f64>)| {
-        let ratio = ratio(pair, floor, &mut resampler);
+        let ratio = ratio(pair, &mut resampler);
         let told = probability.map(|it| it <= limit);
         ComparedRow {
             contender: pair.contender,
@@ -200,7 +201,7 @@ fn probability(pair: &Pair) -> Option<f64> {
         let all = values.len() >= REPEATS_MIN && values.iter().all(|it| *it > 0.0);
         all.then(|| values.iter().map(|it| it.ln()).collect::<Vec<_>>())
     };
-    Some(student::welch(&logarithms(&pair.a)?, &logarithms(&pair.b)?))
+    Some(student::welch(&logarithms(&pair.a)?, &logarithms(&pair.b)?, BETWEEN_COMMANDS.powi(2)))
 }
 
 /// The highest probability that still counts as changed, so that of all that do at most `WRONG_MAX` are wrong on average
@@ -214,28 +215,17 @@ fn limit(probabilities: &[Option<f64>]) -> f64 {
     allowed.last().map_or(-1.0, |(_, it)| *it)
 }
 
-/// By what factor the furthest repeat is above or below the median; `None` where one did nothing.
-fn strays(iops: Estimate) -> Option<f64> {
-    let Estimate { median, lowest, highest, .. } = iops;
-    (lowest > 0.0).then(|| (highest / median).max(median / lowest))
-}
-
-fn ratio(pair: &Pair, floor: f64, resampler: &mut Resampler) -> Option<Ratio> {
+fn ratio(pair: &Pair, resampler: &mut Resampler) -> Option<Ratio> {
     let (a, b) = (pair.a.iops, pair.b.iops);
     let ratio = b.median / a.median;
-    let floor = [a, b].into_iter().filter_map(strays).fold(floor, f64::max);
     let enough = a.samples.min(b.samples) >= REPEATS_MIN;
     let interval = enough.then(|| interval(&pair.a.values, &pair.b.values, resampler)).flatten();
-    ratio.is_finite().then_some(Ratio { ratio, interval, floor })
+    ratio.is_finite().then_some(Ratio { ratio, interval })
 }
 
 /// Between which values 95 % of the ratios of resampled medians are.
 fn interval(a: &[f64], b: &[f64], resampler: &mut Resampler) -> Option<(f64, f64)> {
-    let mut drawn = |values: &[f64]| {
-        let mut drawn: Vec<f64> =
-            resampler.draw(values.len()).into_iter().map(|place| values[place]).collect();
-        median(&mut drawn)
-    };
+    let mut drawn = |values: &[f64]| median(&mut resampler.draw_of(values));
     let mut ratios: Vec<f64> = Resampler::times()
         .filter_map(|_| Some(drawn(b)? / drawn(a)?))
         .filter(|ratio| ratio.is_finite())
@@ -247,11 +237,10 @@ fn interval(a: &[f64], b: &[f64], resampler: &mut Resampler) -> Option<(f64, f64
 
 /// `told`: whether the test calls it changed, if it can tell.
 fn verdict(ratio: Option<Ratio>, told: Option<bool>) -> Verdict {
-    let (Some(told), Some(Ratio { ratio, interval: Some((low, high)), floor })) = (told, ratio)
-    else {
+    let (Some(told), Some(Ratio { ratio, interval: Some((low, high)) })) = (told, ratio) else {
         return Verdict::CannotTell;
     };
-    if !told || (low <= 1.0 && high >= 1.0) || factor(ratio) <= floor {
+    if !told || (low <= 1.0 && high >= 1.0) || factor(ratio) <= EQUAL_WITHIN {
         Verdict::Noise
     } else if ratio > 1.0 {
         Verdict::Faster

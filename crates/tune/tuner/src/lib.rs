@@ -30,6 +30,7 @@
 
 mod answer;
 mod args;
+mod bottleneck;
 mod calendar;
 mod cell;
 mod clock;
@@ -58,6 +59,7 @@ mod pinning;
 mod plan;
 mod progress;
 mod published;
+mod question;
 mod quote;
 mod repeats;
 mod report;

@@ -184,17 +184,18 @@ fn contenders(
         let counts =
             if subject.counts_iothreads() { &settings.iothreads[..] } else { &[Iothreads::NONE] };
         let mut idle = Vec::new();
+        let queues = queues(subject, jobs, settings).saturating_mul(place.variant.disks);
         for &iothreads in counts {
             let contender = Contender::new(subject, iothreads);
             if subject == Subject::Client && jobs > CLIENT_JOBS_MAX {
                 note(format!("client has at most {CLIENT_JOBS_MAX} jobs, not {jobs}"));
             } else if let Some(reason) = no_auto(subject, iothreads, settings) {
                 note(format!("{contender}: {reason}"));
-            } else if iothreads.count() > queues(subject, jobs, settings) {
+            } else if iothreads.count() > queues {
                 idle.push(iothreads.to_string());
             } else if settings.search == Thoroughness::Stages
                 && iothreads.count() > FEW
-                && let Some(reason) = few_are_enough(cells)
+                && let Some(reason) = few_are_enough(place.variant, cells)
             {
                 note(format!("more than {FEW} iothreads {reason} (--full measures them)"));
             } else if let Err(reason) = place.fits(contender, cells) {
@@ -204,7 +205,7 @@ fn contenders(
             }
         }
         if !idle.is_empty() {
-            let queues = counted(queues(subject, jobs, settings).into(), "queue");
+            let queues = counted(queues.into(), "queue");
             note(format!("{subject} with {} iothreads: it has {queues}", idle.join(", ")));
         }
     }
@@ -224,10 +225,11 @@ fn no_auto(subject: Subject, iothreads: Iothreads, settings: &Settings) -> Optio
     }
 }
 
-/// Why numbers above `FEW` are not worth measuring: one job keeps one vCPU busy, which uses one queue; large blocks keep
-/// the disk busy, not the threads. In all 48 cells of one job of the published sweep one iothread was enough.
-fn few_are_enough(cells: &[Cell]) -> Option<&'static str> {
-    if cells.iter().all(|cell| cell.shape().jobs() == 1) {
+/// Why numbers above `FEW` are not worth measuring: one job of one disk keeps one vCPU busy, which uses one queue; large blocks
+/// keep the disk busy, not the threads. In all 48 cells of one job of the published sweep one iothread was enough. The disks of a
+/// guest share its iothreads, and each has all jobs.
+fn few_are_enough(variant: &Variant, cells: &[Cell]) -> Option<&'static str> {
+    if variant.disks == 1 && cells.iter().all(|cell| cell.shape().jobs() == 1) {
         return Some("for one job");
     }
     let is_large = |cell: &Cell| cell.shape().block().get() >= LARGE_BLOCK;
@@ -235,8 +237,8 @@ fn few_are_enough(cells: &[Cell]) -> Option<&'static str> {
 }
 
 /// Whether numbers above these few were left out of a cell in which this is the highest.
-pub(crate) fn is_worth_few(cell: &Cell, highest: Iothreads) -> bool {
-    highest.count() <= FEW && few_are_enough(std::slice::from_ref(cell)).is_some()
+pub(crate) fn is_worth_few(variant: &Variant, cell: &Cell, highest: Iothreads) -> bool {
+    highest.count() <= FEW && few_are_enough(variant, std::slice::from_ref(cell)).is_some()
 }
 
 /// Queues of one disk.
@@ -334,6 +336,16 @@ pub(crate) mod tests {
         let line = "--op read --bs 4k --jobs 1 --iothreads none,2,8 --queues 4 --subject vm:qemu";
         let matrix = matrix(line, Writes::Allowed).unwrap();
         assert_eq!(names(&matrix), ["read 4k jobs=1 iodepth=16: vm:qemu none, vm:qemu 2"]);
+    }
+
+    #[test]
+    fn the_disks_of_a_guest_share_its_iothreads() {
+        let line = "--op read --bs 4k --jobs 1 --vcpus 4 --queues 4 --subject vm:qemu --disks 9";
+        let settings = settings(line, 8);
+        let nine = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
+        let numbers = ["none", "1", "2", "3", "4"].map(|it| format!("vm:qemu {it}"));
+        assert_eq!(names(&nine), [format!("read 4k jobs=1 iodepth=16: {}", numbers.join(", "))]);
+        assert!(nine.pruned.is_empty(), "{:?}", nine.pruned);
     }
 
     #[test]

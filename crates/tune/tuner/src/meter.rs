@@ -128,7 +128,38 @@ impl Cost {
         }
     }
 
-    /// Context switches of the same threads.
+    /// CPU time of all groups; `None` if none could be read.
+    pub(crate) fn of_all_ns(&self) -> Option<u64> {
+        (!self.groups.is_empty()).then(|| self.groups.iter().map(|group| group.cpu_ns).sum())
+    }
+
+    /// How busy the busiest thread is that serves the disk: 1 is all the time, looking for requests included. `role` is that of
+    /// an iothread, or without any, of the first thread.
+    pub(crate) fn serving_busy(&self, role: Role) -> Option<f64> {
+        let serves = |group: &&GroupCost| match group.name {
+            GroupName::Daemon => true,
+            GroupName::Qemu => !self.groups.iter().any(|it| it.name == GroupName::Daemon),
+            GroupName::Load => false,
+        };
+        let threads = self.groups.iter().filter(serves).flat_map(|group| &group.threads);
+        let own = threads.filter(|thread| thread.role == role).map(|thread| thread.cpu_ns);
+        own.max().map(|used| self.cpus(used))
+    }
+
+    /// How busy the threads are that make the requests, on average over `count` of them: the guests' CPUs, or the load.
+    pub(crate) fn submitting_busy(&self, count: u16) -> Option<f64> {
+        let of = |name| self.groups.iter().find(|group| group.name == name);
+        let vcpus = |group: &GroupCost| group.cpu_ns - group.without_vcpus_ns();
+        let used = of(GroupName::Qemu).map(vcpus).or_else(|| Some(of(GroupName::Load)?.cpu_ns))?;
+        Some(self.cpus(used) / f64::from(count.max(1)))
+    }
+
+    /// So many CPUs were busy with this.
+    fn cpus(&self, used_ns: u64) -> f64 {
+        used_ns as f64 / self.covered_ns.max(1) as f64
+    }
+
+    /// Context switches of what serves the disk.
     pub(crate) fn serving_switches(&self) -> Option<u64> {
         let of = |name| self.groups.iter().find(|group| group.name == name);
         let qemu = of(GroupName::Qemu).map(GroupCost::without_vcpus_switches);

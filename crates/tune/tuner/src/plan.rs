@@ -27,6 +27,8 @@ pub(crate) const PROBE_PHASES: u32 = 3;
 pub(crate) const STRETCH: u32 = 2;
 /// The stream of the sentinels' seed, apart from those of the blocks.
 const SENTINEL_STREAM: u64 = u64::MAX;
+/// The first of those of deeper runs; the next are below.
+const DEEPER_STREAM: u64 = SENTINEL_STREAM - 1;
 
 /// What a run is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -36,6 +38,8 @@ pub(crate) enum Purpose {
     Sweep,
     /// Measured again, because it is best or close to the 90 % line: the figures that count.
     Confirm,
+    /// The host with more requests in flight than in a cell (`Cell::deeper`): whether its disk has more to give.
+    Deeper,
     /// The baseline once more; `step` counts.
     Sentinel,
     /// A phase of the hysteresis probe; `step` is 0, 1 or 2.
@@ -102,6 +106,7 @@ impl RunKey {
         match (self.purpose, self.step) {
             (Purpose::Sweep, _) => None,
             (Purpose::Confirm, _) => Some("again".to_owned()),
+            (Purpose::Deeper, _) => Some("deeper".to_owned()),
             (Purpose::Sentinel, step) => Some(format!("sentinel {}", step.saturating_add(1))),
             (Purpose::Probe, 0) => Some("low".to_owned()),
             (Purpose::Probe, 1) => Some("high".to_owned()),
@@ -151,7 +156,12 @@ pub(crate) fn plan(
     sentinel: u16,
 ) -> Vec<PlannedRun> {
     match mode {
-        Mode::Sweep => with_sentinels(matrix, sweep(matrix, repeats, seed), sentinel, seed),
+        Mode::Sweep => {
+            let mut runs = sweep(matrix, repeats, seed);
+            let places = 0..matrix.entries.len();
+            runs.extend(places.filter_map(|place| deeper(matrix, place, 0, seed)));
+            with_sentinels(matrix, runs, sentinel, seed)
+        }
         Mode::Hysteresis => blocks(matrix, repeats, seed, probe_block),
         Mode::Curve => blocks(matrix, repeats, seed, curve_block),
     }
@@ -235,6 +245,21 @@ fn with_sentinels(
     all
 }
 
+/// The host with more requests in flight than in the cell at this place of the matrix, unless that is a cell of its own.
+pub(crate) fn deeper(matrix: &Matrix, place: usize, repeat: u16, seed: u64) -> Option<PlannedRun> {
+    let entry = &matrix.entries[place];
+    let cell = entry.cells[0].deeper().filter(|_| entry.contenders.contains(&Contender::HOST))?;
+    let variant = entry.variant;
+    let is_other = |it: &Entry| it.variant == variant && it.cells[0] == cell;
+    let number = u64::try_from(place).expect("places are few");
+    let stream = DEEPER_STREAM - (u64::from(repeat) << 32 | number);
+    let seed = Random::stream(seed, stream).next_u64();
+    let contender = Contender::HOST;
+    let key = RunKey { purpose: Purpose::Deeper, repeat, step: 0, contender, variant, cell };
+    let run = PlannedRun { key, jobs_max: entry.jobs_max(), seed, stretch: 1 };
+    (!matrix.entries.iter().any(is_other)).then_some(run)
+}
+
 /// The baseline once more, for the time `step`; `seed` is that of the command.
 pub(crate) fn sentinel(entry: &Entry, contender: Contender, step: u32, seed: u64) -> PlannedRun {
     let seed = Random::stream(seed, SENTINEL_STREAM).next_u64();
@@ -265,8 +290,10 @@ mod tests {
 
     #[test]
     fn every_block_holds_every_contender_once() {
-        let (matrix, runs) = planned("--repeats 3 --sentinel 0", 1);
-        assert_eq!(runs.len(), 3 * runs_per_repeat(&matrix));
+        let (matrix, mut runs) = planned("--repeats 3 --sentinel 0", 1);
+        let deeper = runs.split_off(3 * runs_per_repeat(&matrix));
+        assert!(deeper.iter().all(|run| run.key.purpose == Purpose::Deeper));
+        assert_eq!(deeper.len(), matrix.entries.len());
         for (index, block) in runs.chunks(5).enumerate() {
             let entry = &matrix.entries[index % matrix.entries.len()];
             let mut contenders: Vec<_> = block.iter().map(|run| run.key.contender).collect();
@@ -316,11 +343,12 @@ mod tests {
             .filter(|(_, run)| run.key.purpose == Purpose::Sentinel)
             .map(|(place, _)| place)
             .collect();
-        assert_eq!(runs.len(), 3 * runs_per_repeat(&matrix) + places.len());
-        assert_eq!(places, [0, 21, 42, 63]);
+        let others = 3 * runs_per_repeat(&matrix) + matrix.entries.len();
+        assert_eq!(runs.len(), others + places.len());
+        assert_eq!(places, [0, 21, 42, 63, 68]);
         assert!(places.iter().all(|&place| runs[place].key.contender == Contender::HOST));
-        let few = planned("--repeats 1 --sentinel 20", 1).1;
-        assert!(few.iter().all(|run| run.key.purpose == Purpose::Sweep), "too short to drift");
+        let few = planned("--repeats 1 --sentinel 24", 1).1;
+        assert!(few.iter().all(|run| run.key.purpose != Purpose::Sentinel), "too short to drift");
     }
 
     #[test]

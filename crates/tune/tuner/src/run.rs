@@ -215,7 +215,7 @@ fn late(settings: &Settings) -> Option<String> {
 fn rate(key: &RunKey, jobs: &[u16], recorded: &Recorded) -> Result<Option<f64>> {
     let failed = |needed: &str| format!("{key}: {needed} failed");
     match (key.purpose, key.step) {
-        (Purpose::Sweep | Purpose::Confirm | Purpose::Sentinel, _) => Ok(None),
+        (Purpose::Sweep | Purpose::Confirm | Purpose::Deeper | Purpose::Sentinel, _) => Ok(None),
         (Purpose::Curve, CURVE_MAXIMUM) | (Purpose::Probe, 0) => Ok(None),
         (Purpose::Curve, percent) => {
             let maximum = recorded.run(&RunKey { step: CURVE_MAXIMUM, ..key.clone() });

@@ -23,12 +23,12 @@ use self::overall::Overall;
 use self::place::Place;
 use crate::contender::Contender;
 use crate::matrix::Matrix;
-use crate::plan::{PlannedRun, Purpose, RunKey, STRETCH};
+use crate::plan::{self, PlannedRun, Purpose, RunKey, STRETCH};
+use crate::question::Question;
 use crate::repeats::Repeats;
 use crate::results::Run;
 use crate::settings::{Settings, Thoroughness};
 use crate::steady::UnsteadyRuns;
-use crate::weights::Weight;
 
 /// How often each number is explored where some are left out at first.
 const EXPLORED: u16 = 2;
@@ -48,11 +48,19 @@ struct Terms {
     seed: u64,
 }
 
+/// Whether a block of the exploration has the host with more requests in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Deeper {
+    Too,
+    Not,
+}
+
 /// A search through all entries of a matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct Search<'a> {
     terms: Terms,
-    weights: Vec<Weight>,
+    question: Question,
+    matrix: &'a Matrix,
     places: Vec<Place<'a>>,
     tried: HashSet<RunKey>,
     /// The repeats for which it is settled what is measured again; missing while it is explored.
@@ -71,7 +79,8 @@ impl<'a> Search<'a> {
         let places = matrix.entries.iter().map(|entry| Place::new(entry, full)).collect();
         Self {
             terms,
-            weights: settings.weights.clone(),
+            question: settings.question(),
+            matrix,
             places,
             tried: HashSet::new(),
             settled: None,
@@ -117,37 +126,48 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The exploration: both stages whose figures only decide what is measured again.
+    /// The exploration: both stages whose figures only decide what is measured again, and whether the disk has more to give.
     fn sweep(&self) -> Option<Vec<PlannedRun>> {
         self.explore().or_else(|| self.look_closer())
     }
 
-    /// The first stage: numbers far apart, or all.
+    /// The first stage: numbers far apart, or all, and beside the host the same with more requests in flight.
     fn explore(&self) -> Option<Vec<PlannedRun>> {
-        self.swept(|place| place.first.clone())
+        self.swept(|place| place.first.clone(), Deeper::Too)
     }
 
     /// The second stage: beside what did best.
     fn look_closer(&self) -> Option<Vec<PlannedRun>> {
-        let overall = Overall::of(&self.places, 0, &self.weights);
-        self.swept(|place| place.closer(&overall))
+        let overall = Overall::of(&self.places, 0, &self.question);
+        self.swept(|place| place.closer(&overall), Deeper::Not)
     }
 
     /// The first block that is missing of exploring these contenders of each place.
-    fn swept(&self, of: impl Fn(&Place<'_>) -> Vec<Contender>) -> Option<Vec<PlannedRun>> {
+    fn swept(
+        &self,
+        of: impl Fn(&Place<'_>) -> Vec<Contender>,
+        deeper: Deeper,
+    ) -> Option<Vec<PlannedRun>> {
         let most = self.places.iter().map(|place| self.explored(place)).max()?;
         for repeat in 0..most {
             for (index, place) in self.places.iter().enumerate() {
                 if repeat >= self.explored(place) {
                     continue;
                 }
-                let block = self.block(Purpose::Sweep, repeat, index, &of(place));
+                let mut block = self.block(Purpose::Sweep, repeat, index, &of(place));
+                block.extend(self.deeper(index, repeat).filter(|_| deeper == Deeper::Too));
                 if !block.is_empty() {
                     return Some(block);
                 }
             }
         }
         None
+    }
+
+    /// The run of a block that asks whether the disk has more to give, unless it was tried.
+    fn deeper(&self, place: usize, repeat: u16) -> Option<PlannedRun> {
+        let run = plan::deeper(self.matrix, place, repeat, self.terms.seed);
+        run.filter(|run| !self.tried.contains(&run.key))
     }
 
     /// Settles what is measured again, and for how long: twice as long where the exploration was not steady, the least steady
@@ -157,7 +177,7 @@ impl<'a> Search<'a> {
     /// resumed search that has as much time left: their order rests on the exploration, and what was stretched before them in
     /// it, or not, is so again.
     fn settle_again(&mut self, fits: &dyn Fn(&[PlannedRun]) -> bool) {
-        let overall = Overall::of(&self.places, 0, &self.weights);
+        let overall = Overall::of(&self.places, 0, &self.question);
         for place in &mut self.places {
             place.choose(&overall);
         }
@@ -178,7 +198,7 @@ impl<'a> Search<'a> {
     /// Adds to what is measured again what the blocks before this repeat show to matter.
     fn add_again(&mut self, repeat: u16) {
         if self.settled < Some(repeat) {
-            let overall = Overall::of(&self.places, repeat, &self.weights);
+            let overall = Overall::of(&self.places, repeat, &self.question);
             self.places.iter_mut().for_each(|place| place.grow(&overall, repeat));
             self.settled = Some(repeat);
         }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::args::{Accel, GuestEngine, LoadKind, Probe, TuneArgs};
 use crate::contender::{Iothreads, Subject};
 use crate::lists::unique;
+use crate::question::{Question, Tolerance};
 use crate::repeats::Repeats;
 use crate::units::{Seconds, Span};
 use crate::variant::Variant;
@@ -75,6 +76,9 @@ pub(crate) struct Settings {
     pub(crate) budget: Option<Span>,
     #[serde(default)]
     pub(crate) weights: Vec<Weight>,
+    /// What a number of iothreads that takes less CPU may lack.
+    #[serde(default)]
+    pub(crate) tolerance: Tolerance,
     /// Of the subject host.
     pub(crate) load: LoadKind,
     /// Of fio in guests.
@@ -150,6 +154,7 @@ impl Settings {
             },
             budget: args.budget,
             weights: args.weights.clone(),
+            tolerance: args.tolerance,
             load,
             engine: args.engine,
             verify: args.verify,
@@ -274,6 +279,11 @@ impl Settings {
             ),
             _ => Ok(()),
         }
+    }
+
+    /// What the answer shall be good for.
+    pub(crate) fn question(&self) -> Question {
+        Question { weights: self.weights.clone(), tolerance: self.tolerance }
     }
 
     /// Whether the course is decided while it is measured.

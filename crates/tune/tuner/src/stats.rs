@@ -124,8 +124,13 @@ impl Resampler {
         0..RESAMPLINGS
     }
 
+    /// As many of these as there are, some twice and some not at all.
+    pub(crate) fn draw_of<T: Copy>(&mut self, all: &[T]) -> Vec<T> {
+        self.draw(all.len()).into_iter().map(|index| all[index]).collect()
+    }
+
     /// As many numbers below `count` as there are, some twice and some not at all.
-    pub(crate) fn draw(&mut self, count: usize) -> Vec<usize> {
+    fn draw(&mut self, count: usize) -> Vec<usize> {
         let bound = u64::try_from(count).expect("a length fits 64 bits");
         let one = |_| usize::try_from(self.random.below(bound)).expect("smaller than a length");
         (0..count).map(one).collect()

@@ -27,7 +27,7 @@ use crate::steady::UnsteadyRuns;
 use crate::variant::Variant;
 
 pub(crate) use self::blocks::{
-    AS_GOOD, BLOCKS_MIN, Blocks, Reached, Shares, TIE, Verdict, best, explored, n90, reached,
+    BLOCKS_MIN, Blocks, Reached, Shares, TIE, Verdict, best, explored, n90, reached, standing_for,
 };
 pub(crate) use self::curve::{Curve, Point, curves};
 pub(crate) use self::failed::{FailedCell, FailedContender, failed};
@@ -55,10 +55,15 @@ pub(crate) struct Row {
     pub(crate) p99: Option<Duration>,
     pub(crate) p99_9: Option<Duration>,
     pub(crate) cpu_us: Option<f64>,
+    /// CPU time per request in µs of everything that takes part: what serves the disk, the guests' CPUs and the load.
+    pub(crate) cpu_of_all_us: Option<f64>,
     /// Context switches per request of what serves the disk.
     pub(crate) switches: Option<f64>,
     /// CPUs of the host in use, and how many it has.
     pub(crate) cpus: Option<(f64, usize)>,
+    /// How busy the busiest thread is that serves the disk, and on average those that make the requests: 1 is all the time.
+    pub(crate) serving_busy: Option<f64>,
+    pub(crate) submitting_busy: Option<f64>,
     /// Those that ran at once, where there were several.
     pub(crate) parts: Vec<PartRow>,
     /// IOPS relative to `none` of the same subject and block; 1 is equal. Missing where there is no count.
@@ -103,6 +108,8 @@ pub(crate) struct CellSummary {
     pub(crate) variant: Variant,
     pub(crate) cell: Cell,
     pub(crate) rows: Vec<Row>,
+    /// IOPS of the host with more requests in flight (`Cell::deeper`), relative to those of the cell.
+    pub(crate) deeper: Option<f64>,
     /// One per subject that compares numbers of iothreads.
     pub(crate) verdicts: Vec<(Subject, Verdict)>,
 }
@@ -149,7 +156,36 @@ pub(crate) fn summarise(runs: &[Run], cores: usize) -> Vec<CellSummary> {
         }
         cells[place].push(run);
     }
-    cells.iter().filter_map(|runs| cell_summary(runs, cores)).collect()
+    let mut cells: Vec<CellSummary> =
+        cells.iter().filter_map(|runs| cell_summary(runs, cores)).collect();
+    let deeper: Vec<Option<f64>> = cells.iter().map(|cell| deeper(cell, &cells, runs)).collect();
+    cells.iter_mut().zip(deeper).for_each(|(cell, deeper)| cell.deeper = deeper);
+    cells
+}
+
+/// What the host gains with more requests in flight, by runs of its own or by the cell that has as many.
+fn deeper(summary: &CellSummary, cells: &[CellSummary], runs: &[Run]) -> Option<f64> {
+    let (variant, cell) = (summary.variant, summary.cell.deeper()?);
+    let host = |it: &CellSummary| {
+        let own = it.rows.iter().find(|row| row.contender == Contender::HOST);
+        own.map(|row| row.iops.median)
+    };
+    let other = cells.iter().find(|it| (it.variant, it.cell) == (variant, cell));
+    if let Some(other) = other.and_then(host) {
+        return Some(other / host(summary)?).filter(|ratio| ratio.is_finite());
+    }
+    // Relative to the host in the same block of the exploration.
+    let beside = |run: &Run| {
+        let (purpose, cell) = (Purpose::Sweep, summary.cell);
+        let key = RunKey { purpose, cell, ..run.key.clone() };
+        let base = runs.iter().find(|run| run.key == key)?;
+        Some(run.iops() / base.iops())
+    };
+    let is_deeper = |run: &&Run| {
+        let key = &run.key;
+        (key.purpose, key.variant, key.cell) == (Purpose::Deeper, variant, cell)
+    };
+    median(runs.iter().filter(is_deeper).filter_map(beside))
 }
 
 /// The subjects whose numbers of iothreads are compared in these cells.
@@ -164,7 +200,7 @@ fn cell_summary(runs: &[&Run], cores: usize) -> Option<CellSummary> {
     let rows: Vec<Row> =
         contenders.iter().filter_map(|&contender| row(contender, runs, cores)).collect();
     let subjects = sorted(contenders.iter().map(|it| it.subject()));
-    let mut summary = CellSummary { variant, cell, rows, verdicts: Vec::new() };
+    let mut summary = CellSummary { variant, cell, rows, deeper: None, verdicts: Vec::new() };
     // What suffices is a number.
     let numbers = |subject| summary.blocks_of(subject, Contender::number);
     let verdict = |subject| Some((subject, Verdict::of(&numbers(subject))?));
@@ -194,8 +230,11 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         p99: latency.percentile(99.0),
         p99_9: latency.percentile(99.9),
         cpu_us: median(own.iter().filter_map(|run| run.cpu_us())),
+        cpu_of_all_us: median(own.iter().filter_map(|run| run.cpu_of_all_us())),
         switches: median(own.iter().filter_map(|run| run.switches())),
         cpus: cpus(&own),
+        serving_busy: median(own.iter().filter_map(|run| run.serving_busy())),
+        submitting_busy: median(own.iter().filter_map(|run| run.submitting_busy())),
         parts: parts(&own),
         to_none: contender.iothreads().and_then(|_| ratio(&own, runs, none)),
         to_host: ratio(&own, runs, Contender::HOST),

@@ -199,6 +199,19 @@ pub(crate) fn percent_gain(ratio: f64) -> String {
     }
 }
 
+/// Three digits: `950`, `9.50k`, `95.0k`, `950k`, `1.25M`.
+pub(crate) fn short(number: f64) -> String {
+    let (scaled, suffix) = if number < 999.5 {
+        return format!("{number:.0}");
+    } else if number < 999_500.0 {
+        (number / 1e3, "k")
+    } else {
+        (number / 1e6, "M")
+    };
+    let decimals = if scaled < 9.995 { 2 } else { usize::from(scaled < 99.95) };
+    format!("{scaled:.decimals$}{suffix}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,6 +15,8 @@ const GAINS: &str = include_str!("../../../../../docs/examples/published-sweep/i
 /// The fewest iothreads for 90 % of the best, 0 is none.
 const MINIMA: &str = include_str!("../../../../../docs/examples/published-sweep/min-iothreads.csv");
 const ENOUGH: f64 = 0.9;
+/// The most requests in flight of each job.
+const PUBLISHED_DEPTH: u16 = 16;
 
 /// A cell of the published sweep.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,8 +70,11 @@ impl Published {
         Self { curves: published_cells().into_iter().map(curve).collect() }
     }
 
-    /// IOPS without noise. Only the published loads are known.
+    /// IOPS without noise. Only the published loads are known; the host with more requests in flight than was published gets no
+    /// more.
     pub(super) fn iops(&self, subject: Subject, iothreads: u16, load: Load) -> f64 {
+        let deepest = PUBLISHED_DEPTH.min(load.iodepth);
+        let load = if subject == Subject::Host { Load { iodepth: deepest, ..load } } else { load };
         let known = self.curves.iter().find(|(known, _)| *known == load);
         let (_, curve) = known.expect("the load is one of the published cells");
         let place = COUNTS.iter().position(|&count| count == iothreads).expect("one of COUNTS");

@@ -9,11 +9,13 @@
 
 use super::chance::{between, between_octaves, one_of};
 use super::landing::landings;
-use super::{Ask, Load, Outcome, Subject};
+use super::{Ask, Busy, Limit, Load, Outcome, Subject};
 use crate::rng::Rng;
 
 /// How sharply two bounds meet: the higher, the sharper.
 const SHARPNESS: i32 = 8;
+/// An iothread with nothing to do looks for requests in this share of the time.
+const LOOKS: f64 = 0.3;
 /// A sequential request finds its data read ahead, or its place at hand: this share of the latency.
 const SEQUENTIAL: f64 = 0.4;
 /// How many times as fast a spinning disk is where the head stays.
@@ -117,7 +119,67 @@ impl Queueing {
             (Subject::Vm, n) => (self.service_s, f64::from(n.min(ask.load.jobs))),
         };
         let idle = (threads - iops * service).max(0.0);
-        1e6 * (service + 0.3 * idle / iops)
+        1e6 * (service + LOOKS * idle / iops)
+    }
+
+    /// How busy threads and CPUs are.
+    pub(super) fn busy(&self, ask: &Ask, iops: f64) -> Busy {
+        let (jobs, cores) = (f64::from(ask.load.jobs.min(self.queues)), f64::from(self.cores));
+        let (serving, busiest, submit_s) = match ask.subject {
+            Subject::Host => (0.0, 0.0, self.host_submit_s),
+            Subject::Vm => {
+                (self.cpu_us(ask, iops) * 1e-6 * iops, self.busiest(ask, iops), self.submit_s)
+            }
+        };
+        let submitting = iops * submit_s;
+        let threads = usize::from(ask.iothreads.max(1).min(ask.load.jobs));
+        // Where threads wait for a core, none is free.
+        let is_crowded = ask.subject == Subject::Vm && self.crowding(threads, ask.load) < 1.0;
+        let cpus = if is_crowded { cores } else { (serving + submitting).min(cores) };
+        let submitting = (submitting / jobs).min(1.0);
+        Busy { serving: busiest, submitting, cpus, cores: self.cores }
+    }
+
+    /// How busy the busiest of the threads is, on average over where the jobs may land.
+    fn busiest(&self, ask: &Ask, iops: f64) -> f64 {
+        let slower = if ask.iothreads == 0 { self.none_slower } else { 1.0 };
+        let most = |jobs: &[u16]| f64::from(jobs.iter().copied().max().unwrap_or(0));
+        let all = landings(ask.load.jobs, self.queues, ask.iothreads.max(1)).into_iter();
+        let share: f64 = all.map(|it| it.probability * most(&it.jobs)).sum();
+        let serves = (iops * self.service_s * slower * share / f64::from(ask.load.jobs)).min(1.0);
+        let looks = if ask.iothreads == 0 { 0.0 } else { LOOKS };
+        serves + looks * (1.0 - serves)
+    }
+
+    /// What a quarter more of each thing brings.
+    pub(super) fn limits(&self, iothreads: u16, load: Load) -> Vec<(Limit, f64)> {
+        const MORE: f64 = 1.25;
+        let mean = |machine: &Self, load: Load| -> f64 {
+            let all = machine.outcomes(Subject::Vm, iothreads, load);
+            all.iter().map(|it| it.probability * it.iops).sum()
+        };
+        let now = mean(self, load);
+        let with = |machine: Self| mean(&machine, load) / now - 1.0;
+        let own = self.clone();
+        let disk = Self {
+            parallel: self.parallel * MORE,
+            bandwidth: self.bandwidth * MORE,
+            // A request takes no less time.
+            latency_s: self.latency_s + f64::from(load.bytes) / self.bandwidth * (1.0 - 1.0 / MORE),
+            ..own.clone()
+        };
+        let service = Self { service_s: self.service_s / MORE, ..own.clone() };
+        let submit = Self { submit_s: self.submit_s / MORE, ..own.clone() };
+        let cores = Self { cores: self.cores + self.cores / 4, ..own };
+        // A depth is a whole number, so what four times as many bring is broken down.
+        let deeper = mean(self, Load { iodepth: load.iodepth * 4, ..load }) / now;
+        vec![
+            (Limit::Disk, with(disk)),
+            (Limit::InFlight, MORE.powf(deeper.ln() / 4.0_f64.ln()) - 1.0),
+            (Limit::Iothread, with(service)),
+            (Limit::GuestCpu, with(submit)),
+            (Limit::HostCpu, with(cores)),
+        ]
     }
 
     fn host(&self, load: Load) -> f64 {

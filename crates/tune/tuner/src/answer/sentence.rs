@@ -1,18 +1,17 @@
 //! The answer in words. Pure functions.
 
-use super::{Answer, Bent, Change, Cheaper, Condition, Doubt, Gain, Nothing, Price};
+use super::{
+    Answer, Bent, Certainty, Change, Cheaper, Condition, Dearer, Doubt, Gain, Limit, Nothing, Price,
+};
+use crate::bottleneck::Bottleneck;
 use crate::contender::Iothreads;
+use crate::lists::sorted;
 use crate::repeats::Repeats;
-use crate::units::{counted, percent_gain};
+use crate::units::{counted, percent_gain, short};
 use crate::weights::{Goal, Weight};
 
 /// Other answers that are named.
 const CHANGES_MAX: usize = 3;
-/// The share of resamplings that lets an answer be called sure if they agree.
-const SURE_FROM: f64 = 0.95;
-/// The fewest repeats of a number in every cell that let it be called so.
-const SURE_REPEATS: usize = 6;
-
 /// The one sentence.
 pub(crate) fn sentence(answer: &Answer) -> String {
     let threads = threads(answer.iothreads);
@@ -23,7 +22,7 @@ pub(crate) fn sentence(answer: &Answer) -> String {
         let reasons: Vec<String> = answer.doubts.iter().map(doubt).collect();
         return format!(
             "Your machine cannot tell how many iothreads are best: {}. Of what was measured, \
-             {threads} did best.",
+             {threads} would be the choice.",
             reasons.join("; ")
         );
     }
@@ -34,9 +33,7 @@ pub(crate) fn sentence(answer: &Answer) -> String {
     if let Some(price) = answer.price {
         text.push_str(&costs(price));
     }
-    if let Some(sure) = answer.sure {
-        text.push_str(&format!("; {}", surely(sure, answer)));
-    }
+    text.push_str(&format!("; {}", certainty(answer)));
     text.push_str(&but(answer.bent));
     text.push('.');
     text
@@ -51,12 +48,10 @@ pub(crate) fn details(answer: &Answer, repeats: Option<Repeats>) -> Vec<String> 
         details.push("A host with KVM would tell.".to_owned());
     }
     let more_would_tell = |it: &Doubt| {
-        matches!(
-            it,
-            Doubt::Noise(_) | Doubt::FewRepeats(_) | Doubt::Explored(_) | Doubt::NotCompared(_)
-        )
+        matches!(it, Doubt::FewRepeats(_) | Doubt::Explored(_) | Doubt::NotCompared(_))
     };
-    if !emulated && answer.doubts.iter().any(more_would_tell) {
+    let in_doubt = answer.recommends() && answer.certainty() == Certainty::Doubtful;
+    if !emulated && (in_doubt || answer.doubts.iter().any(more_would_tell)) {
         let goes_on = match repeats {
             Some(Repeats::Until { most, .. }) => answer.repeats_of_cell < usize::from(most),
             Some(Repeats::Fixed(_)) | None => false,
@@ -74,6 +69,8 @@ pub(crate) fn details(answer: &Answer, repeats: Option<Repeats>) -> Vec<String> 
     if !answer.recommends() {
         return details;
     }
+    details.extend(limits(answer));
+    details.extend(answer.dearer.and_then(|dearer| self::dearer(dearer, answer)));
     details.extend(answer.cheaper.map(cheaper));
     details.extend(changed(&answer.changes));
     if answer.cpu_bound {
@@ -132,10 +129,6 @@ fn doubt(doubt: &Doubt) -> String {
         Doubt::Explored(spot) => format!("it was only explored in {spot}"),
         Doubt::NotCompared(spot) => format!("it was not compared in {spot}"),
         Doubt::Idle(spot) => format!("nothing was done in {spot}"),
-        Doubt::Noise(sure) => {
-            let percent = (sure * 100.0).floor();
-            format!("its noise hides the differences (only {percent:.0} % of resamplings agree)")
-        }
         Doubt::Failures { measured, failed } => {
             let cells = counted(*measured, "cell");
             format!("{failed} of the cells failed, {cells} could be measured")
@@ -185,13 +178,17 @@ fn costs(Price { cpus, none, .. }: Price) -> String {
     format!(", for {cpus} CPUs{instead} where it costs most")
 }
 
-fn surely(sure: f64, answer: &Answer) -> String {
-    let percent = (sure * 100.0).floor();
-    // Resamplings of few repeats agree too easily: what they do not contain, they cannot show.
-    let is_sure =
-        sure >= SURE_FROM && answer.repeats >= SURE_REPEATS && answer.bent == Bent::default();
-    let word = if is_sure { "sure" } else { "likely" };
-    format!("{word}, {percent:.0} % of resamplings agree")
+/// How sure it is that the number is good enough, and of what the share is one.
+fn certainty(answer: &Answer) -> String {
+    let percent = (answer.within * 100.0).floor();
+    let what = format!("no number is better by more than {} %", answer.tolerance);
+    match answer.certainty() {
+        Certainty::Sure => format!("sure: in {percent:.0} % of resamplings {what}"),
+        Certainty::Likely => format!("likely: in {percent:.0} % of resamplings {what}"),
+        Certainty::Doubtful => format!(
+            "in doubt: in only {percent:.0} % of resamplings {what}, but none is shown to be"
+        ),
+    }
 }
 
 /// What resamplings do not see.
@@ -211,12 +208,56 @@ fn but(Bent { unsteady, drifted, holes, failed_cells }: Bent) -> String {
     if reasons.is_empty() { String::new() } else { format!(", but {}", reasons.join(", and ")) }
 }
 
+/// What the best number would bring and cost.
+fn dearer(dearer: Dearer, answer: &Answer) -> Option<String> {
+    let [low, high] = [dearer.lowest, dearer.highest].map(percent_gain);
+    let range = if low == high { low } else { format!("{low} to {high}") };
+    let price = dearer.price.zip(answer.price).map_or_else(String::new, |(dearer, own)| {
+        let [dearer, own] = [dearer.cpus, own.cpus].map(|cpus| format!("{cpus:.1}"));
+        if dearer == own { String::new() } else { format!(", for {dearer} CPUs instead of {own}") }
+    });
+    // One that gains nothing is not worth a word.
+    (dearer.highest >= 1.005)
+        .then(|| format!("{} would bring {range}{price}.", capitalised(&threads(dearer.iothreads))))
+}
+
 fn cheaper(Cheaper { iothreads, shortfall, saves }: Cheaper) -> String {
     format!(
         "{} would lack {:.0} % and cost {saves:.1} CPUs less.",
         capitalised(&threads(iothreads)),
         shortfall * 100.0
     )
+}
+
+/// What limits the cells, the most common first, a sentence each.
+fn limits(answer: &Answer) -> Vec<String> {
+    let all = &answer.limits;
+    let kinds = sorted(all.iter().map(|limit| limit.bottleneck));
+    let mut kinds: Vec<(Bottleneck, Vec<&Limit>)> = kinds
+        .into_iter()
+        .map(|kind| (kind, all.iter().filter(|limit| limit.bottleneck == kind).collect()))
+        .collect();
+    kinds.sort_by_key(|(_, own)| std::cmp::Reverse(own.len()));
+    let sentence = |(kind, own): &(Bottleneck, Vec<&Limit>)| {
+        let cells = match (own.len(), answer.cells) {
+            (_, 1) => String::new(),
+            (count, cells) if count == cells => " in every cell".to_owned(),
+            (1, _) => format!(" in {}", own[0].spot),
+            (count, cells) => format!(" in {count} of {}", counted(cells, "cell")),
+        };
+        let rates = own[0].host.map_or_else(String::new, |host| {
+            let at = if answer.cells > 1 && own.len() > 1 {
+                format!("in {} ", own[0].spot)
+            } else {
+                String::new()
+            };
+            format!(" ({at}the host reaches {}, this {})", short(host), short(own[0].iops))
+        });
+        let what = capitalised(&kind.to_string());
+        let verb = if kind.is_plural() { "limit" } else { "limits" };
+        format!("{what} {verb} the rate{cells}: {}{rates}.", kind.remedy(answer.subject))
+    };
+    kinds.iter().map(sentence).collect()
 }
 
 fn changed(changes: &[Change]) -> Option<String> {

@@ -9,6 +9,8 @@ use crate::summary::summarise;
 
 /// Requests of a second without noise.
 const RATE: f64 = 100_000.0;
+/// By how much two commands differ that were measured alike: standard deviation, as a share.
+const OF_COMMAND: f64 = 0.004;
 
 fn cells(rows: &[(Contender, &[u64])]) -> Vec<CellSummary> {
     let mut runs = Vec::new();
@@ -36,8 +38,8 @@ fn a_change_is_told_from_noise() {
     // Told apart by the test, but less than two commands differ by.
     check(&a, &[1015, 1025, 1005, 1020, 1010, 1015], Verdict::Noise);
     check(&[1000; 6], &[1015; 6], Verdict::Noise);
-    // Above that, but one repeat strays as far.
-    check(&a, &[1100, 1110, 1090, 1105, 1095, 900], Verdict::Noise);
+    // Above that, but its repeats stray as far.
+    check(&a, &[1100, 1110, 1090, 900, 1095, 900], Verdict::Noise);
     check(&[1000, 1300, 700], &[1200, 1500, 900], Verdict::Noise);
 }
 
@@ -100,15 +102,17 @@ fn noisy(random: &mut Random, percent: f64, repeats: usize, rate: f64) -> Repeat
     Repeated { iops: Estimate::of(values.iter().copied()).unwrap(), values }
 }
 
-/// A sweep of four cells with host, none, 1, 2 and 4, measured twice: the second so much faster.
+/// A sweep of four cells with host, none, 1, 2 and 4, measured twice: the second so much faster. Each row of each command
+/// has an effect of its own, which no repeat shows.
 fn twice(seed: u64, percent: f64, repeats: usize, faster: f64) -> Vec<ComparedRow> {
     let mut random = Random::new(seed);
     let contenders = [Contender::HOST, client(0), client(1), client(2), client(4)];
     let mut pairs = Vec::new();
     for place in 0..4 {
         for contender in contenders {
-            let a = noisy(&mut random, percent, repeats, RATE);
-            let b = noisy(&mut random, percent, repeats, RATE * faster);
+            let [of_a, of_b] = [(); 2].map(|()| (deviate(&mut random) * OF_COMMAND).exp());
+            let a = noisy(&mut random, percent, repeats, RATE * of_a);
+            let b = noisy(&mut random, percent, repeats, RATE * of_b * faster);
             pairs.push(Pair { place, contender, emulated: false, a, b });
         }
     }
@@ -121,14 +125,25 @@ fn count(rows: &[ComparedRow], verdict: Verdict) -> usize {
 
 #[test]
 fn the_same_measured_twice_is_called_noise_in_95_percent_of_reports() {
-    for (percent, repeats) in [(5.0, 3), (5.0, 6), (10.0, 6), (20.0, 6)] {
+    for (percent, repeats) in [(3.0, 6), (3.0, 12), (3.0, 40), (5.0, 3), (10.0, 6), (20.0, 6)] {
         let wrong = (0..200).filter(|seed| {
             let rows = twice(*seed, percent, repeats, 1.0);
             count(&rows, Verdict::Noise) < rows.len()
         });
         let wrong = wrong.count();
-        assert!(wrong <= 10, "{wrong} of 200 reports with {percent} % and {repeats} repeats");
+        // One in twenty, what the effects of the commands add, and chance.
+        assert!(wrong <= 16, "{wrong} of 200 reports with {percent} % and {repeats} repeats");
     }
+}
+
+#[test]
+fn more_repeats_see_more() {
+    // A change of 5 % in noise of 3 %.
+    let found = [6, 12, 40].map(|repeats| -> usize {
+        (0..50).map(|seed| count(&twice(seed, 3.0, repeats, 1.05), Verdict::Faster)).sum()
+    });
+    let share = found.map(|found| found * 100 / (50 * 20));
+    assert!(share[0] + 10 < share[1] && share[1] + 10 < share[2] && share[2] >= 90, "{share:?} %");
 }
 
 #[test]
@@ -142,17 +157,4 @@ fn a_change_of_20_percent_is_found_in_95_percent_of_rows() {
         }
         assert!(found * 100 >= all * 95, "{found} of {all}");
     }
-}
-
-/// The furthest of A's repeats is 1.25 times below the median: a change by 1.22 is within that, one by 1.28 is not, and
-/// neither depends on which of the two is called A.
-#[test]
-fn a_change_and_the_noise_floor_are_the_same_measure() {
-    let strays = [1000, 1000, 1000, 1000, 1000, 800];
-    check(&strays, &[820; 6], Verdict::Noise);
-    check(&[820; 6], &strays, Verdict::Noise);
-    check(&strays, &[1220; 6], Verdict::Noise);
-    check(&strays, &[780; 6], Verdict::Slower);
-    check(&[780; 6], &strays, Verdict::Faster);
-    check(&strays, &[1280; 6], Verdict::Faster);
 }

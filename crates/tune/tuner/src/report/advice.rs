@@ -56,7 +56,7 @@ pub(super) fn all(
     let alone = subjects.len() == 1;
     let failed = failed(findings.failures);
     let advice = |subject| {
-        let answer = answer(subject, cells, &header.settings.weights, &failed)?;
+        let answer = answer(subject, cells, &header.settings.question(), &failed)?;
         let answer = Answer { bent: bent(findings, drift, &answer), ..answer };
         let who = if alone { String::new() } else { format!("{subject}: ") };
         Some(Advice {
@@ -308,9 +308,9 @@ mod tests {
             advised(&header, &runs).remove(0).sentence
         };
         let calm = sentence([0, 30], false);
-        assert!(calm.ends_with("of resamplings agree."), "{calm}");
+        assert!(calm.ends_with("by more than 5 %."), "{calm}");
         let drifted = sentence([0, 120], false);
-        assert!(drifted.ends_with("agree, but the machine drifted meanwhile."), "{drifted}");
+        assert!(drifted.ends_with("5 %, but the machine drifted meanwhile."), "{drifted}");
         let holed = sentence([0, 30], true);
         assert!(holed.ends_with(", but the file has holes, which look too fast."), "{holed}");
     }

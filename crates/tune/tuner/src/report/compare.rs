@@ -9,9 +9,7 @@ use super::{Findings, Part, Style, advice, around as notes_of, facts};
 use crate::answer::{Answer, threads};
 use crate::calendar::{Date, time_of_day};
 use crate::cell::Cell;
-use crate::compare::{
-    ComparedCell, ComparedRow, Comparison, EQUAL_WITHIN, REPEATS_MIN, Ratio, Verdict,
-};
+use crate::compare::{ComparedCell, ComparedRow, Comparison, EQUAL_WITHIN, REPEATS_MIN, Verdict};
 use crate::contender::{Contender, Iothreads};
 use crate::drift::flagged;
 use crate::plan::RunKey;
@@ -43,7 +41,7 @@ pub(crate) struct Compared<'a> {
     pub(crate) comparison: &'a Comparison,
 }
 
-pub(super) const COLUMNS: [&str; 7] = ["subject", "A", "B", "B/A", "95 %", "noise", "verdict"];
+pub(super) const COLUMNS: [&str; 6] = ["subject", "A", "B", "B/A", "95 %", "verdict"];
 
 /// Renders a comparison.
 pub(crate) fn render(style: Style, compared: &Compared<'_>) -> String {
@@ -94,14 +92,12 @@ fn head(style: Style, compared: &Compared<'_>) -> String {
 /// The texts of a row, by column.
 pub(super) fn line(row: &ComparedRow) -> [String; COLUMNS.len()] {
     let interval = row.ratio.and_then(|ratio| ratio.interval);
-    let floor = |Ratio { floor, .. }: Ratio| format!("{:.2}–{floor:.2}", 1.0 / floor);
     [
         who(row.contender, row.emulated),
         short(row.a.median),
         short(row.b.median),
         or_missing(row.ratio.map(|ratio| format!("{:.2}", ratio.ratio))),
         or_missing(interval.map(|(low, high)| format!("{low:.2}–{high:.2}"))),
-        or_missing(row.ratio.map(floor)),
         word(row.verdict).to_owned(),
     ]
 }
@@ -121,8 +117,14 @@ pub(super) fn summary(compared: &Compared<'_>) -> Vec<String> {
     let means = &compared.comparison.means;
     let mut lines = vec![counts(compared.comparison)];
     lines.extend(means.iter().map(|(subject, mean, rows)| {
+        let own = compared.comparison.rows().filter(|row| row.contender.subject() == *subject);
+        let changed = own.filter(|row| row.verdict.is_change()).count();
         let rows = counted(*rows, "row");
-        format!("{subject}: B has {mean:.2} × the IOPS of A (geometric mean of {rows}).")
+        let of = match changed {
+            0 => format!("{rows}, none of them changed"),
+            some => format!("{rows}, {some} of them changed"),
+        };
+        format!("{subject}: B has {mean:.2} × the IOPS of A (geometric mean of {of}).")
     }));
     lines.extend(answers(&compared.a, &compared.b));
     lines
@@ -267,12 +269,10 @@ pub(super) fn meanings(comparison: &Comparison) -> Vec<String> {
          95 % (bootstrap over the repeats)."
             .to_owned(),
         format!(
-            "noise: ratios that are noise: by what factor a repeat of either run strays from the \
-             median, up or down, but at least what half of all rows do, and {EQUAL_WITHIN}."
+            "faster, slower: by a factor above {EQUAL_WITHIN}, 1 is outside of the 95 %, and Welch's test \
+             says so, corrected for the number of rows (Benjamini-Hochberg, 5 %). Anything else is noise: \
+             more repeats may show that it is a change."
         ),
-        "faster, slower: outside of the noise, 1 is outside of the 95 %, and Welch's test says so, \
-         corrected for the number of rows (Benjamini-Hochberg, 5 %)."
-            .to_owned(),
     ];
     if comparison.count(Verdict::CannotTell) > 0 {
         lines.push(format!(
@@ -332,14 +332,16 @@ A: old, 2023-11-14 22:13 UTC: a scratch file: 1G on ext4, O_DIRECT
 B: new, 2023-11-14 22:13 UTC: a scratch file: 1G on ext4, O_DIRECT
 
 randread 4k, 2 jobs × iodepth 16
-  subject          A      B   B/A       95 %      noise      verdict
-  host         50.0k  50.3k  1.01          –  0.98–1.02  cannot tell
-  client none  20.0k  26.0k  1.30  1.30–1.30  0.98–1.02       faster
-  client 1     30.0k  21.0k  0.70  0.70–0.70  0.98–1.02       slower
+  subject          A      B   B/A       95 %      verdict
+  host         50.0k  50.3k  1.01          –  cannot tell
+  client none  20.0k  26.0k  1.30  1.30–1.30       faster
+  client 1     30.0k  21.0k  0.70  0.70–0.70       slower
 
 Of 3 rows: 1 faster in B, 1 slower in B, 1 that cannot be told.
-host: B has 1.01 × the IOPS of A (geometric mean of 1 row).
-client: B has 0.95 × the IOPS of A (geometric mean of 2 rows).
+host: B has 1.01 × the IOPS of A (geometric mean of 1 row, none of them
+  changed).
+client: B has 0.95 × the IOPS of A (geometric mean of 2 rows, 2 of them
+  changed).
 client: the answers differ: A said 1 iothread, B says no iothread.
 
 Warning: the two were not measured alike, so a difference need not come from
@@ -350,10 +352,9 @@ B: Note: 1 run failed; its own report names them.
 
 A, B: IOPS, median of the repeats; B/A: their ratio, and between which values it
   is with 95 % (bootstrap over the repeats).
-noise: ratios that are noise: by what factor a repeat of either run strays from
-  the median, up or down, but at least what half of all rows do, and 1.02.
-faster, slower: outside of the noise, 1 is outside of the 95 %, and Welch's test
-  says so, corrected for the number of rows (Benjamini-Hochberg, 5 %).
+faster, slower: by a factor above 1.02, 1 is outside of the 95 %, and Welch's
+  test says so, corrected for the number of rows (Benjamini-Hochberg, 5 %).
+  Anything else is noise: more repeats may show that it is a change.
 cannot tell: fewer than 3 repeats in A or B, or one that did nothing.
 ";
         assert_eq!(render(Style::Plain, &compared), expected);

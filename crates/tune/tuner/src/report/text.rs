@@ -9,6 +9,7 @@ use crate::contender::Contender;
 use crate::markdown::escaped;
 use crate::stats::{Estimate, Interval};
 use crate::table::Table;
+pub(super) use crate::units::short;
 use crate::units::{Bytes, counted, grouped};
 use crate::variant::Variant;
 
@@ -149,19 +150,6 @@ pub(super) fn on(place: String, variant: &Variant) -> String {
 
 pub(super) fn or_missing(text: Option<String>) -> String {
     text.unwrap_or_else(|| MISSING.to_owned())
-}
-
-/// Three digits: `950`, `9.50k`, `95.0k`, `950k`, `1.25M`.
-pub(super) fn short(number: f64) -> String {
-    let (scaled, suffix) = if number < 999.5 {
-        return format!("{number:.0}");
-    } else if number < 999_500.0 {
-        (number / 1e3, "k")
-    } else {
-        (number / 1e6, "M")
-    };
-    let decimals = if scaled < 9.995 { 2 } else { usize::from(scaled < 99.95) };
-    format!("{scaled:.decimals$}{suffix}")
 }
 
 /// `9.50k–10.1k`.

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::FORMAT;
 use crate::clock;
-use crate::meter::Cost;
+use crate::contender::Iothreads;
+use crate::meter::{Cost, Role};
 use crate::plan::{PlannedRun, RunKey, STRETCH};
 use crate::steady::{Steady, judge, windows};
 
@@ -185,7 +186,27 @@ impl Run {
         Some(self.per_request(self.cost.serving_ns()?)? / 1000.0)
     }
 
-    /// Context switches per request of the same threads.
+    /// CPU time per request in µs of everything that takes part: what serves the disk, the guests' CPUs and the load.
+    pub(crate) fn cpu_of_all_us(&self) -> Option<f64> {
+        Some(self.per_request(self.cost.of_all_ns()?)? / 1000.0)
+    }
+
+    /// How busy the busiest thread is that serves the disk: 1 is all the time.
+    pub(crate) fn serving_busy(&self) -> Option<f64> {
+        let has_iothreads = self.key.contender.iothreads()? != Iothreads::NONE;
+        self.cost.serving_busy(if has_iothreads { Role::Iothread } else { Role::Main })
+    }
+
+    /// How busy the threads are that make the requests: each job of a client, and of a guest each CPU that has a job.
+    pub(crate) fn submitting_busy(&self) -> Option<f64> {
+        let (key, jobs) = (&self.key, self.key.cell.shape().jobs());
+        let of_disks = jobs.saturating_mul(key.variant.disks);
+        let one =
+            if key.contender.subject().is_vm() { of_disks.min(self.queues) } else { of_disks };
+        self.cost.submitting_busy(one.saturating_mul(key.variant.vms))
+    }
+
+    /// Context switches per request of the threads that serve the disk.
     pub(crate) fn switches(&self) -> Option<f64> {
         self.per_request(self.cost.serving_switches()?)
     }

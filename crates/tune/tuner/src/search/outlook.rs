@@ -22,6 +22,7 @@ impl Search<'_> {
         let mut runs = Vec::new();
         for (index, place) in self.places.iter().enumerate() {
             for repeat in 0..self.explored(place) {
+                runs.extend(self.deeper(index, repeat));
                 runs.extend(self.left(Purpose::Sweep, repeat, index, &place.outlook_explored()));
             }
             for repeat in 0..repeats {

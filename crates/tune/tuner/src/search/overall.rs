@@ -4,24 +4,29 @@
 use super::place::Place;
 use crate::contender::{Iothreads, Subject};
 use crate::lists::sorted;
-use crate::summary::{AS_GOOD, Shares, TIE, reached};
+use crate::question::{Question, Tolerance};
+use crate::summary::{Shares, TIE, reached};
 use crate::weights::{Goal, Weight, weight_of};
 
 /// Per subject each number with what it reaches in the place where it reaches least, in ascending order of numbers.
 #[derive(Debug)]
-pub(super) struct Overall(Vec<(Subject, Shares)>);
+pub(super) struct Overall {
+    tolerance: Tolerance,
+    of: Vec<(Subject, Shares)>,
+}
 
 impl Overall {
     /// By the blocks before this repeat, and where a number was in few, by the exploration if it took part.
-    pub(super) fn of(places: &[Place<'_>], repeat: u16, weights: &[Weight]) -> Self {
+    pub(super) fn of(places: &[Place<'_>], repeat: u16, question: &Question) -> Self {
         let subjects = sorted(places.iter().flat_map(Place::subjects));
-        let least = |subject| (subject, over_all(places, subject, repeat, weights));
-        Self(subjects.into_iter().map(least).collect())
+        let least = |subject| (subject, over_all(places, subject, repeat, &question.weights));
+        let of = subjects.into_iter().map(least).collect();
+        Self { tolerance: question.tolerance, of }
     }
 
     /// The numbers that may be the answer, and are worth being measured again everywhere.
     pub(super) fn good(&self, subject: Subject) -> impl Iterator<Item = Iothreads> {
-        self.within(subject, AS_GOOD)
+        self.within(subject, self.tolerance.share())
     }
 
     /// The fewest of those that tie with the best.
@@ -30,7 +35,7 @@ impl Overall {
     }
 
     fn within(&self, subject: Subject, less: f64) -> impl Iterator<Item = Iothreads> {
-        let own = self.0.iter().filter(move |(other, _)| *other == subject);
+        let own = self.of.iter().filter(move |(other, _)| *other == subject);
         own.flat_map(move |(_, shares)| {
             let most = shares.iter().map(|(_, share)| *share).fold(0.0, f64::max);
             shares.iter().filter(move |(_, share)| *share >= most - less).map(|(count, _)| *count)

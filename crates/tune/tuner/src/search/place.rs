@@ -20,6 +20,8 @@ const FAR_APART: [u16; 5] = [0, 1, 4, 8, 16];
 const AGAIN_MAX: usize = 5;
 /// What reached less of the best in every block is given up.
 const BEATEN: f64 = 0.85;
+/// Intervals become narrower by one rank with every three values.
+const LOOKED_AT_EVERY: usize = 3;
 /// Explored numbers below this share of the best cannot be those of the 90 % line.
 const FAR_BELOW: f64 = 0.7;
 
@@ -186,15 +188,12 @@ impl<'a> Place<'a> {
             repeat < from + least || !given_up()
         };
         let open: Vec<Contender> = here.filter(is_open).map(|(contender, _)| *contender).collect();
-        let known = |contender: &Contender| {
-            let before = self.before(*contender, repeat).map(|(_, iops)| iops);
+        let known = |contender: &Contender, at: u16| {
+            let before = self.before(*contender, at).map(|(_, iops)| iops);
             Estimate::of(before).is_some_and(|estimate| estimate.is_narrow())
         };
-        if repeat >= least.max(super::INTERVAL_FROM) && open.iter().all(known) {
-            Vec::new()
-        } else {
-            open
-        }
+        let is_over = looked_at(repeat, least).any(|at| open.iter().all(|it| known(it, at)));
+        if is_over { Vec::new() } else { open }
     }
 
     /// What is explored at first, and what the look closer will probably add.
@@ -287,6 +286,12 @@ impl<'a> Place<'a> {
         let blocks: Vec<bool> = self.before(contender, repeat).filter_map(close).collect();
         !blocks.is_empty() && blocks.iter().all(|close| !close)
     }
+}
+
+/// Before which repeats, up to this one, the intervals are looked at. Each look may stop at a lucky one, so there are few: an
+/// interval of seven or eight values is no narrower than one of six, but by luck.
+fn looked_at(repeat: u16, least: u16) -> impl Iterator<Item = u16> {
+    (least.max(super::INTERVAL_FROM)..=repeat).step_by(LOOKED_AT_EVERY)
 }
 
 /// How far a share is from the 90 % line.

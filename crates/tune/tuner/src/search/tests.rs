@@ -310,7 +310,7 @@ fn without_time(line: &str) -> Vec<u16> {
     while let Some(block) = search.next(&|_| false) {
         let key = &block[0].key;
         match key.purpose {
-            Purpose::Sweep => explored += block.len(),
+            Purpose::Sweep | Purpose::Deeper => explored += block.len(),
             Purpose::Confirm => repeats.push(key.repeat),
             Purpose::Sentinel | Purpose::Probe | Purpose::Curve => {
                 panic!("{key} is no run of a search")

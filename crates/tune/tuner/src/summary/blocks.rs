@@ -17,10 +17,10 @@ const BOOTSTRAP_SEED: u64 = 90;
 
 /// The fewest blocks that say something of a number or of its spread.
 pub(crate) const BLOCKS_MIN: usize = 3;
+/// The fewest blocks whose resamplings say where n90 may be: of three, the median of one in four is never drawn.
+const SPREAD_FROM: usize = 6;
 /// Shares closer than this are equal: less is not worth another iothread.
 pub(crate) const TIE: f64 = 0.01;
-/// Who lacks at most so much more than the best is as good.
-pub(crate) const AS_GOOD: f64 = 0.05;
 
 /// What each count reaches of the best, in ascending order of counts.
 pub(crate) type Shares = Vec<(Iothreads, f64)>;
@@ -45,6 +45,8 @@ pub(crate) fn explored(runs: impl Iterator<Item = f64>) -> Option<f64> {
 pub(crate) struct Blocks {
     /// In ascending order.
     counts: Vec<Iothreads>,
+    /// The repeat of each block, in ascending order.
+    rounds: Vec<u16>,
     /// Per block one value for each count that was in it.
     blocks: Vec<Vec<Option<f64>>>,
     /// What each of `counts` reached when it was explored.
@@ -86,6 +88,7 @@ impl Blocks {
         let block = |repeat: &u16| compared.iter().map(|of| value(of, *repeat)).collect();
         Self {
             counts: compared.iter().map(|of| of.iothreads).collect(),
+            rounds: repeats.clone(),
             blocks: repeats.iter().map(block).collect(),
             explored: compared.iter().map(|of| of.explored).collect(),
             left: few.into_iter().map(left).collect(),
@@ -95,6 +98,11 @@ impl Blocks {
     /// Whether nobody did a request.
     pub(crate) fn is_idle(&self) -> bool {
         self.blocks.iter().flatten().flatten().all(|iops| *iops <= 0.0)
+    }
+
+    /// The repeats of which there are blocks, in ascending order.
+    pub(crate) fn rounds(&self) -> &[u16] {
+        &self.rounds
     }
 
     /// How many blocks there are.
@@ -124,9 +132,16 @@ impl Blocks {
         self.shares_in(&self.blocks.iter().collect::<Vec<_>>())
     }
 
-    /// The same with the blocks of these numbers, some of them perhaps several times.
-    pub(crate) fn shares_drawn(&self, drawn: &[usize]) -> Shares {
-        self.shares_in(&drawn.iter().map(|&index| &self.blocks[index]).collect::<Vec<_>>())
+    /// The same with the blocks of these repeats, some of them perhaps several times; not every one need have a block.
+    pub(crate) fn shares_drawn(&self, drawn: &[u16]) -> Shares {
+        let block = |round| Some(&self.blocks[self.rounds.binary_search(round).ok()?]);
+        let blocks: Vec<_> = drawn.iter().filter_map(block).collect();
+        let is_drawn = |place: &usize| blocks.iter().any(|block| block[*place].is_some());
+        let usual = best(&self.shares()).and_then(|count| self.place(count)).filter(is_drawn);
+        let Some(reference) = usual.or_else(|| self.highest(&blocks)) else { return Vec::new() };
+        let shares = self.relative_to(reference, &blocks);
+        let most = shares.iter().map(|(_, share)| *share).fold(0.0, f64::max);
+        shares.into_iter().map(|(count, share)| (count, ratio((share, most)))).collect()
     }
 
     /// The shares of those that are not compared: by what they reached when they were explored, or else by the few blocks
@@ -265,12 +280,17 @@ pub(crate) fn best(shares: &[(Iothreads, f64)]) -> Option<Iothreads> {
     shares.iter().copied().reduce(higher).map(|(count, _)| count)
 }
 
-/// What a number reached, or the highest below it, since further threads have no queue; `None` below all of them. No number
-/// stands for `auto`. What was explored may have been lucky, so it counts as the best at most.
+/// What a number reached, or what stands for it. What was explored may have been lucky, so it counts as the best at most.
 pub(crate) fn reached(shares: &[(Iothreads, f64)], iothreads: Iothreads) -> Option<f64> {
+    standing_for(shares, iothreads).map(|share| share.min(1.0))
+}
+
+/// The figure of a number, or of the highest below it, since further threads have no queue; `None` below all of them. No
+/// number stands for `auto`.
+pub(crate) fn standing_for(figures: &[(Iothreads, f64)], iothreads: Iothreads) -> Option<f64> {
     let stands = |count: Iothreads| count == iothreads || count < iothreads && !iothreads.is_auto();
-    let up_to = shares.iter().filter(|(count, _)| stands(*count));
-    up_to.max_by_key(|(count, _)| *count).map(|(_, share)| share.min(1.0))
+    let up_to = figures.iter().filter(|(count, _)| stands(*count));
+    up_to.max_by_key(|(count, _)| *count).map(|(_, figure)| *figure)
 }
 
 /// The fewest iothreads that reach 90 % of the best.
@@ -286,7 +306,7 @@ pub(crate) struct Verdict {
     pub(crate) n90: Iothreads,
     /// The fewest from which on every count that was measured reaches 90 %; missing where the highest does not.
     pub(crate) n90_stays: Option<Iothreads>,
-    /// What n90 is in the middle 95 % of the resamplings; missing with fewer than three blocks.
+    /// What n90 is in the middle 95 % of the resamplings; missing with fewer than `SPREAD_FROM` blocks.
     pub(crate) n90_spread: Option<(Iothreads, Iothreads)>,
 }
 
@@ -299,7 +319,7 @@ impl Verdict {
             best,
             n90: n90_found,
             n90_stays: stays(&shares, &blocks.other_shares()),
-            n90_spread: (blocks.len() >= BLOCKS_MIN).then(|| spread(blocks)).flatten(),
+            n90_spread: (blocks.len() >= SPREAD_FROM).then(|| spread(blocks)).flatten(),
         })
     }
 }
@@ -313,7 +333,7 @@ fn stays(shares: &[(Iothreads, f64)], others: &[(Iothreads, f64)]) -> Option<Iot
 
 fn spread(blocks: &Blocks) -> Option<(Iothreads, Iothreads)> {
     let mut resampler = Resampler::new(BOOTSTRAP_SEED);
-    let drawn = Resampler::times().map(|_| resampler.draw(blocks.len()));
+    let drawn = Resampler::times().map(|_| resampler.draw_of(blocks.rounds()));
     middle_95(drawn.filter_map(|drawn| n90(&blocks.shares_drawn(&drawn))).collect())
 }
 
@@ -332,6 +352,7 @@ pub(crate) mod tests {
             |values: &[f64], index: usize| values.get(index).copied().filter(|v| v.is_finite());
         Blocks {
             counts: rows.iter().map(|(n, _)| Iothreads::new(*n)).collect(),
+            rounds: (0..).take(count).collect(),
             blocks: (0..count)
                 .map(|index| rows.iter().map(|(_, values)| value(values, index)).collect())
                 .collect(),

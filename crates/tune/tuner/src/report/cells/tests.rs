@@ -128,7 +128,8 @@ fn what_is_best_and_enough_is_told_in_words() {
     ] {
         let verdicts = vec![(Subject::Client, verdict)];
         let cell = cell("randread", 4096, 2, 16);
-        let summary = CellSummary { variant: Variant::default(), cell, rows: Vec::new(), verdicts };
+        let (variant, rows) = (Variant::default(), Vec::new());
+        let summary = CellSummary { variant, cell, rows, deeper: None, verdicts };
         assert_eq!(super::verdicts(&summary), [expected]);
     }
 }

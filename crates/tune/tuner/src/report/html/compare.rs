@@ -205,7 +205,7 @@ fn cells(comparison: &Comparison) -> Markup {
             h2 { "Each cell" }
             p class="lead" {
                 "Left of the line B is slower than A, right of it faster. Dot: the ratio of the medians; \
-                 bar: its 95 % interval; band: what is noise. What is noise is grey."
+                 bar: its 95 % interval; band: two commands differ by as much. What is noise is grey."
             }
             @for cell in &comparison.cells { (card(cell, ruler)) }
         }
@@ -213,7 +213,7 @@ fn cells(comparison: &Comparison) -> Markup {
 }
 
 fn card(cell: &ComparedCell, ruler: Ruler) -> Markup {
-    let [who, a, b, ratio, interval, noise, verdict] = COLUMNS;
+    let [who, a, b, ratio, interval, verdict] = COLUMNS;
     let inside = html! {
         div class="scroll" tabindex="0" role="region" aria-label="Table" {
             table {
@@ -221,7 +221,7 @@ fn card(cell: &ComparedCell, ruler: Ruler) -> Markup {
                     th scope="col" { (who) }
                     th scope="col" { (ratio) }
                     th scope="col" class="drawn" { (ruler.scale()) }
-                    @for name in [verdict, interval, noise, a, b] { th scope="col" { (name) } }
+                    @for name in [verdict, interval, a, b] { th scope="col" { (name) } }
                 } }
                 tbody { @for it in &cell.rows { (row(it, ruler)) } }
             }
@@ -232,15 +232,15 @@ fn card(cell: &ComparedCell, ruler: Ruler) -> Markup {
 }
 
 fn row(row: &ComparedRow, ruler: Ruler) -> Markup {
-    let [who, a, b, ratio, interval, noise, verdict] = line(row);
-    let words = format!("{who}: B/A {ratio} ({interval}), noise {noise}: {verdict}");
+    let [who, a, b, ratio, interval, verdict] = line(row);
+    let words = format!("{who}: B/A {ratio} ({interval}): {verdict}");
     let subject = row.contender.subject();
     html! {
         tr class=(colour(row.verdict)) data-subject=(subject) data-verdict=(value(row.verdict)) {
             th scope="row" { (plot::swatch(class(subject))) (who) }
             td { (ratio) }
             td class="drawn" { @if let Some(it) = row.ratio { (ruler.strip(&words, it)) } }
-            @for text in [verdict, interval, noise, a, b] { td { (text) } }
+            @for text in [verdict, interval, a, b] { td { (text) } }
         }
     }
 }

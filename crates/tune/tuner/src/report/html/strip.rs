@@ -1,4 +1,4 @@
-//! A ratio on a line: the noise around 1 as a band, the interval as a bar, the ratio as a dot. Pure functions.
+//! A ratio on a line: what two commands differ by as a band, the interval as a bar, the ratio as a dot. Pure functions.
 //!
 //! All strips of a page have one scale, so that they can be compared down a table.
 //!
@@ -7,7 +7,7 @@
 use maud::{Markup, html};
 
 use super::plot::px;
-use crate::compare::Ratio;
+use crate::compare::{EQUAL_WITHIN, Ratio};
 use crate::stats::factor;
 
 /// In the strip's own units, of which only the height is that of the page.
@@ -29,9 +29,9 @@ impl Ruler {
     /// That all of these fit on, if they can.
     pub(super) fn of(ratios: impl Iterator<Item = Ratio>) -> Self {
         let furthest = ratios
-            .flat_map(|Ratio { ratio, interval, floor }| {
+            .flat_map(|Ratio { ratio, interval }| {
                 let (low, high) = interval.unwrap_or((ratio, ratio));
-                [ratio, low, high, floor]
+                [ratio, low, high, EQUAL_WITHIN]
             })
             .filter(|value| value.is_finite() && *value > 0.0)
             .map(factor)
@@ -53,8 +53,8 @@ impl Ruler {
     }
 
     /// One ratio.
-    pub(super) fn strip(self, title: &str, Ratio { ratio, interval, floor }: Ratio) -> Markup {
-        let (left, right) = (self.x(1.0 / floor), self.x(floor));
+    pub(super) fn strip(self, title: &str, Ratio { ratio, interval }: Ratio) -> Markup {
+        let (left, right) = (self.x(1.0 / EQUAL_WITHIN), self.x(EQUAL_WITHIN));
         let middle = px(WIDTH / 2.0);
         let bar = interval.map(|(low, high)| {
             let (low, high) = (px(self.x(low)), px(self.x(high)));
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     fn ratio(ratio: f64, interval: Option<(f64, f64)>) -> Ratio {
-        Ratio { ratio, interval, floor: 1.05 }
+        Ratio { ratio, interval }
     }
 
     #[test]
@@ -104,10 +104,10 @@ mod tests {
     #[test]
     fn a_strip_shows_band_bar_and_dot_and_stays_inside() {
         let ruler = Ruler { end: 2.0 };
-        let drawn = ruler.strip("t", Ratio { ratio: 2.0, interval: Some((1.0, 9.0)), floor: 2.0 });
+        let drawn = ruler.strip("t", Ratio { ratio: 2.0, interval: Some((1.0, 9.0)) });
         let drawn = drawn.into_string();
         for piece in [
-            "d=\"M20 0H980V18H20z\"",
+            "d=\"M486 0H514V18H486z\"",
             "d=\"M500 9H980M500 6v6M980 6v6\"",
             "class=\"dot\" d=\"M980 9h0\"",
             "<title>t</title>",
@@ -119,7 +119,7 @@ mod tests {
             scale.contains(">0.5<") && scale.contains(">1<") && scale.contains(">2<"),
             "{scale}"
         );
-        let none = ruler.strip("t", Ratio { ratio: 0.0, interval: None, floor: 1.0 }).into_string();
+        let none = ruler.strip("t", Ratio { ratio: 0.0, interval: None }).into_string();
         assert!(none.contains("d=\"M20 9h0\"") && !none.contains("NaN"), "{none}");
     }
 }

@@ -18,13 +18,13 @@ use super::session::{Budget, session};
 const SEEDS: u64 = 6;
 /// The rules of the search, and which machines defeat it, were chosen with the help of the seeds below: what is claimed must
 /// hold on others.
-const FIRST_SEED: u64 = 1000;
+const FIRST_SEED: u64 = 3000;
 /// From so many on, each machine is judged by itself.
 const SEEDS_MANY: u64 = 100;
 /// Machines tried at once.
 const AT_ONCE: usize = 2;
 
-/// Machines on which a recommended number must be within 5 % of the best in 95 % of the sessions that recommend one.
+/// Machines on which what is sure must be right.
 const KNOWABLE: &[&str] = &[
     "queueing-nvme",
     "queueing-ssd",
@@ -48,23 +48,31 @@ const KNOWABLE: &[&str] = &[
     "warm-up-falling",
     "cache-cliff",
 ];
-/// Those that defeat the method, with the percentage that must still be right; docs/statistics.md says why.
-const DEFEATING: &[(&str, f64)] = &[
-    ("noise-lognormal", 80.0),
-    ("noise-stalls", 86.0),
-    ("noise-bimodal", 78.0),
-    ("hysteretic-slower", 85.0),
-    ("hysteretic-faster", 85.0),
-    ("carries-over", 84.0),
-    ("lonely", 75.0),
+/// Those that defeat the method; docs/statistics.md says why.
+const DEFEATING: &[&str] = &[
+    "noise-lognormal",
+    "noise-stalls",
+    "noise-bimodal",
+    "hysteretic-slower",
+    "hysteretic-faster",
+    "carries-over",
+    "lonely",
 ];
-/// All machines together, also where it is not recommended.
-const OF_ALL: f64 = 90.0;
-/// In so many percent of the sessions a number is recommended: on each of the knowable machines, and on these and the others
+/// On all machines together: the number is within 5 % of the best, whatever is said of it; and it takes at most 10 % more CPU
+/// than the cheapest that is.
+const OF_ALL: f64 = 75.0;
+const CHEAP: f64 = 88.0;
+/// The same of what is said to be likely.
+const LIKELY: f64 = 85.0;
+/// In so many percent of the sessions it is sure or likely: on each of the knowable machines, and on these and the others
 /// together.
-const TOLD_OF_EACH: f64 = 55.0;
-const TOLD_KNOWABLE: f64 = 85.0;
-const TOLD_DEFEATED: f64 = 45.0;
+const TOLD_OF_EACH: f64 = 30.0;
+const TOLD_KNOWABLE: f64 = 65.0;
+const TOLD_DEFEATED: f64 = 25.0;
+/// The bottleneck is named rightly in so many percent of the cells: of all machines that are made of threads, and of those that
+/// stay as they are.
+const BOTTLENECK: f64 = 92.0;
+const BOTTLENECK_STILL: f64 = 95.0;
 /// More of the intervals contain the truth only if they are wider than they must be.
 const INTERVALS_MOST: f64 = 99.5;
 /// Machines whose IOPS are not those of the undisturbed machine, so that no interval can contain these.
@@ -172,7 +180,7 @@ fn is_in(names: &'static [&'static str]) -> impl Fn(&str) -> bool {
 }
 
 fn defeats(name: &str) -> bool {
-    DEFEATING.iter().any(|(other, _)| *other == name)
+    DEFEATING.contains(&name)
 }
 
 #[test]
@@ -183,26 +191,34 @@ fn every_machine_is_either_knowable_or_known_to_defeat_the_method() {
 }
 
 #[test]
-fn a_recommended_number_is_within_5_percent_of_the_best() {
-    check(is_in(KNOWABLE), |score| score.told_answer, (95.0, 100.0));
-    if seeds() >= SEEDS_MANY {
-        for (name, least) in DEFEATING {
-            check(|other| other == *name, |score| score.told_answer, (*least, 100.0));
-        }
-    } else {
-        // Chance would allow one of them anything.
-        let least = DEFEATING.iter().map(|(_, least)| least).sum::<f64>() / DEFEATING.len() as f64;
-        check_sum(defeats, |score| score.told_answer, (least, 100.0));
-    }
+fn a_number_that_is_sure_is_within_5_percent_of_the_best() {
+    check_sum(is_in(KNOWABLE), |score| score.sure, (98.0, 100.0));
+    // There are few of them.
+    check_sum(defeats, |score| score.sure, (90.0, 100.0));
+    check_sum(is_in(KNOWABLE), |score| score.likely, (LIKELY, 100.0));
     check_sum(|_| true, |score| score.answer, (OF_ALL, 100.0));
 }
 
 #[test]
-fn a_number_is_recommended_often_where_it_can_be_known() {
-    // Who never recommends any is never wrong.
-    check(is_in(KNOWABLE), |score| score.told, (TOLD_OF_EACH, 100.0));
-    check_sum(is_in(KNOWABLE), |score| score.told, (TOLD_KNOWABLE, 100.0));
-    check_sum(defeats, |score| score.told, (TOLD_DEFEATED, 100.0));
+fn no_iothreads_are_recommended_that_gain_nothing() {
+    check_sum(|_| true, |score| score.cpu, (CHEAP, 100.0));
+    let gain_nothing = |name: &str| ["flat", "hurts", "queueing-spinning"].contains(&name);
+    check_sum(gain_nothing, |score| score.cpu, (100.0, 100.0));
+}
+
+#[test]
+fn an_answer_is_often_sure_or_likely_where_it_can_be_known() {
+    // An answer that is always in doubt is never wrong.
+    check(is_in(KNOWABLE), |score| score.is_told, (TOLD_OF_EACH, 100.0));
+    check_sum(is_in(KNOWABLE), |score| score.is_told, (TOLD_KNOWABLE, 100.0));
+    check_sum(defeats, |score| score.is_told, (TOLD_DEFEATED, 100.0));
+}
+
+#[test]
+fn the_bottleneck_is_named_rightly() {
+    check_sum(|_| true, |score| score.bottleneck, (BOTTLENECK, 100.0));
+    let still = |name: &str| name.starts_with("queueing");
+    check_sum(still, |score| score.bottleneck, (BOTTLENECK_STILL, 100.0));
 }
 
 #[test]
@@ -244,16 +260,29 @@ fn the_table_is_printed() {
         return;
     }
     println!(
-        "| machine | answer | told | right if told | 95 % lose at most | runs | IOPS | gain | to host | n90 | its spread | drift | unsteady |"
+        "| machine | answer | cheap | sure | likely | right if sure | if likely | if in doubt | lose | CPU | runs | IOPS | gain | to host | bottleneck | n90 | its spread | drift | unsteady |"
     );
-    println!("|{}", " --- |".repeat(13));
-    for (name, score) in scores() {
-        let shares = [score.answer, score.told, score.told_answer].map(round).join(" | ");
+    println!("|{}", " --- |".repeat(19));
+    let mut together = Score::default();
+    scores().iter().for_each(|(_, score)| together.add(score));
+    for (name, score) in scores().iter().chain([&("together", together)]) {
+        let shares = [
+            score.answer,
+            score.cpu,
+            score.is_sure,
+            score.is_told,
+            score.sure,
+            score.likely,
+            score.doubtful,
+        ];
+        let shares = shares.map(round).join(" | ");
         let intervals = [score.iops, score.gain, score.to_host].map(round).join(" | ");
-        let others = [score.n90, score.n90_spread, score.flagged, score.unsteady].map(round);
-        let (loss, runs) = (100.0 * score.loss_95(), score.runs_of_one());
+        let others = [score.bottleneck, score.n90, score.n90_spread, score.flagged, score.unsteady]
+            .map(round);
+        let [loss, cpu] = [score.loss_95(), score.excess_95()].map(|share| 100.0 * share);
+        let runs = score.runs_of_one();
         let others = others.join(" | ");
-        println!("| {name} | {shares} | {loss:.1} | {runs} | {intervals} | {others} |");
+        println!("| {name} | {shares} | {loss:.1} | {cpu:.0} | {runs} | {intervals} | {others} |");
     }
 }
 

@@ -2,12 +2,14 @@
 
 use std::ops::AddAssign;
 
-use testkit::machines::{Load, Machine};
+use testkit::machines::{Limit, Load, Machine};
 
 use super::session::{SUBJECT, Session, asked, vm};
-use crate::answer::answer;
-use crate::contender::Contender;
+use crate::answer::{Certainty, answer};
+use crate::bottleneck::Bottleneck;
+use crate::contender::{Contender, Iothreads};
 use crate::drift::flagged;
+use crate::question::Question;
 use crate::results::Run;
 use crate::stats::Estimate;
 use crate::steady::UnsteadyRuns;
@@ -15,6 +17,10 @@ use crate::summary::{CellSummary, Row, summarise};
 
 /// As good as the best: what may be lost to it.
 pub(super) const LOSS_MAX: f64 = 0.05;
+/// As cheap as the cheapest: what may be taken too much.
+pub(super) const CPU_MAX: f64 = 0.1;
+/// What brings so much of the most is a bottleneck too.
+const NEARLY: f64 = 0.6;
 /// Enough that busy threads never exceed it: here the machine is simulated.
 const CORES: usize = 64;
 
@@ -56,11 +62,20 @@ impl AddAssign for Tally {
 pub(super) struct Score {
     /// Sessions whose number is within `LOSS_MAX` of the best.
     pub(super) answer: Tally,
-    /// Sessions that recommend their number, and those of them whose number is within `LOSS_MAX`.
-    pub(super) told: Tally,
-    pub(super) told_answer: Tally,
-    /// What each lost.
+    /// The same of those that are sure of it, say that it is likely, or are in doubt.
+    pub(super) sure: Tally,
+    pub(super) likely: Tally,
+    pub(super) doubtful: Tally,
+    /// Sessions that are sure, and that are sure or say that it is likely.
+    pub(super) is_sure: Tally,
+    pub(super) is_told: Tally,
+    /// Sessions whose number takes at most `CPU_MAX` more CPU than the cheapest that is good enough.
+    pub(super) cpu: Tally,
+    /// What each lost in IOPS, and how much CPU it took too many.
     losses: Vec<f64>,
+    excesses: Vec<f64>,
+    /// Cells whose bottleneck, with the number that is told, is named rightly.
+    pub(super) bottleneck: Tally,
     /// Intervals that contain the truth: of IOPS, gain over none, ratio to the host.
     pub(super) iops: Tally,
     pub(super) gain: Tally,
@@ -98,9 +113,15 @@ impl Score {
     /// Takes in another session.
     pub(super) fn add(&mut self, other: &Self) {
         self.answer += other.answer;
-        self.told += other.told;
-        self.told_answer += other.told_answer;
+        self.sure += other.sure;
+        self.likely += other.likely;
+        self.doubtful += other.doubtful;
+        self.is_sure += other.is_sure;
+        self.is_told += other.is_told;
+        self.cpu += other.cpu;
+        self.bottleneck += other.bottleneck;
         self.losses.extend(&other.losses);
+        self.excesses.extend(&other.excesses);
         self.iops += other.iops;
         self.gain += other.gain;
         self.to_host += other.to_host;
@@ -118,21 +139,64 @@ impl Score {
 
     /// What 95 % of the sessions lose at most.
     pub(super) fn loss_95(&self) -> f64 {
-        let mut losses = self.losses.clone();
-        losses.sort_by(f64::total_cmp);
-        losses.get(losses.len() * 95 / 100).copied().unwrap_or(0.0)
+        most_of_95(&self.losses)
+    }
+
+    /// How much CPU 95 % of the sessions take too much at most, as a share.
+    pub(super) fn excess_95(&self) -> f64 {
+        most_of_95(&self.excesses)
     }
 
     fn rate_answer(&mut self, machine: &Machine, session: &Session, cells: &[CellSummary]) {
         let loads: Vec<Load> = session.cells.iter().map(|(_, load)| *load).collect();
-        let found = answer(SUBJECT, cells, &[], &[]).unwrap();
+        let found = answer(SUBJECT, cells, &Question::default(), &[]).unwrap();
         let loss = machine.shortfall(found.iothreads.count(), &loads) - machine.best(&loads).1;
-        self.answer.note(loss <= LOSS_MAX);
-        self.told.note(found.recommends());
-        if found.recommends() {
-            self.told_answer.note(loss <= LOSS_MAX);
+        let is_right = loss <= LOSS_MAX;
+        self.answer.note(is_right);
+        let certainty = found.recommends().then(|| found.certainty());
+        match certainty {
+            Some(Certainty::Sure) => self.sure.note(is_right),
+            Some(Certainty::Likely) => self.likely.note(is_right),
+            Some(Certainty::Doubtful) | None => self.doubtful.note(is_right),
         }
+        self.is_sure.note(certainty == Some(Certainty::Sure));
+        self.is_told.note(certainty >= Some(Certainty::Likely));
         self.losses.push(loss);
+        let cheapest = machine.cheapest(&loads, LOSS_MAX);
+        let cpu = |iothreads| machine.cpu_truth(iothreads, &loads);
+        let excess = cpu(found.iothreads.count()) / cpu(cheapest) - 1.0;
+        self.cpu.note(excess <= CPU_MAX);
+        self.excesses.push(excess);
+        for summary in cells {
+            let (_, load) = session.cells.iter().find(|(cell, _)| *cell == summary.cell).unwrap();
+            self.rate_bottleneck(machine, *load, summary, found.iothreads);
+        }
+    }
+
+    /// Right is what would bring most if there were more of it, or nearly as much as that.
+    fn rate_bottleneck(
+        &mut self,
+        machine: &Machine,
+        load: Load,
+        summary: &CellSummary,
+        iothreads: Iothreads,
+    ) {
+        let limits = machine.limits(iothreads.count(), load);
+        let contender = Contender::new(SUBJECT, iothreads);
+        let row = summary.rows.iter().find(|row| row.contender == contender);
+        let (Some(row), false) = (row, limits.is_empty()) else { return };
+        let most = limits.iter().map(|(_, gain)| *gain).fold(0.0, f64::max);
+        let named = Bottleneck::of(summary, row).map(|found| match found {
+            Bottleneck::Disk => Limit::Disk,
+            Bottleneck::Latency => Limit::InFlight,
+            Bottleneck::Iothread | Bottleneck::Queues => Limit::Iothread,
+            Bottleneck::GuestCpu | Bottleneck::ClientCpu => Limit::GuestCpu,
+            Bottleneck::HostCpu => Limit::HostCpu,
+        });
+        let is_right = |limit: Limit| {
+            limits.iter().any(|(other, gain)| *other == limit && *gain >= NEARLY * most)
+        };
+        self.bottleneck.note(named.is_some_and(is_right));
     }
 
     fn rate_row(&mut self, machine: &Machine, load: Load, row: &Row) {
@@ -164,4 +228,10 @@ impl Score {
             }
         }
     }
+}
+
+fn most_of_95(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() * 95 / 100).copied().unwrap_or(0.0)
 }

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use testkit::machines::{self, Ask, Load, Machine, Ran};
+use testkit::machines::{self, Ask, Busy, Load, Machine, Ran};
 
 use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::course::Course;
 use crate::matrix::{Matrix, Writes};
+use crate::meter::{Cost, GroupCost, GroupName, Role, ThreadCost};
 use crate::plan::PlannedRun;
-use crate::results::tests::run;
+use crate::results::tests::{host_cpu, run};
 use crate::results::{Recorded, Run};
 use crate::settings::Settings;
 use crate::settings::tests::settings;
@@ -108,11 +109,19 @@ fn measure(
     started_s: f64,
 ) -> Run {
     let key = &planned.key;
-    let (_, load) = cells.iter().find(|(cell, _)| *cell == key.cell).unwrap();
+    let load = load_of(cells, &key.cell);
     let (subject, iothreads) = asked(key.contender);
-    let ask =
-        Ask { subject, iothreads, load: *load, started_s, ramp_s: RAMP_S, seconds: RUNTIME_S };
+    let ask = Ask { subject, iothreads, load, started_s, ramp_s: RAMP_S, seconds: RUNTIME_S };
     recorded(planned, &machine.run(&ask), started_s)
+}
+
+/// The load of a cell, or of one that is deeper than the cell.
+fn load_of(cells: &[(Cell, Load)], cell: &Cell) -> Load {
+    let own = cells.iter().find(|(own, _)| own == cell).map(|(_, load)| *load);
+    own.unwrap_or_else(|| {
+        let (_, load) = cells.iter().find(|(own, _)| own.deeper() == Some(*cell)).unwrap();
+        Load { iodepth: cell.shape().iodepth(), ..*load }
+    })
 }
 
 /// As the machine names a contender.
@@ -139,7 +148,36 @@ fn recorded(planned: &PlannedRun, ran: &Ran, started_s: f64) -> Run {
     for group in &mut run.cost.groups {
         group.cpu_ns = whole(ran.cpu_us_per_request * 1000.0 * ran.iops * seconds(RECORDED_S));
     }
+    run.queues = 16;
+    if let Some(busy) = &ran.busy {
+        let vcpus = run.key.cell.shape().jobs().min(run.queues);
+        costs(&mut run.cost, run.key.contender, busy, vcpus);
+    }
     run
+}
+
+/// The CPUs of the host and of each thread, as the meter tells them.
+fn costs(cost: &mut Cost, contender: Contender, busy: &Busy, vcpus: u16) {
+    let ns = |cpus: f64| whole(cpus * 1e9 * seconds(RECORDED_S));
+    cost.host = Some(host_cpu(busy.cpus, usize::from(busy.cores)));
+    let thread = |role, cpus: f64| ThreadCost {
+        name: String::new(),
+        role,
+        cpu_ns: ns(cpus),
+        voluntary: 0,
+        involuntary: 0,
+    };
+    let Some(iothreads) = contender.iothreads() else { return };
+    let (role, count) = match iothreads {
+        Iothreads::NONE => (Role::Main, 1),
+        count => (Role::Iothread, count.count()),
+    };
+    let serving = (0..count).map(|_| thread(role, busy.serving));
+    let vcpus = (0..vcpus).map(|_| thread(Role::Vcpu, busy.submitting));
+    let threads: Vec<ThreadCost> = serving.chain(vcpus).collect();
+    let cpu_ns = threads.iter().map(|thread| thread.cpu_ns).sum();
+    let name = GroupName::Qemu;
+    cost.groups = vec![GroupCost { name, cpu_ns, voluntary: 0, involuntary: 0, threads }];
 }
 
 fn seconds(seconds: u64) -> f64 {
