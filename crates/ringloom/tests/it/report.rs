@@ -262,7 +262,7 @@ fn two_runs_are_compared() -> Result<()> {
         "Of 20 rows: 2 faster in B, 2 slower in B, 16 noise.",
         "Warning: the two were not measured alike",
         "kernel is 9.9.9, was",
-        "client: B has 1.09 × the IOPS of A (geometric mean of 16 rows).",
+        "client: B has 1.09 × the IOPS of A (geometric mean of 16 rows, 2 of them changed).",
     ];
     contains(&text, &parts)?;
     contains(&rig.read("c/compare.md")?, &parts)?;

@@ -96,18 +96,22 @@ impl<'a> Ratings<'a> {
         let compared = sorted(shares.iter().flatten().map(|(count, _)| *count));
         let sheet = |((place, blocks), shares): ((&Place<'_>, Blocks), Shares)| {
             let known = blocks.all_shares();
-            let drawn = draws.iter().map(|rounds| {
-                let drawn = blocks.shares_drawn(rounds);
-                let is_drawn = |(count, _): &(Iothreads, f64)| share_of(&drawn, *count).is_some();
-                shares.iter().all(is_drawn).then(|| {
-                    let known = known_with(&known, &drawn);
-                    compared.iter().map(|count| lack(&known, *count)).collect()
-                })
-            });
+            let resampled = {
+                let shares_drawn = blocks.shares_drawn();
+                let lacks = |rounds: &Vec<u16>| {
+                    let drawn = shares_drawn(rounds);
+                    let is_drawn = |it: &(Iothreads, f64)| share_of(&drawn, it.0).is_some();
+                    shares.iter().all(is_drawn).then(|| {
+                        let known = known_with(&known, &drawn);
+                        compared.iter().map(|count| lack(&known, *count)).collect()
+                    })
+                };
+                draws.iter().map(lacks).collect()
+            };
             Sheet {
                 spot: place.spot,
                 weight: weight_of(&place.summary.cell, &question.weights),
-                drawn: Rc::new(drawn.collect()),
+                drawn: Rc::new(resampled),
                 cpu: place.cpu(),
                 blocks: Rc::new(blocks),
                 shares,

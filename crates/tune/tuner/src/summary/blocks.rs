@@ -133,15 +133,18 @@ impl Blocks {
     }
 
     /// The same with the blocks of these repeats, some of them perhaps several times; not every one need have a block.
-    pub(crate) fn shares_drawn(&self, drawn: &[u16]) -> Shares {
-        let block = |round| Some(&self.blocks[self.rounds.binary_search(round).ok()?]);
-        let blocks: Vec<_> = drawn.iter().filter_map(block).collect();
-        let is_drawn = |place: &usize| blocks.iter().any(|block| block[*place].is_some());
-        let usual = best(&self.shares()).and_then(|count| self.place(count)).filter(is_drawn);
-        let Some(reference) = usual.or_else(|| self.highest(&blocks)) else { return Vec::new() };
-        let shares = self.relative_to(reference, &blocks);
-        let most = shares.iter().map(|(_, share)| *share).fold(0.0, f64::max);
-        shares.into_iter().map(|(count, share)| (count, ratio((share, most)))).collect()
+    pub(crate) fn shares_drawn(&self) -> impl Fn(&[u16]) -> Shares {
+        let usual = best(&self.shares()).and_then(|count| self.place(count));
+        move |drawn| {
+            let block = |round| Some(&self.blocks[self.rounds.binary_search(round).ok()?]);
+            let blocks: Vec<_> = drawn.iter().filter_map(block).collect();
+            let is_drawn = |place: &usize| blocks.iter().any(|block| block[*place].is_some());
+            let usual = usual.filter(is_drawn).or_else(|| self.highest(&blocks));
+            let Some(reference) = usual else { return Vec::new() };
+            let shares = self.relative_to(reference, &blocks);
+            let most = shares.iter().map(|(_, share)| *share).fold(0.0, f64::max);
+            shares.into_iter().map(|(count, share)| (count, ratio((share, most)))).collect()
+        }
     }
 
     /// The shares of those that are not compared: by what they reached when they were explored, or else by the few blocks
@@ -333,8 +336,9 @@ fn stays(shares: &[(Iothreads, f64)], others: &[(Iothreads, f64)]) -> Option<Iot
 
 fn spread(blocks: &Blocks) -> Option<(Iothreads, Iothreads)> {
     let mut resampler = Resampler::new(BOOTSTRAP_SEED);
+    let shares_drawn = blocks.shares_drawn();
     let drawn = Resampler::times().map(|_| resampler.draw_of(blocks.rounds()));
-    middle_95(drawn.filter_map(|drawn| n90(&blocks.shares_drawn(&drawn))).collect())
+    middle_95(drawn.filter_map(|drawn| n90(&shares_drawn(&drawn))).collect())
 }
 
 #[cfg(test)]
