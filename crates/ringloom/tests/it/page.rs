@@ -1,5 +1,5 @@
 //! The page `report.html` as a person sees it: in a browser, on a desk, on a phone, on paper, in the dark. That of results;
-//! `others` has those of a comparison and of a published sweep.
+//! `others` has that of a comparison.
 //!
 //! The children are the tests; this is what they share. Pages are made by `ringloom report` from made-up results, one by
 //! a real run. `rig` shows that what is looked for would be found.

@@ -1,6 +1,5 @@
-//! `ringloom report` from its command line to its files: sound results, damaged ones, two of them, and published ones.
+//! `ringloom report` from its command line to its files: sound results, damaged ones, and two of them.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -271,31 +270,4 @@ fn two_runs_are_compared() -> Result<()> {
     rig.refuse(&["a", "b", "--out", "a"], &["a has results, and so a report.html of its own"])?;
     ensure!(rig.names("a")? == ["results.jsonl"], "{:?}", rig.names("a")?);
     rig.refuse(&["a", "nothing"], &["nothing", "No such file"])
-}
-
-#[test]
-fn a_published_sweep_is_rendered_and_its_directory_left_alone() -> Result<()> {
-    let rig = Rig::new()?;
-    let examples =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/examples/published-sweep");
-    for name in ["improvement.csv", "min-iothreads.csv"] {
-        rig.write(&format!("p/{name}"), &std::fs::read_to_string(examples.join(name))?)?;
-    }
-    let text = rig.report(&["p"])?;
-    let parts = [
-        "No iothread is needed in 33 of 144 cells (23 %).",
-        "So many iothreads are enough: 1 in 55 %, 4 in 78 %, 8 in 90 %",
-        "The 90 % rule holds in all 144 cells",
-    ];
-    contains(&text, &parts)?;
-    ensure!(rig.names("p")? == ["improvement.csv", "min-iothreads.csv"], "{:?}", rig.names("p")?);
-    Results::of(plan(), measured).write(&rig.bench.path("a"))?;
-    for words in [["a", "p"], ["p", "a"]] {
-        rig.refuse(&words, &["p is a published sweep: it is shown alone"])?;
-    }
-    rig.report(&["p", "--out", "q"])?;
-    contains(&rig.read("q/report.md")?, &parts)?;
-    contains(&rig.read("q/report.html")?, &["<!DOCTYPE html>", parts[0]])?;
-    ensure!(rig.names("q")? == ["report.html", "report.md"], "{:?}", rig.names("q")?);
-    rig.refuse(&["p", "--out", "a"], &["a has results, and so a report.html of its own"])
 }

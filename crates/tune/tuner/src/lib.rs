@@ -58,7 +58,6 @@ mod pace;
 mod pinning;
 mod plan;
 mod progress;
-mod published;
 mod question;
 mod quote;
 mod repeats;

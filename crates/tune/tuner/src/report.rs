@@ -16,7 +16,6 @@ mod html;
 mod least;
 mod part;
 mod probe;
-mod published;
 mod rows;
 mod steadiness;
 mod text;
@@ -36,8 +35,7 @@ use crate::summary::{
 use crate::target::Origin;
 use crate::units::counted;
 pub(crate) use compare::{Compared, Side, render as render_comparison};
-pub(crate) use html::{comparison as comparison_page, published_sweep as published_page};
-pub(crate) use published::render as render_published;
+pub(crate) use html::comparison as comparison_page;
 use text::{headed, one_line, wrapped};
 
 /// What every guest figure says where KVM does not work.

@@ -18,8 +18,7 @@ pub use self::pair::{RenderedPair, rendered_pair};
 use crate::args::ReportArgs;
 use crate::kept;
 use crate::output::print;
-use crate::published::PublishedSweep;
-use crate::report::{Findings, Part, Report, Style, published_page, render_published};
+use crate::report::{Findings, Part, Report, Style};
 use crate::results::{FILE_NAME, Group, Lenient};
 
 const PAGE: &str = "report.html";
@@ -35,31 +34,11 @@ const PAGE: &str = "report.html";
 )]
 pub fn report(args: ReportArgs) -> Result<()> {
     let out = args.out.as_deref();
-    if args.other.is_none()
-        && !args.results.join(FILE_NAME).exists()
-        && let Some(sweep) = PublishedSweep::read(&args.results)?
-    {
-        return published(&args.results, &sweep, out);
-    }
     let source = Source::find(&args.results)?;
     match &args.other {
         Some(other) => pair::report(&source, &Source::find(other)?, out),
         None => single(&source, out.map_or_else(|| source.directory(), Ok)?),
     }
-}
-
-/// Prints what others published; writes it too, also as a page, if a directory is named.
-fn published(directory: &Path, sweep: &PublishedSweep, out: Option<&Path>) -> Result<()> {
-    refuse_results(out, None)?;
-    let name = directory.display().to_string();
-    print(&render_published(Style::Plain, &name, sweep))?;
-    let Some(out) = out else { return print(&unwritten("report.md")) };
-    print("\n")?;
-    let files = [
-        ("report.md".to_owned(), render_published(Style::Markdown, &name, sweep)),
-        (PAGE.to_owned(), published_page(&name, sweep)),
-    ];
-    files::write(out, &[], &files)
 }
 
 /// What is said where no directory is named.
@@ -135,12 +114,7 @@ impl Source {
         }
         let path = given.join(FILE_NAME);
         if !path.exists() {
-            if PublishedSweep::read(given)?.is_some() {
-                bail!("{name} is a published sweep: it is shown alone, and compared with nothing");
-            }
-            bail!(
-                "{name} has no {FILE_NAME}: neither did ringloom tune write it nor is it a published sweep"
-            );
+            bail!("{name} has no {FILE_NAME}: ringloom tune did not write it");
         }
         Ok(Self { name, path })
     }

@@ -1,27 +1,15 @@
-//! The pages of a comparison and of a published sweep: they fit, can be read, and filter what they show.
+//! The page of a comparison: it fits, can be read, and filters what it shows.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use testkit::browser::{Screen, Scripts};
 use testkit::process::Bench;
 use testkit::results::{Figures, Outcome, Plan, Point, Results};
 
-use super::filters::{displayed, press, said};
+use super::filters::{press, said};
 use super::looks::{check_all, check_charts};
 use super::{Desk, machine, run, with_browser};
-
-/// Has ringloom make the page of the published sweep.
-fn published(bench: &Bench) -> Result<PathBuf> {
-    let examples =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/examples/published-sweep");
-    std::fs::create_dir_all(bench.path("sweep"))?;
-    for name in ["improvement.csv", "min-iothreads.csv"] {
-        std::fs::copy(examples.join(name), bench.path("sweep").join(name))?;
-    }
-    run(bench, "report", "sweep --out page")?;
-    Ok(bench.path("page/report.html"))
-}
 
 /// The same machine after a change: four iothreads read faster, the host writes slower, all else is as it was.
 fn changed(point: &Point) -> Outcome {
@@ -58,51 +46,20 @@ fn check_shown(desk: &Desk, selector: &str, count: usize) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_page_of_a_published_sweep_fits_and_can_be_read() {
-    with_browser(|desk| {
-        let page = published(&desk.bench)?;
-        desk.browser.open(&page)?;
-        check_charts(desk, "published")?;
-        check_all(desk, "published", 1..=4)?;
-        desk.check_quiet(&page)
-    });
-}
-
 /// At the width at which a caption is a line longer than the other.
 #[test]
 fn the_rows_of_tables_side_by_side_line_up() {
-    const TOPS: &str = "[...document.querySelectorAll('.grids table')]
+    const TOPS: &str = "[...document.querySelector('.grids').querySelectorAll('table')]
         .map(it => Math.round(it.getBoundingClientRect().top))";
     with_browser(|desk| {
-        let page = published(&desk.bench)?;
-        desk.browser.open(&page)?;
+        Results::of(plan(), machine).write(&desk.bench.path("before"))?;
+        run(&desk.bench, "report", "before --out own")?;
+        desk.browser.open(&desk.bench.path("own/report.html"))?;
         desk.browser.show_on(Screen::DESKTOP)?;
         let tops = desk.browser.value(TOPS)?;
         let tops = tops.as_array().context("no list of tables")?;
-        ensure!(tops.len() == 2 && tops[0] == tops[1], "the tables begin at {tops:?}");
+        ensure!(tops.len() == 3 && tops[0] == tops[1], "the tables begin at {tops:?}");
         Ok(())
-    });
-}
-
-#[test]
-fn the_tables_of_a_published_sweep_are_filtered() {
-    with_browser(|desk| {
-        let page = published(&desk.bench)?;
-        desk.browser.open(&page)?;
-        let text = desk.browser.find("body")?.text()?;
-        for words in ["No iothread is needed in 33 of 144 cells", "+543 %", "The 90 % rule holds"] {
-            ensure!(text.contains(words), "{words} is missing in {text}");
-        }
-        // Two tables of 16 rows, and a total for each of 4 sizes.
-        check_shown(desk, ".grid tbody tr", 2 * 20)?;
-        press(desk, "filter-op", "randread")?;
-        check_shown(desk, ".grid tr[data-op]", 2 * 4)?;
-        press(desk, "filter-size", "4k")?;
-        check_shown(desk, ".grid tr[data-op]", 2)?;
-        ensure!(displayed(desk, "op")? == ["randread"] && displayed(desk, "size")? == ["4k"]);
-        check_shown(desk, "svg:not([aria-hidden])", 2)?;
-        desk.check_quiet(&page)
     });
 }
 
@@ -158,7 +115,7 @@ fn the_rows_of_two_runs_are_filtered_and_noise_is_grey() {
 }
 
 #[test]
-fn without_scripts_both_show_all() {
+fn without_scripts_all_is_shown() {
     with_browser(|desk| {
         let pages = [comparison(&desk.bench, &plan())?];
         desk.browser.switch_scripts(Scripts::Off)?;
@@ -167,9 +124,7 @@ fn without_scripts_both_show_all() {
             check_shown(desk, ".pairs tbody tr", 36)?;
             check_shown(desk, "button", 0)?;
         }
-        desk.browser.open(&published(&desk.bench)?)?;
-        check_shown(desk, ".grid tbody tr", 40)?;
-        check_shown(desk, "button", 0)
+        Ok(())
     });
 }
 

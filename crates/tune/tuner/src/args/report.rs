@@ -7,8 +7,7 @@ use clap::Args;
 /// Options of `ringloom report`.
 #[derive(Args, Clone, Debug)]
 pub struct ReportArgs {
-    /// Directory of results, as ringloom tune leaves it, or a results.jsonl; or a directory with the
-    /// tables of a published sweep
+    /// Directory of results, as ringloom tune leaves it, or a results.jsonl
     #[arg(value_name = "DIR")]
     pub(crate) results: PathBuf,
 
@@ -17,8 +16,8 @@ pub struct ReportArgs {
     pub(crate) other: Option<PathBuf>,
 
     /// Directory of the files: report.md, report.html, report.csv, report.jsonl and config/ of results;
-    /// compare.md and report.html of a comparison; report.md and report.html of a published sweep
-    /// [default: the one of the results; of the others none are written]
+    /// compare.md and report.html of a comparison [default: the one of the results; of a comparison none
+    /// are written]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 }

@@ -1,10 +1,10 @@
-//! The form in which sweeps of iothreads are published, as tables: our own sweep in it, for Markdown. Pure functions.
+//! All cells of a sweep in the form in which such sweeps are published, for Markdown. Pure functions.
 //!
-//! Not here: the figures (`summary::form`), what others published (`report::published`).
+//! Not here: the figures (`summary::form`).
 
 mod kinds;
 
-pub(super) use self::kinds::{GAINS, HALF, KINDS, Kind, PUBLISHED_N90S};
+pub(super) use self::kinds::{KINDS, Kind};
 use super::Style;
 use super::text::{or_missing, section};
 use crate::lists::unique;
@@ -33,7 +33,7 @@ pub(super) fn render(style: Style, cells: &[CellSummary]) -> String {
 }
 
 /// Rows of size and operation with their totals, columns of jobs and iodepth.
-pub(super) fn table(kind: &Kind, form: &PublishedForm) -> Table {
+fn table(kind: &Kind, form: &PublishedForm) -> Table {
     let columns = form.columns.iter().map(|it| format!("{} × {}", it.jobs, it.iodepth));
     let header: Vec<String> = ["jobs × iodepth".to_owned()]
         .into_iter()

@@ -1,5 +1,4 @@
-//! `report.html`: the whole report as one file that needs nothing else; of a comparison and of a published sweep too. Pure
-//! functions.
+//! `report.html`: the whole report as one file that needs nothing else; of a comparison too. Pure functions.
 //!
 //! Each child renders one part; `plot` draws. The style sheet and the script are beside them and stand in the page. The
 //! script only filters, copies and opens tables for print: without it everything is shown.
@@ -28,12 +27,10 @@ mod grids;
 mod head;
 mod plot;
 mod probes;
-mod published;
 mod single;
 mod strip;
 
 pub(crate) use self::compare::page as comparison;
-pub(crate) use self::published::page as published_sweep;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::Report;

@@ -431,12 +431,9 @@ fn parts_that_are_no_more_leave_nothing() {
 #[test]
 fn a_directory_has_the_files_of_one_report() {
     let parent = tempfile::tempdir().unwrap();
-    let [a, b, published, out] = ["a", "b", "c", "out"].map(|name| parent.path().join(name));
+    let [a, b, out] = ["a", "b", "out"].map(|name| parent.path().join(name));
     stored(&a, FILE_NAME, &["/disks/first"]);
     stored(&b, FILE_NAME, &["/disks/second", "/disks/third"]);
-    std::fs::create_dir(&published).unwrap();
-    let table = "size,op,jobs,iodepth,value\n4096,randread,1,1,18\n";
-    std::fs::write(published.join("improvement.csv"), table).unwrap();
     let of = |results: &Path, other: Option<&PathBuf>| {
         let (results, out) = (results.to_path_buf(), Some(out.clone()));
         report(ReportArgs { results, other: other.cloned(), out }).unwrap();
@@ -444,13 +441,10 @@ fn a_directory_has_the_files_of_one_report() {
     };
     let of_one = ["config", "report.csv", "report.html", "report.jsonl", "report.md"];
     let of_two = [COMPARISON, PAGE];
-    let of_sweep = [PAGE, "report.md"];
     assert_eq!(of(&b, None).len(), 10);
     assert_eq!(of(&a, Some(&b)), of_two);
     assert_eq!(of(&a, None), of_one);
-    assert_eq!(of(&published, None), of_sweep);
     assert_eq!(of(&a, Some(&b)), of_two);
-    assert_eq!(of(&published, None), of_sweep);
     assert_eq!(of(&a, None), of_one);
     // What the user wrote stays, whatever its name.
     for name in ["report.csv", "report.jsonl", "report.md"] {
@@ -476,7 +470,7 @@ fn assert_clean(directory: &Path, expected: &[&str]) {
 fn nothing_that_is_written_has_control_characters() {
     let parent = tempfile::tempdir().unwrap();
     let out = |name: &str| parent.path().join(name);
-    let [a, b, published] = ["a", "b", "c"].map(|it| out(&format!("{it}\u{1b}[2J")));
+    let [a, b] = ["a", "b"].map(|it| out(&format!("{it}\u{1b}[2J")));
     stored(&a, FILE_NAME, &["/disks/\u{1b}[2J"]);
     let path = stored(&b, FILE_NAME, &["/disks/first"]);
     let noted = std::fs::read_to_string(&path).unwrap().replacen("x86_64", "\\u001b[2J\\t\\r", 1);
@@ -489,11 +483,6 @@ fn nothing_that_is_written_has_control_characters() {
     assert_clean(&out("single"), &[PAGE, "report.md"]);
     report(ReportArgs { results: a, other: Some(b), out: Some(out("pair")) }).unwrap();
     assert_clean(&out("pair"), &["compare.md", PAGE]);
-    std::fs::create_dir(&published).unwrap();
-    let table = "size,op,jobs,iodepth,value\n4096,randread,1,1,18\n";
-    std::fs::write(published.join("improvement.csv"), table).unwrap();
-    reported(&published, Some(&out("sweep"))).unwrap();
-    assert_clean(&out("sweep"), &[PAGE, "report.md"]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //!
 //! Invariants: every row has as many cells as there are columns; a figure that is not finite is missing; totals are means
 //! of the figures that are there, never of rounded ones.
-//! Not here: the figures of an imported table (`published`), the rendering (`report::form`).
+//! Not here: the rendering (`report::form`).
 
 use std::collections::BTreeMap;
 
@@ -127,14 +127,12 @@ impl Mean {
     }
 }
 
-/// What the best number of iothreads gains over none, in percent, in each cell of a subject: the median of the ratios
-/// within a repeat, as the tables tell it. Totals are arithmetic means. Where no repeat has both, or where `none` did
-/// nothing, a cell has no gain.
+/// IOPS of the best number of iothreads over none, as a ratio, in each cell of a subject: the median of the ratios within a
+/// repeat, as the tables tell it. Totals are geometric means. Where no repeat has both, or where `none` did nothing, a cell
+/// has no gain.
 pub(crate) fn gains(subject: Subject, cells: &[CellSummary]) -> PublishedForm {
-    let gain = |cell: &CellSummary| {
-        Some((cell.cell, (best(subject, cell)?.to_none?.median - 1.0) * 100.0))
-    };
-    PublishedForm::new(Mean::Arithmetic, cells.iter().filter_map(gain))
+    let gain = |cell: &CellSummary| Some((cell.cell, best(subject, cell)?.to_none?.median));
+    PublishedForm::new(Mean::Geometric, cells.iter().filter_map(gain))
 }
 
 /// The fewest iothreads that are enough in each cell of a subject. Totals are arithmetic means.
@@ -217,7 +215,6 @@ mod tests {
 
     #[test]
     fn totals_are_of_what_is_not_rounded() {
-        // +50.4 % and +50.4 %, +50.4 % and +50.9 %: rounded first, the mean would be 50.25.
         let mut runs = Vec::new();
         for (iodepth, iops) in [(1, 1504), (4, 1504), (16, 1504), (64, 1509)] {
             let cell = cell("randread", 4096, 8, iodepth);
@@ -227,7 +224,8 @@ mod tests {
         }
         let cells = summarise(&runs, 16);
         let total = gains(Subject::Client, &cells).total.unwrap();
-        assert!((total - 50.525).abs() < 1e-9, "{total}");
+        let expected = (1.504_f64.powi(3) * 1.509).powf(0.25);
+        assert!((total - expected).abs() < 1e-9, "{total}");
         assert_eq!(n90s(Subject::Client, &cells).total, Some(2.0));
         let ratio = ratios(Subject::Client, &cells).row_totals[0].unwrap();
         assert!((ratio - 0.7526).abs() < 1e-4, "{ratio}");
@@ -245,7 +243,7 @@ mod tests {
             let runs: Vec<_> = (0..).zip(&rates[..repeats]).flat_map(of).collect();
             let cells = summarise(&runs, 16);
             let row = cells[0].rows.iter().find(|row| row.contender == client(2)).unwrap();
-            let table = (row.to_none.unwrap().median - 1.0) * 100.0;
+            let table = row.to_none.unwrap().median;
             let gain = gains(Subject::Client, &cells).total.unwrap();
             assert!((gain - table).abs() < 1e-9, "{repeats} repeats: {gain}, table {table}");
         }

@@ -7,9 +7,6 @@ use crate::contender::Subject;
 use crate::summary::CellSummary;
 use crate::summary::form::{Mean, PublishedForm, gains, n90s, ratios};
 
-/// What rounding to whole numbers may change.
-pub(in crate::report) const HALF: f64 = 0.5;
-
 /// One of the tables.
 #[derive(Debug)]
 pub(in crate::report) struct Kind {
@@ -24,19 +21,22 @@ pub(in crate::report) struct Kind {
     pub(in crate::report) shades: [f64; 7],
     /// What a figure is multiplied by to be written.
     scale: f64,
+    /// What is then taken from it.
+    less: f64,
     /// Of a total; a cell has none.
     decimals: u8,
 }
 
 /// What the best number of iothreads gains.
-pub(in crate::report) const GAINS: Kind = Kind {
+const GAINS: Kind = Kind {
     title: "Gain over none, %",
-    meaning: "IOPS of the best number of iothreads over none; totals: means of the unrounded percentages",
+    meaning: "IOPS of the best number of iothreads over none; totals: geometric means of the ratios",
     missing: "None was not measured beside a number of iothreads, so there is no gain.",
-    mean: Mean::Arithmetic,
+    mean: Mean::Geometric,
     form: gains,
-    shades: [5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0],
-    scale: 1.0,
+    shades: [1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0],
+    scale: 100.0,
+    less: 100.0,
     decimals: 0,
 };
 
@@ -49,14 +49,8 @@ const N90S: Kind = Kind {
     form: n90s,
     shades: [1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 13.0],
     scale: 1.0,
+    less: 0.0,
     decimals: 1,
-};
-
-/// As others published it: their totals have no decimals.
-pub(in crate::report) const PUBLISHED_N90S: Kind = Kind {
-    meaning: "fewest iothreads that reach 90 % of the best; 0 is none; totals: means, half rounded up",
-    decimals: 0,
-    ..N90S
 };
 
 const RATIOS: Kind = Kind {
@@ -67,6 +61,7 @@ const RATIOS: Kind = Kind {
     form: ratios,
     shades: [0.2, 0.4, 0.6, 0.75, 0.9, 1.0, 1.1],
     scale: 100.0,
+    less: 0.0,
     decimals: 0,
 };
 
@@ -76,12 +71,12 @@ pub(in crate::report) const KINDS: [Kind; 3] = [GAINS, N90S, RATIOS];
 impl Kind {
     /// The figure of a cell.
     pub(in crate::report) fn figure(&self, value: f64) -> String {
-        half_up(value * self.scale, 0)
+        half_up(value * self.scale - self.less, 0)
     }
 
     /// A mean of them.
     pub(in crate::report) fn total(&self, value: f64) -> String {
-        half_up(value * self.scale, self.decimals)
+        half_up(value * self.scale - self.less, self.decimals)
     }
 
     /// How many of the limits a figure reaches.
@@ -93,7 +88,7 @@ impl Kind {
 /// Half is rounded up, as in the published tables.
 fn half_up(value: f64, decimals: u8) -> String {
     let unit = 10_f64.powi(decimals.into());
-    let rounded = (value * unit + HALF).floor() / unit;
+    let rounded = (value * unit + 0.5).floor() / unit;
     format!("{rounded:.*}", usize::from(decimals))
 }
 

@@ -139,7 +139,7 @@ fn of_subject(subject: Subject, cells: &[CellSummary]) -> Vec<(String, String, S
         let of_one = move |cell| form(subject, slice::from_ref(cell)).figures().next();
         cells.iter().filter_map(of_one).collect::<Vec<f64>>()
     };
-    let gains = figures(gains).into_iter().map(|percent| 1.0 + percent / 100.0).collect::<Vec<_>>();
+    let gains = figures(gains);
     if let Some(gain) = geometric_mean(gains.iter().copied()) {
         let cells = counted(gains.len(), "cell");
         let meaning = format!("best number over none, geometric mean of {cells}");
