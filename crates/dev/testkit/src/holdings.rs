@@ -11,7 +11,8 @@ use anyhow::{Context, Result};
 pub struct Holdings {
     /// Open descriptors.
     pub descriptors: usize,
-    /// Threads, without the kernel's workers for io_uring and an iothread's for calls that may wait, which have bounds of their own.
+    /// Threads, without the kernel's workers for io_uring and an iothread's for calls that may wait, which have bounds of their own,
+    /// and without the one of the process that looks on interrupts, which is there from the first busy client on.
     pub threads: usize,
     /// Mappings of memory that came from clients.
     pub guest_mappings: usize,
@@ -28,8 +29,8 @@ impl Holdings {
         };
         // Both kinds of workers come and go with everybody's requests.
         let is_worker = |task: &PathBuf| {
-            let name = std::fs::read_to_string(task.join("comm"));
-            name.is_ok_and(|name| name.starts_with("iou-") || name.trim_end() == "IO worker")
+            let name = std::fs::read_to_string(task.join("comm")).unwrap_or_default();
+            name.starts_with("iou-") || ["IO worker", "interrupt watch"].contains(&name.trim_end())
         };
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).context("read maps")?;
         Ok(Self {
