@@ -4,8 +4,8 @@
 //!
 //! Invariants: a resource is named only with evidence of its own: the host's rate for the disk, more requests in flight on
 //! the host for their number, busy threads and CPUs for the others. Where none of it was measured, nothing is named.
-//! Limits: a thread that looks for requests instead of sleeping is busy without being the limit, so iothreads are named only
-//! if the disk has more to give.
+//! Limits: a thread that looks for requests instead of sleeping is busy without being the limit, so the more the host gains with
+//! more requests in flight, or if that is not known, the busier it must be.
 
 use std::fmt;
 
@@ -56,10 +56,9 @@ impl Bottleneck {
         }
         let busy = |busy: Option<f64>| busy.unwrap_or(0.0);
         let (serving, submitting) = (busy(row.serving_busy), busy(row.submitting_busy));
-        // 0: the rate does not depend on how many are in flight; 1: it is proportional to them.
-        let by_depth =
-            deeper.map_or(0.0, |gain| gain.ln() / f64::from(DEEPER).ln()).clamp(0.0, 1.0);
-        let enough = BUSY.0 + (BUSY.1 - BUSY.0) * by_depth;
+        // 0: the rate does not depend on how many are in flight; 1: it is proportional to them, as may be if that is not known.
+        let by_depth = deeper.map_or(1.0, |gain| gain.ln() / f64::from(DEEPER).ln());
+        let enough = BUSY.0 + (BUSY.1 - BUSY.0) * by_depth.clamp(0.0, 1.0);
         if serving.max(submitting) < enough {
             // Nothing is busy, so each request takes its time.
             return deeper.map(|_| Self::Latency);
@@ -84,7 +83,7 @@ impl Bottleneck {
         match self {
             Self::Disk => "no number of iothreads helps, only a faster disk",
             Self::Latency => "more requests in flight (jobs, iodepth) would help, iothreads do not",
-            Self::Iothread => "more iothreads may help",
+            Self::Iothread => "only more of them, or faster CPUs, would help",
             Self::Queues if subject.is_vm() => "more queues in the guest would help",
             Self::Queues => "more jobs, and so more queues, would help",
             Self::GuestCpu => "more or faster CPUs in the guest would help",
@@ -111,5 +110,77 @@ impl fmt::Display for Bottleneck {
             Self::ClientCpu => "the CPUs of the client",
             Self::HostCpu => "the CPUs of the host",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::cell::tests::{cell, client};
+    use crate::contender::Contender;
+    use crate::meter::{GroupCost, GroupName, Role, ThreadCost};
+    use crate::plan::Purpose;
+    use crate::results::tests::{host_cpu, run};
+    use crate::summary::summarise;
+
+    /// What one iothread and two jobs of a client measured in a second.
+    struct Measured {
+        /// IOPS of the host, of the host with more in flight, and of the client.
+        iops: [u64; 3],
+        /// Shares of the time of the iothread and of the two jobs.
+        busy: [f64; 2],
+        /// Of 8 CPUs.
+        cpus: f64,
+    }
+
+    #[track_caller]
+    fn check(measured: &Measured, expected: Option<Bottleneck>) {
+        let Measured { iops: [host, deep, own], busy: [serving, submitting], cpus } = *measured;
+        let shallow = cell("randread", 4096, 2, 16);
+        let mut deeper = run(shallow.deeper().unwrap(), Contender::HOST, 0, deep);
+        deeper.key.purpose = Purpose::Deeper;
+        let mut served = run(shallow, client(1), 0, own);
+        let group = |name, role, busy: f64| {
+            let cpu_ns = u64::try_from(Duration::from_secs_f64(busy).as_nanos()).unwrap();
+            let (voluntary, involuntary) = (0, 0);
+            let thread = ThreadCost { name: String::new(), role, cpu_ns, voluntary, involuntary };
+            GroupCost { name, cpu_ns, voluntary, involuntary, threads: vec![thread] }
+        };
+        served.queues = 2;
+        served.cost.host = Some(host_cpu(cpus, 8));
+        served.cost.groups = vec![
+            group(GroupName::Daemon, Role::Iothread, serving),
+            group(GroupName::Load, Role::Worker, 2.0 * submitting),
+        ];
+        let mut runs = vec![run(shallow, Contender::HOST, 0, host), served];
+        runs.extend((deep > 0).then_some(deeper));
+        let cells = summarise(&runs, 8);
+        let row = cells[0].rows.iter().find(|row| row.contender == client(1)).unwrap();
+        assert_eq!(Bottleneck::of(&cells[0], row), expected);
+    }
+
+    #[test]
+    fn each_limit_shows_by_its_own_evidence() {
+        let usual = Measured { iops: [1000, 1050, 950], busy: [0.2, 0.1], cpus: 1.0 };
+        check(&usual, Some(Bottleneck::Disk));
+        let busy_too = Measured { busy: [0.99, 0.1], cpus: 8.0, ..usual };
+        check(&busy_too, Some(Bottleneck::Disk));
+        let full = Measured { iops: [1000, 1050, 500], cpus: 7.9, ..usual };
+        check(&full, Some(Bottleneck::HostCpu));
+        let iothread = Measured { iops: [1000, 1050, 500], busy: [0.9, 0.2], cpus: 2.0 };
+        check(&iothread, Some(Bottleneck::Iothread));
+        let jobs = Measured { busy: [0.4, 0.8], ..iothread };
+        check(&jobs, Some(Bottleneck::ClientCpu));
+        let more = Measured { iops: [1000, 3500, 900], ..usual };
+        check(&more, Some(Bottleneck::Latency));
+    }
+
+    #[test]
+    fn without_the_host_with_more_in_flight_only_what_is_busy_is_named() {
+        let idle = Measured { iops: [1000, 0, 950], busy: [0.2, 0.1], cpus: 1.0 };
+        check(&idle, None);
+        check(&Measured { busy: [0.95, 0.1], ..idle }, Some(Bottleneck::Iothread));
     }
 }

@@ -133,17 +133,17 @@ impl Cost {
         (!self.groups.is_empty()).then(|| self.groups.iter().map(|group| group.cpu_ns).sum())
     }
 
-    /// How busy the busiest thread is that serves the disk: 1 is all the time, looking for requests included. `role` is that of
-    /// an iothread, or without any, of the first thread.
-    pub(crate) fn serving_busy(&self, role: Role) -> Option<f64> {
+    /// How busy the busiest iothread is that serves the disk, or the first thread where it does: 1 is all the time, looking for
+    /// requests included.
+    pub(crate) fn serving_busy(&self) -> Option<f64> {
         let serves = |group: &&GroupCost| match group.name {
             GroupName::Daemon => true,
             GroupName::Qemu => !self.groups.iter().any(|it| it.name == GroupName::Daemon),
             GroupName::Load => false,
         };
         let threads = self.groups.iter().filter(serves).flat_map(|group| &group.threads);
-        let own = threads.filter(|thread| thread.role == role).map(|thread| thread.cpu_ns);
-        own.max().map(|used| self.cpus(used))
+        let own = threads.filter(|it| matches!(it.role, Role::Iothread | Role::Main));
+        own.map(|thread| thread.cpu_ns).max().map(|used| self.cpus(used))
     }
 
     /// How busy the threads are that make the requests, on average over `count` of them: the guests' CPUs, or the load.

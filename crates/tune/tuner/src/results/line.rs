@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::FORMAT;
 use crate::clock;
-use crate::contender::Iothreads;
-use crate::meter::{Cost, Role};
+use crate::meter::Cost;
 use crate::plan::{PlannedRun, RunKey, STRETCH};
 use crate::steady::{Steady, judge, windows};
 
@@ -193,8 +192,7 @@ impl Run {
 
     /// How busy the busiest thread is that serves the disk: 1 is all the time.
     pub(crate) fn serving_busy(&self) -> Option<f64> {
-        let has_iothreads = self.key.contender.iothreads()? != Iothreads::NONE;
-        self.cost.serving_busy(if has_iothreads { Role::Iothread } else { Role::Main })
+        self.cost.serving_busy()
     }
 
     /// How busy the threads are that make the requests: each job of a client, and of a guest each CPU that has a job.
