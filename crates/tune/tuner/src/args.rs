@@ -174,6 +174,10 @@ pub struct TuneArgs {
     #[arg(long)]
     pub(crate) resume: bool,
 
+    /// Say what would be measured and how long that takes, and measure nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
     /// Seed of the offsets and of the order of the runs [default: random, printed]
     #[arg(long)]
     pub(crate) seed: Option<u64>,

@@ -85,9 +85,12 @@ impl Place {
 fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) -> Result<()> {
     let started = clock::now();
     let prepared = Prepared::new(args, place.stored(), out, interrupt)?;
-    let Some(time) = prepared.announce(place.stored(), interrupt)? else {
-        return report_again(&prepared, place, out);
-    };
+    let time = prepared.announce(place.stored(), interrupt)?;
+    if args.dry_run {
+        prepared.notes.iter().for_each(|note| say(&format!("Note: {note}.")));
+        return Ok(());
+    }
+    let Some(time) = time else { return report_again(&prepared, place, out) };
     let announced = clock::now();
     let storages = prepared.storages(interrupt)?;
     for note in &prepared.notes {

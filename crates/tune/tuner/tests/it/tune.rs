@@ -54,6 +54,16 @@ fn a_scratch_file_is_measured_reported_and_removed() {
 }
 
 #[test]
+fn a_dry_run_tells_the_time_and_leaves_nothing() {
+    let Some(bed) = Bed::with_qemu() else { return };
+    let ran = bed.run(&format!("{QUICK} --size 16M --op randread --bs 4k --dry-run"));
+    let ran = ran.expect_success();
+    let told = "6 runs (1 cell, 2 repeats), after filling 16M";
+    assert!(ran.stderr.contains(told) && !ran.stdout.contains("best"), "{}", ran.stderr);
+    assert!(bed.scratch_files().is_empty() && !bed.path().join("ringloom-report").exists());
+}
+
+#[test]
 fn a_search_measures_again_what_matters_and_keeps_to_its_time() {
     let Some(bed) = Bed::with_qemu() else { return };
     let options = QUICK.replace("--repeats 2", "--repeats 3-12 --budget 20s");
