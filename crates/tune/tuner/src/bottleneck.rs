@@ -3,14 +3,14 @@
 //! `answer` asks it of what is recommended, `report` tells it.
 //!
 //! Invariants: a resource is named only with evidence of its own: the host's rate for the disk, more requests in flight on
-//! the host for their number, busy threads and CPUs for the others. Where none of it was measured, nothing is named.
+//! the host for their number, busy threads and CPUs for the others. A host that had no CPU left says nothing of its disk. Where none of it was measured, nothing is named.
 //! Limits: a thread that looks for requests instead of sleeping is busy without being the limit, so the more the host gains with
 //! more requests in flight, or if that is not known, the busier it must be.
 
 use std::fmt;
 
 use crate::cell::DEEPER;
-use crate::contender::{Iothreads, Subject};
+use crate::contender::{Contender, Iothreads, Subject};
 use crate::summary::{CellSummary, Row};
 
 /// From this share of the time on a thread is the limit where more requests in flight bring the host nothing, and where they
@@ -48,10 +48,15 @@ impl Bottleneck {
     pub(crate) fn of(summary: &CellSummary, row: &Row) -> Option<Self> {
         let subject = row.contender.subject();
         let (deeper, of_host) = (summary.deeper, row.to_host.map(|ratio| ratio.median));
-        if deeper.is_some_and(|gain| gain < DEEPER_GAINS) && of_host? >= OF_HOST {
+        let of_no_disk = summary.rows.iter().any(|row| {
+            let is_host = row.contender == Contender::HOST;
+            is_host && (is_full(row) || row.submitting_busy >= Some(BUSY.1))
+        });
+        let disk_is_full = deeper.is_some_and(|gain| gain < DEEPER_GAINS) && !of_no_disk;
+        if disk_is_full && of_host? >= OF_HOST {
             return Some(Self::Disk);
         }
-        if row.cpus.is_some_and(|(in_use, of)| in_use >= HOST_BUSY * of as f64) {
+        if is_full(row) {
             return Some(Self::HostCpu);
         }
         let busy = |busy: Option<f64>| busy.unwrap_or(0.0);
@@ -93,6 +98,11 @@ impl Bottleneck {
     }
 }
 
+/// Whether no CPU of the host was free.
+fn is_full(row: &Row) -> bool {
+    row.cpus.is_some_and(|(in_use, of)| in_use >= HOST_BUSY * of as f64)
+}
+
 /// What makes the requests of a subject.
 fn makes(subject: Subject) -> Bottleneck {
     if subject.is_vm() { Bottleneck::GuestCpu } else { Bottleneck::ClientCpu }
@@ -119,7 +129,6 @@ mod tests {
 
     use super::*;
     use crate::cell::tests::{cell, client};
-    use crate::contender::Contender;
     use crate::meter::{GroupCost, GroupName, Role, ThreadCost};
     use crate::plan::Purpose;
     use crate::results::tests::{host_cpu, run};
@@ -175,6 +184,14 @@ mod tests {
         check(&jobs, Some(Bottleneck::ClientCpu));
         let more = Measured { iops: [1000, 3500, 900], ..usual };
         check(&more, Some(Bottleneck::Latency));
+    }
+
+    #[test]
+    fn a_host_without_a_free_cpu_says_nothing_of_its_disk() {
+        // Of 2 jobs that took 10 µs for each request.
+        let memory = Measured { iops: [200_000, 200_000, 190_000], busy: [0.9, 0.5], cpus: 7.9 };
+        check(&memory, Some(Bottleneck::HostCpu));
+        check(&Measured { cpus: 2.0, ..memory }, Some(Bottleneck::Iothread));
     }
 
     #[test]

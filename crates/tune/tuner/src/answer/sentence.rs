@@ -185,9 +185,9 @@ fn certainty(answer: &Answer) -> String {
     match answer.certainty() {
         Certainty::Sure => format!("sure: in {percent:.0} % of resamplings {what}"),
         Certainty::Likely => format!("likely: in {percent:.0} % of resamplings {what}"),
-        Certainty::Doubtful => format!(
-            "in doubt: in only {percent:.0} % of resamplings {what}, but none is shown to be"
-        ),
+        Certainty::Doubtful => {
+            format!("in doubt: in only {percent:.0} % of resamplings {what} (none is shown to be)")
+        }
     }
 }
 
@@ -281,7 +281,11 @@ pub(crate) fn threads(iothreads: Iothreads) -> String {
     }
 }
 
+/// The beginning of a sentence, unless that is an option.
 fn capitalised(text: &str) -> String {
+    if text.contains('=') {
+        return text.to_owned();
+    }
     let mut letters = text.chars();
     let first = letters.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
     first + letters.as_str()
