@@ -104,17 +104,23 @@ impl BoundedNotifier {
     }
 
     fn ring(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        if self.writes_again_at.is_none() {
-            match self.writes.write(fd)? {
-                WatchedWrite::Done => return Ok(()),
-                WatchedWrite::HeldUp => {
-                    self.note_held_up();
-                    return Ok(());
-                }
-                WatchedWrite::Unwatched => {}
-            }
+        if self.writes_again_at.is_none() && self.write_watched(fd)? {
+            return Ok(());
         }
         self.ring_by_completion(fd)
+    }
+
+    /// Writes if the watchdog is awake; whether it was.
+    #[inline]
+    fn write_watched(&mut self, fd: BorrowedFd<'_>) -> io::Result<bool> {
+        match self.writes.write(fd)? {
+            WatchedWrite::Done => Ok(true),
+            WatchedWrite::HeldUp => {
+                self.note_held_up();
+                Ok(true)
+            }
+            WatchedWrite::Unwatched => Ok(false),
+        }
     }
 
     fn ring_by_completion(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
@@ -131,17 +137,12 @@ impl BoundedNotifier {
     }
 
     fn wake_and_write(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        loop {
-            match self.writes.write(fd)? {
-                WatchedWrite::Done => return Ok(()),
-                WatchedWrite::HeldUp => {
-                    self.note_held_up();
-                    return Ok(());
-                }
-                WatchedWrite::Unwatched if self.writes.wake_watchdog() => {}
-                WatchedWrite::Unwatched => return add_one(fd).map(drop),
+        while !self.write_watched(fd)? {
+            if !self.writes.wake_watchdog() {
+                return add_one(fd).map(drop);
             }
         }
+        Ok(())
     }
 
     /// Linux AIO has sent an interrupt. Whether to write the next ones is asked now and then.
