@@ -438,8 +438,7 @@ fn doubts(answer: &Answer, places: &[Place<'_>], ratings: &Ratings<'_>) -> Vec<D
 fn limit(place: Place<'_>, iothreads: Iothreads) -> Option<Limit> {
     let row = place.row(iothreads)?;
     let bottleneck = Bottleneck::of(place.summary, row)?;
-    let host = place.summary.rows.iter().find(|row| row.contender == Contender::HOST);
-    let host = host.map(|row| row.iops.median);
+    let host = place.summary.host().map(|row| row.iops.median);
     Some(Limit { spot: place.spot, bottleneck, iops: row.iops.median, host })
 }
 

@@ -3,14 +3,15 @@
 //! `answer` asks it of what is recommended, `report` tells it.
 //!
 //! Invariants: a resource is named only with evidence of its own: the host's rate for the disk, more requests in flight on
-//! the host for their number, busy threads and CPUs for the others. A host that had no CPU left says nothing of its disk. Where none of it was measured, nothing is named.
+//! the host for their number, busy threads and CPUs for the others. A host that had no CPU left says nothing of its disk. Where
+//! none of it was measured, nothing is named.
 //! Limits: a thread that looks for requests instead of sleeping is busy without being the limit, so the more the host gains with
 //! more requests in flight, or if that is not known, the busier it must be.
 
 use std::fmt;
 
 use crate::cell::DEEPER;
-use crate::contender::{Contender, Iothreads, Subject};
+use crate::contender::{Iothreads, Subject};
 use crate::summary::{CellSummary, Row};
 
 /// From this share of the time on a thread is the limit where more requests in flight bring the host nothing, and where they
@@ -48,11 +49,9 @@ impl Bottleneck {
     pub(crate) fn of(summary: &CellSummary, row: &Row) -> Option<Self> {
         let subject = row.contender.subject();
         let (deeper, of_host) = (summary.deeper, row.to_host.map(|ratio| ratio.median));
-        let of_no_disk = summary.rows.iter().any(|row| {
-            let is_host = row.contender == Contender::HOST;
-            is_host && (is_full(row) || row.submitting_busy >= Some(BUSY.1))
-        });
-        let disk_is_full = deeper.is_some_and(|gain| gain < DEEPER_GAINS) && !of_no_disk;
+        let has_cpu = |host: &Row| !is_full(host) && host.submitting_busy < Some(BUSY.1);
+        let disk_is_full =
+            deeper.is_some_and(|gain| gain < DEEPER_GAINS) && summary.host().is_none_or(has_cpu);
         if disk_is_full && of_host? >= OF_HOST {
             return Some(Self::Disk);
         }
@@ -129,6 +128,7 @@ mod tests {
 
     use super::*;
     use crate::cell::tests::{cell, client};
+    use crate::contender::Contender;
     use crate::meter::{GroupCost, GroupName, Role, ThreadCost};
     use crate::plan::Purpose;
     use crate::results::tests::{host_cpu, run};

@@ -2,8 +2,8 @@
 //!
 //! Rows are matched by cell, variant and contender. Each has the ratio of the medians, B to A, with a bootstrap interval
 //! over the repeats. A row is called faster or slower only if three things agree: Welch's test on the logarithms, with
-//! what two commands differ by as a part of the error, corrected over all rows; the interval; and `EQUAL_WITHIN`, a factor up or down. Everything else is noise, and what is noise with few
-//! repeats may be a change with more. Exchanging A and B exchanges faster and slower and nothing else.
+//! what two commands differ by as a part of the error, corrected over all rows; the interval; and `EQUAL_WITHIN`, a factor up
+//! or down. Everything else is noise, and what is noise with few repeats may be a change with more. Exchanging A and B exchanges faster and slower and nothing else.
 //!
 //! The correction is that of Benjamini and Hochberg: if nothing changed, at most 5 % of comparisons call anything
 //! changed, as with Holm's; if much changed, it still finds it among a thousand rows, where Holm's would ask each row
@@ -225,7 +225,7 @@ fn ratio(pair: &Pair, resampler: &mut Resampler) -> Option<Ratio> {
 
 /// Between which values 95 % of the ratios of resampled medians are.
 fn interval(a: &[f64], b: &[f64], resampler: &mut Resampler) -> Option<(f64, f64)> {
-    let mut drawn = |values: &[f64]| median(&mut resampler.draw_of(values));
+    let mut drawn = |values: &[f64]| median(&mut resampler.draw(values));
     let mut ratios: Vec<f64> = Resampler::times()
         .filter_map(|_| Some(drawn(b)? / drawn(a)?))
         .filter(|ratio| ratio.is_finite())

@@ -119,11 +119,10 @@ impl Cost {
     /// CPU time of what serves the disk: the daemon, and QEMU without the CPUs of its guest; where neither runs, of the
     /// load.
     pub(crate) fn serving_ns(&self) -> Option<u64> {
-        let of = |name| self.groups.iter().find(|group| group.name == name);
-        let qemu = of(GroupName::Qemu).map(GroupCost::without_vcpus_ns);
-        let daemon = of(GroupName::Daemon).map(|group| group.cpu_ns);
+        let qemu = self.group(GroupName::Qemu).map(GroupCost::without_vcpus_ns);
+        let daemon = self.group(GroupName::Daemon).map(|group| group.cpu_ns);
         match (daemon, qemu) {
-            (None, None) => of(GroupName::Load).map(|group| group.cpu_ns),
+            (None, None) => self.group(GroupName::Load).map(|group| group.cpu_ns),
             (daemon, qemu) => Some(daemon.unwrap_or_default() + qemu.unwrap_or_default()),
         }
     }
@@ -136,22 +135,23 @@ impl Cost {
     /// How busy the busiest iothread is that serves the disk, or the first thread where it does: 1 is all the time, looking for
     /// requests included.
     pub(crate) fn serving_busy(&self) -> Option<f64> {
-        let serves = |group: &&GroupCost| match group.name {
-            GroupName::Daemon => true,
-            GroupName::Qemu => !self.groups.iter().any(|it| it.name == GroupName::Daemon),
-            GroupName::Load => false,
-        };
-        let threads = self.groups.iter().filter(serves).flat_map(|group| &group.threads);
-        let own = threads.filter(|it| matches!(it.role, Role::Iothread | Role::Main));
+        let group = self.group(GroupName::Daemon).or_else(|| self.group(GroupName::Qemu))?;
+        let own = group.threads.iter().filter(|it| matches!(it.role, Role::Iothread | Role::Main));
         own.map(|thread| thread.cpu_ns).max().map(|used| self.cpus(used))
     }
 
     /// How busy the threads are that make the requests, on average over `count` of them: the guests' CPUs, or the load.
     pub(crate) fn submitting_busy(&self, count: u16) -> Option<f64> {
-        let of = |name| self.groups.iter().find(|group| group.name == name);
         let vcpus = |group: &GroupCost| group.cpu_ns - group.without_vcpus_ns();
-        let used = of(GroupName::Qemu).map(vcpus).or_else(|| Some(of(GroupName::Load)?.cpu_ns))?;
+        let used = self
+            .group(GroupName::Qemu)
+            .map(vcpus)
+            .or_else(|| Some(self.group(GroupName::Load)?.cpu_ns))?;
         Some(self.cpus(used) / f64::from(count.max(1)))
+    }
+
+    fn group(&self, name: GroupName) -> Option<&GroupCost> {
+        self.groups.iter().find(|group| group.name == name)
     }
 
     /// So many CPUs were busy with this.
@@ -161,11 +161,10 @@ impl Cost {
 
     /// Context switches of what serves the disk.
     pub(crate) fn serving_switches(&self) -> Option<u64> {
-        let of = |name| self.groups.iter().find(|group| group.name == name);
-        let qemu = of(GroupName::Qemu).map(GroupCost::without_vcpus_switches);
-        let daemon = of(GroupName::Daemon).map(GroupCost::switches);
+        let qemu = self.group(GroupName::Qemu).map(GroupCost::without_vcpus_switches);
+        let daemon = self.group(GroupName::Daemon).map(GroupCost::switches);
         match (daemon, qemu) {
-            (None, None) => of(GroupName::Load).map(GroupCost::switches),
+            (None, None) => self.group(GroupName::Load).map(GroupCost::switches),
             (daemon, qemu) => Some(daemon.unwrap_or_default() + qemu.unwrap_or_default()),
         }
     }

@@ -86,16 +86,15 @@ fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) ->
     let started = clock::now();
     let prepared = Prepared::new(args, place.stored(), out, interrupt)?;
     let time = prepared.announce(place.stored(), interrupt)?;
+    let tell_notes = || prepared.notes.iter().for_each(|note| say(&format!("Note: {note}.")));
     if args.dry_run {
-        prepared.notes.iter().for_each(|note| say(&format!("Note: {note}.")));
+        tell_notes();
         return Ok(());
     }
     let Some(time) = time else { return report_again(&prepared, place, out) };
     let announced = clock::now();
     let storages = prepared.storages(interrupt)?;
-    for note in &prepared.notes {
-        say(&format!("Note: {note}."));
-    }
+    tell_notes();
     let header = prepared.header(&storages, interrupt)?;
     let mut results = place.open(out, &header)?;
     let pace = prepared.pace();

@@ -48,13 +48,6 @@ struct Terms {
     seed: u64,
 }
 
-/// Whether a block of the exploration has the host with more requests in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Deeper {
-    Too,
-    Not,
-}
-
 /// A search through all entries of a matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct Search<'a> {
@@ -133,20 +126,20 @@ impl<'a> Search<'a> {
 
     /// The first stage: numbers far apart, or all, and beside the host the same with more requests in flight.
     fn explore(&self) -> Option<Vec<PlannedRun>> {
-        self.swept(|place| place.first.clone(), Deeper::Too)
+        self.swept(|place| place.first.clone(), |index, repeat| self.deeper(index, repeat))
     }
 
     /// The second stage: beside what did best.
     fn look_closer(&self) -> Option<Vec<PlannedRun>> {
         let overall = Overall::of(&self.places, 0, &self.question);
-        self.swept(|place| place.closer(&overall), Deeper::Not)
+        self.swept(|place| place.closer(&overall), |_, _| None)
     }
 
-    /// The first block that is missing of exploring these contenders of each place.
+    /// The first block that is missing of exploring these contenders of each place, with one run more in a repeat of it.
     fn swept(
         &self,
         of: impl Fn(&Place<'_>) -> Vec<Contender>,
-        deeper: Deeper,
+        more: impl Fn(usize, u16) -> Option<PlannedRun>,
     ) -> Option<Vec<PlannedRun>> {
         let most = self.places.iter().map(|place| self.explored(place)).max()?;
         for repeat in 0..most {
@@ -155,7 +148,7 @@ impl<'a> Search<'a> {
                     continue;
                 }
                 let mut block = self.block(Purpose::Sweep, repeat, index, &of(place));
-                block.extend(self.deeper(index, repeat).filter(|_| deeper == Deeper::Too));
+                block.extend(more(index, repeat));
                 if !block.is_empty() {
                     return Some(block);
                 }

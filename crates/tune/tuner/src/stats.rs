@@ -125,15 +125,10 @@ impl Resampler {
     }
 
     /// As many of these as there are, some twice and some not at all.
-    pub(crate) fn draw_of<T: Copy>(&mut self, all: &[T]) -> Vec<T> {
-        self.draw(all.len()).into_iter().map(|index| all[index]).collect()
-    }
-
-    /// As many numbers below `count` as there are, some twice and some not at all.
-    fn draw(&mut self, count: usize) -> Vec<usize> {
-        let bound = u64::try_from(count).expect("a length fits 64 bits");
-        let one = |_| usize::try_from(self.random.below(bound)).expect("smaller than a length");
-        (0..count).map(one).collect()
+    pub(crate) fn draw<T: Copy>(&mut self, all: &[T]) -> Vec<T> {
+        let bound = u64::try_from(all.len()).expect("a length fits 64 bits");
+        let mut one = || usize::try_from(self.random.below(bound)).expect("smaller than a length");
+        all.iter().map(|_| all[one()]).collect()
     }
 }
 
@@ -219,7 +214,7 @@ mod tests {
     #[test]
     fn a_resampling_draws_with_replacement() {
         let mut resampler = Resampler::new(1);
-        let draws: Vec<Vec<usize>> = (0..200).map(|_| resampler.draw(3)).collect();
+        let draws: Vec<Vec<usize>> = (0..200).map(|_| resampler.draw(&[0, 1, 2])).collect();
         assert!(draws.iter().flatten().all(|&index| index < 3));
         assert!(draws.iter().any(|draw| draw.iter().all(|index| *index == draw[0])));
         let first = draws.iter().flatten().filter(|index| **index == 0).count();

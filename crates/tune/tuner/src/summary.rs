@@ -139,6 +139,11 @@ impl CellSummary {
         !row.is_confirmed() && self.rows_of(subject).any(Row::is_confirmed)
     }
 
+    /// The row of the host, if it was measured.
+    pub(crate) fn host(&self) -> Option<&Row> {
+        self.rows.iter().find(|row| row.contender == Contender::HOST)
+    }
+
     /// The rows of a subject.
     pub(crate) fn rows_of(&self, subject: Subject) -> impl Iterator<Item = &Row> {
         self.rows.iter().filter(move |row| row.contender.subject() == subject)
@@ -166,10 +171,7 @@ pub(crate) fn summarise(runs: &[Run], cores: usize) -> Vec<CellSummary> {
 /// What the host gains with more requests in flight, by runs of its own or by the cell that has as many.
 fn deeper(summary: &CellSummary, cells: &[CellSummary], runs: &[Run]) -> Option<f64> {
     let (variant, cell) = (summary.variant, summary.cell.deeper()?);
-    let host = |it: &CellSummary| {
-        let own = it.rows.iter().find(|row| row.contender == Contender::HOST);
-        own.map(|row| row.iops.median)
-    };
+    let host = |it: &CellSummary| it.host().map(|row| row.iops.median);
     let other = cells.iter().find(|it| (it.variant, it.cell) == (variant, cell));
     if let Some(other) = other.and_then(host) {
         return Some(other / host(summary)?).filter(|ratio| ratio.is_finite());
@@ -233,7 +235,7 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         cpu_of_all_us: median(own.iter().filter_map(|run| run.cpu_of_all_us())),
         switches: median(own.iter().filter_map(|run| run.switches())),
         cpus: cpus(&own),
-        serving_busy: median(own.iter().filter_map(|run| run.serving_busy())),
+        serving_busy: median(own.iter().filter_map(|run| run.cost.serving_busy())),
         submitting_busy: median(own.iter().filter_map(|run| run.submitting_busy())),
         parts: parts(&own),
         to_none: contender.iothreads().and_then(|_| ratio(&own, runs, none)),

@@ -25,7 +25,7 @@ const SHOWN: f64 = 0.8;
 /// CPU times per request that differ by less are equal.
 const SAME_CPU: f64 = 0.05;
 
-/// What one number lacks and costs.
+/// What one number lacks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rating {
     pub(super) iothreads: Iothreads,
@@ -91,7 +91,7 @@ impl<'a> Ratings<'a> {
             places.iter().map(|place| place.summary.blocks(place.subject)).collect();
         let rounds = sorted(all.iter().flat_map(|blocks| blocks.rounds().iter().copied()));
         let mut resampler = Resampler::new(BOOTSTRAP_SEED);
-        let draws: Vec<Vec<u16>> = Resampler::times().map(|_| resampler.draw_of(&rounds)).collect();
+        let draws: Vec<Vec<u16>> = Resampler::times().map(|_| resampler.draw(&rounds)).collect();
         let shares: Vec<Shares> = all.iter().map(Blocks::shares).collect();
         let compared = sorted(shares.iter().flatten().map(|(count, _)| *count));
         let sheet = |((place, blocks), shares): ((&Place<'_>, Blocks), Shares)| {

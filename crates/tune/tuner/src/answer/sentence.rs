@@ -12,6 +12,7 @@ use crate::weights::{Goal, Weight};
 
 /// Other answers that are named.
 const CHANGES_MAX: usize = 3;
+
 /// The one sentence.
 pub(crate) fn sentence(answer: &Answer) -> String {
     let threads = threads(answer.iothreads);
@@ -157,8 +158,7 @@ fn lack(answer: &Answer) -> String {
 }
 
 fn gained(gain: Gain) -> String {
-    let (low, high) = (percent_gain(gain.lowest), percent_gain(gain.highest));
-    let range = if low == high { low } else { format!("{low} to {high}") };
+    let range = gains(gain.lowest, gain.highest);
     let (words, some) = match (gain.in_doubt, gain.unproved) {
         (0, 0) => return format!(", {range} over none"),
         (0, unproved) => ("of too few repeats to rule out noise", unproved),
@@ -169,6 +169,12 @@ fn gained(gain: Gain) -> String {
         cells => format!(" ({words} in {some} of {})", counted(cells, "cell")),
     };
     format!(", {range} over none{doubt}")
+}
+
+/// `+3 %`, `+3 % to +8 %`.
+fn gains(lowest: f64, highest: f64) -> String {
+    let [low, high] = [lowest, highest].map(percent_gain);
+    if low == high { low } else { format!("{low} to {high}") }
 }
 
 fn costs(Price { cpus, none, .. }: Price) -> String {
@@ -210,8 +216,7 @@ fn but(Bent { unsteady, drifted, holes, failed_cells }: Bent) -> String {
 
 /// What the best number would bring and cost.
 fn dearer(dearer: Dearer, answer: &Answer) -> Option<String> {
-    let [low, high] = [dearer.lowest, dearer.highest].map(percent_gain);
-    let range = if low == high { low } else { format!("{low} to {high}") };
+    let range = gains(dearer.lowest, dearer.highest);
     let price = dearer.price.zip(answer.price).map_or_else(String::new, |(dearer, own)| {
         let [dearer, own] = [dearer.cpus, own.cpus].map(|cpus| format!("{cpus:.1}"));
         if dearer == own { String::new() } else { format!(", for {dearer} CPUs instead of {own}") }

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::{PAGE, Source, files, findings, refuse_results, unwritten};
-use crate::compare::{Comparison, Verdict};
+use crate::compare::Comparison;
 use crate::kept::COMPARISON;
 use crate::output::print;
 use crate::report::{Compared, Side, Style, comparison_page, render_comparison};
@@ -71,7 +71,7 @@ pub(super) fn rendered(a: (&str, &Lenient), b: (&str, &Lenient)) -> RenderedPair
         text: render_comparison(Style::Plain, &compared),
         markdown: render_comparison(Style::Markdown, &compared),
         page: comparison_page(&compared),
-        changed: comparison.count(Verdict::Faster) + comparison.count(Verdict::Slower),
+        changed: comparison.rows().filter(|row| row.verdict.is_change()).count(),
         alone: comparison.only_a.len() + comparison.only_b.len(),
     }
 }

@@ -190,11 +190,6 @@ impl Run {
         Some(self.per_request(self.cost.of_all_ns()?)? / 1000.0)
     }
 
-    /// How busy the busiest thread is that serves the disk: 1 is all the time.
-    pub(crate) fn serving_busy(&self) -> Option<f64> {
-        self.cost.serving_busy()
-    }
-
     /// How busy the threads are that make the requests: each job of a client, and of a guest each CPU that has a job.
     pub(crate) fn submitting_busy(&self) -> Option<f64> {
         let (key, jobs) = (&self.key, self.key.cell.shape().jobs());

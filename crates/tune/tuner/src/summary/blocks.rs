@@ -337,7 +337,7 @@ fn stays(shares: &[(Iothreads, f64)], others: &[(Iothreads, f64)]) -> Option<Iot
 fn spread(blocks: &Blocks) -> Option<(Iothreads, Iothreads)> {
     let mut resampler = Resampler::new(BOOTSTRAP_SEED);
     let shares_drawn = blocks.shares_drawn();
-    let drawn = Resampler::times().map(|_| resampler.draw_of(blocks.rounds()));
+    let drawn = Resampler::times().map(|_| resampler.draw(blocks.rounds()));
     middle_95(drawn.filter_map(|drawn| n90(&shares_drawn(&drawn))).collect())
 }
 

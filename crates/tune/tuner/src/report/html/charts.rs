@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::plot::{Limit, Mark, Plot, Range, Scale, Series};
 use super::{View, class, figure};
-use crate::contender::{Contender, Subject};
+use crate::contender::Subject;
 use crate::report::cells::mark as marks;
 use crate::report::text::{in_us, interval, microseconds, place, short};
 use crate::stats::{Estimate, Interval};
@@ -36,7 +36,7 @@ const KINDS: [Kind; 4] = [
         label: rounded,
         mark: throughput,
         limit: |cell| {
-            let host = cell.rows.iter().find(|row| row.contender == Contender::HOST)?;
+            let host = cell.host()?;
             Some((host.iops.median, Some(Subject::Host.to_string())))
         },
     },

@@ -178,7 +178,7 @@ fn grid(comparison: &Comparison, variant: Variant, subject: Subject) -> Markup {
     let changed = |row: &FormRow, column: FormColumn| {
         let is_here = |it: &&ComparedCell| form::place(it.cell) == (row.clone(), column);
         let mut rows = cells().filter(is_here).flat_map(own);
-        rows.any(|row| matches!(row.verdict, Verdict::Faster | Verdict::Slower))
+        rows.any(|row| row.verdict.is_change())
     };
     let shade = |row: &FormRow, column: FormColumn, ratio: f64| {
         let shade = SHADES.iter().filter(|limit| factor(ratio) >= **limit).count();

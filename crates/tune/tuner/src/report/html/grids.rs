@@ -44,7 +44,7 @@ fn tables(view: &View<'_>, subject: Subject, variant: Variant) -> Markup {
             h3 { (subject) @if !variant.is_empty() { ": " (variant) } }
             div class="grids" {
                 @for kind in &KINDS {
-                    (figure(kind, kind.meaning, &(kind.form)(subject, &cells)))
+                    (figure(kind, &(kind.form)(subject, &cells)))
                 }
             }
         }
@@ -52,13 +52,13 @@ fn tables(view: &View<'_>, subject: Subject, variant: Variant) -> Markup {
 }
 
 /// One of the tables that sweeps are published in.
-pub(super) fn figure(kind: &Kind, meaning: &str, form: &PublishedForm) -> Markup {
+fn figure(kind: &Kind, form: &PublishedForm) -> Markup {
     if form.is_empty() {
         return html! { figure { figcaption { (kind.title) } p class="empty" { (kind.missing) } } };
     }
     let grid = Grid {
         title: kind.title,
-        meaning,
+        meaning: kind.meaning,
         mean: kind.mean,
         form,
         figure: &|value| kind.figure(value),

@@ -95,12 +95,13 @@ impl Score {
     pub(super) fn of(machine: &Machine, session: &Session) -> Self {
         let cells = summarise(&session.runs, CORES);
         let mut score = Self { runs: session.runs.len(), ..Self::default() };
-        score.rate_answer(machine, session, &cells);
+        let iothreads = score.rate_answer(machine, session, &cells);
         for summary in &cells {
             let (_, load) = session.cells.iter().find(|(cell, _)| *cell == summary.cell).unwrap();
             for row in &summary.rows {
                 score.rate_row(machine, *load, row);
             }
+            score.rate_bottleneck(machine, *load, summary, iothreads);
             score.rate_n90(machine, *load, summary);
             let own = session.runs.iter().filter(|run| run.key.cell == summary.cell);
             let unsteady: UnsteadyRuns = own.map(Run::steadiness).collect();
@@ -147,7 +148,13 @@ impl Score {
         most_of_95(&self.excesses)
     }
 
-    fn rate_answer(&mut self, machine: &Machine, session: &Session, cells: &[CellSummary]) {
+    /// Returns the number that is told.
+    fn rate_answer(
+        &mut self,
+        machine: &Machine,
+        session: &Session,
+        cells: &[CellSummary],
+    ) -> Iothreads {
         let loads: Vec<Load> = session.cells.iter().map(|(_, load)| *load).collect();
         let found = answer(SUBJECT, cells, &Question::default(), &[]).unwrap();
         let loss = machine.shortfall(found.iothreads.count(), &loads) - machine.best(&loads).1;
@@ -167,10 +174,7 @@ impl Score {
         let excess = cpu(found.iothreads.count()) / cpu(cheapest) - 1.0;
         self.cpu.note(excess <= CPU_MAX);
         self.excesses.push(excess);
-        for summary in cells {
-            let (_, load) = session.cells.iter().find(|(cell, _)| *cell == summary.cell).unwrap();
-            self.rate_bottleneck(machine, *load, summary, found.iothreads);
-        }
+        found.iothreads
     }
 
     /// Right is what would bring most if there were more of it, or nearly as much as that.
