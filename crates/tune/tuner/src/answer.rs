@@ -528,7 +528,10 @@ fn changes(ratings: &Ratings<'_>, iothreads: Iothreads) -> Vec<Change> {
         }
     }
     if ratings.spots().count() > 2 {
-        for spot in ratings.spots() {
+        // Another cell is not what a number lacks most in, so without it the numbers lack what they lack.
+        let rated = ratings.numbers().into_iter().filter_map(|count| ratings.rate(count));
+        let decisive = unique(rated.map(|rating| rating.worst));
+        for spot in ratings.spots().filter(|spot| decisive.contains(spot)) {
             note(Condition::Without(spot), choose(ratings.only(|other| other != spot)));
         }
     }
