@@ -1,8 +1,8 @@
 //! Simulated machines: what a disk would have measured, run by run, without a disk and without a clock.
 //!
 //! Harnesses ask for runs with a number of iothreads, and compare what a method says with [`Machine::truth`]. A machine is
-//! a [`base`](Base) (throughput over the number of iothreads), times the noise of each run, times a course over the
-//! session (drift, memory, warm-up). [`all`] is the list of those to try.
+//! a [`base`](Base) (throughput over the number of iothreads), times the noise of each run, times what a boot does to all
+//! runs until the next one, times a course over the session (drift, memory, warm-up). [`all`] is the list of those to try.
 //!
 //! Invariants: pure; a seed and the same sequence of asks give the same runs. `truth` does not depend on what was asked.
 //! Limits: one disk, one guest. Numbers of iothreads are those of [`COUNTS`].
@@ -203,6 +203,19 @@ fn certain(iops: f64) -> Vec<Outcome> {
     vec![Outcome { probability: 1.0, iops }]
 }
 
+/// Probabilities of the factors that boots draw: both parts together, in steps of a fifth of their standard deviation.
+fn boots(boot_sd: f64) -> Vec<(f64, f64)> {
+    const STEPS: i32 = 20;
+    if boot_sd == 0.0 {
+        return vec![(1.0, 1.0)];
+    }
+    let density = |z: f64| (-z * z / 2.0).exp();
+    let z = || (-STEPS..=STEPS).map(|step| f64::from(step) / 5.0);
+    let all: f64 = z().map(density).sum();
+    let deviation = boot_sd * 2.0_f64.sqrt();
+    z().map(|z| (density(z) / all, (deviation * z).exp())).collect()
+}
+
 /// A simulated machine.
 #[derive(Clone, Debug)]
 pub struct Machine {
@@ -210,6 +223,10 @@ pub struct Machine {
     noise: Noise,
     course: Course,
     loads: Vec<Load>,
+    /// What a boot does to the logarithm of all rates, and once more to that of each number of iothreads: a standard deviation.
+    boot_sd: f64,
+    /// The factors that the last boot drew.
+    boot: HashMap<Option<(Subject, u16)>, f64>,
     rng: Rng,
     /// Of correlated noise, the last value.
     last: f64,
@@ -223,7 +240,29 @@ impl Machine {
     pub fn new(base: Base, noise: Noise, course: Course, loads: Vec<Load>, seed: u64) -> Self {
         let memory = course::State::default();
         let (rng, truths) = (Rng::new(seed), RefCell::default());
-        Self { base, noise, course, loads, rng, last: 0.0, memory, truths }
+        let (boot_sd, boot) = (0.0, HashMap::new());
+        Self { base, noise, course, loads, boot_sd, boot, rng, last: 0.0, memory, truths }
+    }
+
+    /// A machine whose boots differ: standard deviation of the logarithm.
+    #[must_use]
+    pub fn with_boots(self, boot_sd: f64) -> Self {
+        Self { boot_sd, ..self }
+    }
+
+    /// Guests are booted and files made anew: what that does to the runs is drawn again.
+    pub fn boot(&mut self) {
+        self.boot.clear();
+    }
+
+    /// What the last boot does to a number of iothreads.
+    fn of_boot(&mut self, subject: Subject, iothreads: u16) -> f64 {
+        if self.boot_sd == 0.0 {
+            return 1.0;
+        }
+        let Self { boot, boot_sd, rng, .. } = self;
+        let mut factor = |of| *boot.entry(of).or_insert_with(|| (*boot_sd * normal(rng)).exp());
+        factor(None) * factor(Some((subject, iothreads)))
     }
 
     /// The cells worth measuring.
@@ -245,6 +284,7 @@ impl Machine {
     pub fn run(&mut self, ask: &Ask) -> Ran {
         let outcomes = self.base.outcomes(ask.subject, ask.iothreads, ask.load);
         let iops = self.drawn(&outcomes) * self.noise.draw(&mut self.rng, &mut self.last);
+        let iops = iops * self.of_boot(ask.subject, ask.iothreads);
         let mut windows = self.course.windows(&mut self.memory, ask, iops);
         let errors: [f64; WINDOWS] = std::array::from_fn(|_| WINDOW_SD * normal(&mut self.rng));
         let mean = errors.iter().sum::<f64>() / WINDOWS as f64;
@@ -266,7 +306,7 @@ impl Machine {
         }
     }
 
-    /// The median IOPS of all runs that there could be, noise included, but not the course: on the undisturbed machine.
+    /// The median IOPS of all runs that there could be, noise and boots included, but not the course: on the undisturbed machine.
     pub fn truth(&self, subject: Subject, iothreads: u16, load: Load) -> f64 {
         let key = (subject, iothreads, load);
         let known = self.truths.borrow().get(&key).copied();
@@ -279,8 +319,12 @@ impl Machine {
 
     fn median(&self, subject: Subject, iothreads: u16, load: Load) -> f64 {
         let outcomes = self.base.outcomes(subject, iothreads, load);
-        let below = |iops: f64| -> f64 {
+        let of_boot = |iops: f64| -> f64 {
             outcomes.iter().map(|it| it.probability * self.noise.cdf(iops / it.iops)).sum()
+        };
+        let boots = boots(self.boot_sd);
+        let below = |iops: f64| -> f64 {
+            boots.iter().map(|(probability, factor)| probability * of_boot(iops / factor)).sum()
         };
         let (mut low, mut high) =
             (0.0, outcomes.iter().map(|it| it.iops).fold(0.0, f64::max) * 3.0);

@@ -40,12 +40,14 @@ pub struct Plan {
 }
 
 /// A version of the document.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Format {
     /// Repeats are a number, nothing is known of windows and searches.
     Two,
-    /// What `ringloom tune` writes.
+    /// Runs know their windows.
     Three,
+    /// What `ringloom tune` writes: runs know their round.
+    Four,
 }
 
 impl Format {
@@ -53,6 +55,7 @@ impl Format {
         match self {
             Self::Two => 2,
             Self::Three => 3,
+            Self::Four => 4,
         }
     }
 }
@@ -136,7 +139,7 @@ impl Plan {
     /// What `ringloom tune --subject host,client` measures on a machine with so many cores.
     pub fn usual() -> Self {
         Self {
-            format: Format::Three,
+            format: Format::Four,
             mode: Mode::Sweep,
             subjects: vec!["host", "client"],
             iothreads: vec![0, 1, 2, 4],
@@ -152,7 +155,7 @@ impl Plan {
     /// The 144 cells of `--full`, with guests.
     pub fn full() -> Self {
         Self {
-            format: Format::Three,
+            format: Format::Four,
             mode: Mode::Sweep,
             subjects: vec!["host", "vm:qemu", "vm:ringloom"],
             iothreads: vec![0, 1, 2, 3, 4, 6, 8, 12, 16],

@@ -6,11 +6,11 @@
 //! Invariants: a run that is recorded already is not asked for again, but for a probe that was cut off: it has forgotten
 //! what went before, and begins anew.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::contender::Contender;
 use crate::matrix::{Entry, Matrix};
-use crate::plan::{PlannedRun, Purpose, RunKey, plan, sentinel};
+use crate::plan::{self, PlannedRun, Purpose, RunKey, watched};
 use crate::repeats::Repeats;
 use crate::results::{Recorded, Run};
 use crate::search::Search;
@@ -29,22 +29,23 @@ pub(crate) enum Course<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct Searched<'a> {
     search: Search<'a>,
-    sentinel: Option<Sentinels<'a>>,
+    sentinels: Option<Sentinels<'a>>,
 }
 
-/// The baseline, again and again.
+/// The host and the first of what is compared, again and again.
 #[derive(Clone, Debug)]
 struct Sentinels<'a> {
     entry: &'a Entry,
-    contender: Contender,
     seed: u64,
     every: usize,
-    /// Runs since the last one; nothing before the first of this command.
+    /// Runs since the last ones; nothing before the first of this command.
     since: Option<usize>,
-    /// Those that were measured, or asked for by this command.
-    tried: BTreeSet<u32>,
+    /// The round of the last ones.
+    round: Option<u16>,
+    /// Those that were measured, or asked for by this command: at which time, and what.
+    tried: BTreeSet<(u32, Contender)>,
     /// Those that failed in an earlier command.
-    owed: BTreeSet<u32>,
+    owed: BTreeSet<(u32, Contender)>,
 }
 
 impl<'a> Course<'a> {
@@ -57,10 +58,10 @@ impl<'a> Course<'a> {
         for run in recorded.runs() {
             course.measured(&run);
         }
-        if let Some(sentinel) = &mut course.sentinel {
+        if let Some(sentinels) = &mut course.sentinels {
             let failed = recorded.failures().into_iter().map(|failure| failure.key);
             let failed = failed.filter(|key| key.purpose == Purpose::Sentinel);
-            sentinel.owed = failed.map(|key| key.step).collect();
+            sentinels.owed = failed.map(|key| (key.step, key.contender)).collect();
         }
         Self::Searched(Box::new(course))
     }
@@ -100,41 +101,36 @@ impl<'a> Course<'a> {
 
 impl<'a> Searched<'a> {
     fn new(matrix: &'a Matrix, settings: &Settings) -> Self {
-        let mut course = Self { search: Search::new(matrix, settings), sentinel: None };
+        let search = Search::new(matrix, settings);
         let every = usize::from(settings.sentinel);
-        let first = matrix.entries.first();
-        let base = first.and_then(|entry| Some((entry, *entry.contenders.first()?)));
-        course.sentinel = base.map(|(entry, contender)| Sentinels {
+        let is_long = every > 0 && search.outlook(search.wanted()).len() > every;
+        let sentinels = matrix.entries.first().filter(|_| is_long).map(|entry| Sentinels {
             entry,
-            contender,
             seed: settings.seed,
             every,
             since: None,
+            round: None,
             tried: BTreeSet::new(),
             owed: BTreeSet::new(),
         });
-        let runs = course.search.outlook(course.search.wanted()).len();
-        course.sentinel = course.sentinel.filter(|_| every > 0 && runs > every);
-        course
+        Self { search, sentinels }
     }
 
     fn next(&mut self, fits: &dyn Fn(&[PlannedRun]) -> bool) -> Option<Vec<PlannedRun>> {
         let block = self.search.next(fits);
-        let Some(sentinel) = &mut self.sentinel else { return block };
-        match (block, sentinel.since) {
-            // The search asks for the block again when this is done.
-            (Some(_), since) if since.is_none_or(|since| since >= sentinel.every) => {
-                Some(vec![sentinel.next()])
+        let Some(sentinels) = &mut self.sentinels else { return block };
+        match (block, sentinels.since) {
+            // The search asks for the block again when these are done.
+            (Some(block), since) if sentinels.are_due(since, block[0].round) => {
+                Some(sentinels.next(block[0].round))
             }
             (Some(block), since) => {
-                sentinel.since = Some(since.unwrap_or(0) + block.len());
+                sentinels.since = Some(since.unwrap_or(0) + block.len());
                 Some(block)
             }
-            // One after everything.
-            (None, Some(1..)) => Some(vec![sentinel.next()]),
-            (None, _) => {
-                sentinel.next_owed(&|run| fits(std::slice::from_ref(run))).map(|run| vec![run])
-            }
+            // Some after everything.
+            (None, Some(1..)) => Some(sentinels.next(None)),
+            (None, _) => sentinels.next_owed(fits),
         }
     }
 
@@ -142,43 +138,61 @@ impl<'a> Searched<'a> {
         if run.key.purpose != Purpose::Sentinel {
             return self.search.measured(run);
         }
-        if let Some(sentinel) = &mut self.sentinel {
-            sentinel.tried.insert(run.key.step);
+        if let Some(sentinels) = &mut self.sentinels {
+            sentinels.tried.insert((run.key.step, run.key.contender));
         }
     }
 
     fn outlook(&self, repeats: Option<u16>) -> Vec<PlannedRun> {
         let mut runs = self.search.outlook(repeats.unwrap_or_else(|| self.search.wanted()));
-        if let Some(sentinel) = self.sentinel.as_ref().filter(|_| !runs.is_empty()) {
-            let count = runs.len() / sentinel.every + 1;
-            runs.extend(std::iter::repeat_n(sentinel.of_step(0), count));
+        if let Some(sentinels) = self.sentinels.as_ref().filter(|_| !runs.is_empty()) {
+            let mut rounds = BTreeMap::<_, usize>::new();
+            for round in runs.iter().filter_map(|run| run.round) {
+                *rounds.entry(round).or_default() += 1;
+            }
+            let times = rounds.into_values().map(|runs| runs.div_ceil(sentinels.every));
+            let times = times.sum::<usize>() + 1;
+            let each = || plan::sentinels(sentinels.entry, 0, None, sentinels.seed);
+            runs.extend((0..times).flat_map(|_| each()));
         }
         runs
     }
 }
 
 impl Sentinels<'_> {
-    /// The first that is missing, which may be one that failed in an earlier command.
-    fn next(&mut self) -> PlannedRun {
+    /// Whether some stand before a block of this round; the last ones were so many runs ago.
+    fn are_due(&self, since: Option<usize>, round: Option<u16>) -> bool {
+        since.is_none_or(|since| since >= self.every)
+            || round.is_some_and(|it| self.round != Some(it))
+    }
+
+    /// The first that are missing, which may be some that failed in an earlier command.
+    fn next(&mut self, round: Option<u16>) -> Vec<PlannedRun> {
+        self.round = round.or(self.round);
         let mut steps = 0..;
-        let missing = steps.find(|step| !self.tried.contains(step));
-        self.ask(missing.expect("fewer sentinels than numbers were measured"))
+        let is_missing =
+            |step: &u32| watched(self.entry).any(|it| !self.tried.contains(&(*step, it)));
+        let step = steps.find(is_missing).expect("fewer sentinels than numbers were measured");
+        self.ask(step, round)
     }
 
-    /// One that failed in an earlier command and was not asked for by this one, if there is time for it.
-    fn next_owed(&mut self, fits: &dyn Fn(&PlannedRun) -> bool) -> Option<PlannedRun> {
-        let step = self.owed.difference(&self.tried).next().copied()?;
-        fits(&self.of_step(step)).then(|| self.ask(step))
+    /// Those that failed in an earlier command and were not asked for by this one, if there is time for them.
+    fn next_owed(&mut self, fits: &dyn Fn(&[PlannedRun]) -> bool) -> Option<Vec<PlannedRun>> {
+        let (step, _) = *self.owed.difference(&self.tried).next()?;
+        fits(&self.of_step(step, None)).then(|| self.ask(step, None))
     }
 
-    fn ask(&mut self, step: u32) -> PlannedRun {
-        self.tried.insert(step);
+    fn ask(&mut self, step: u32, round: Option<u16>) -> Vec<PlannedRun> {
         self.since = Some(0);
-        self.of_step(step)
+        let runs = self.of_step(step, round);
+        self.tried.extend(runs.iter().map(|run| (run.key.step, run.key.contender)));
+        runs
     }
 
-    fn of_step(&self, step: u32) -> PlannedRun {
-        sentinel(self.entry, self.contender, step, self.seed)
+    /// What is missing of those of a time.
+    fn of_step(&self, step: u32, round: Option<u16>) -> Vec<PlannedRun> {
+        let of_step = plan::sentinels(self.entry, step, round, self.seed);
+        of_step.filter(|run| !self.tried.contains(&(step, run.key.contender))).collect()
     }
 }
 
@@ -187,7 +201,7 @@ fn listed(matrix: &Matrix, settings: &Settings) -> Vec<PlannedRun> {
     let repeats = match settings.repeats {
         Repeats::Fixed(repeats) | Repeats::Until { least: repeats, .. } => repeats,
     };
-    plan(matrix, settings.mode, repeats, settings.seed, settings.sentinel)
+    plan::plan(matrix, settings.mode, repeats, settings.seed, settings.sentinel)
 }
 
 /// What has not been measured yet; `jobs` are those of the settings.
@@ -256,9 +270,38 @@ mod tests {
         assert_eq!(left(&[3, 4, 5, 6, 7]), [&all[..3], &all[6..]].concat());
     }
 
+    /// The times of the sentinels, each of which is the host and the first of what is compared.
+    #[track_caller]
     fn sentinels(keys: &[RunKey]) -> Vec<u32> {
         let own = keys.iter().filter(|key| key.purpose == Purpose::Sentinel);
-        own.map(|key| key.step).collect()
+        let own: Vec<&RunKey> = own.collect();
+        let time = |pair: &[&RunKey]| {
+            let hosts = pair.iter().filter(|key| key.contender == Contender::HOST).count();
+            assert_eq!((pair.len(), hosts, pair[0].step), (2, 1, pair[1].step));
+            pair[0].step
+        };
+        own.chunks(2).map(time).collect()
+    }
+
+    #[test]
+    fn sentinels_stand_before_each_round() {
+        let settings = settings("--op randread --bs 4k --repeats 3-4 --sentinel 12", 2);
+        let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
+        let mut course = Course::new(&matrix, &settings, &Recorded::default());
+        let mut last = None;
+        let mut rounds = Vec::new();
+        while let Some(block) = course.next(&|_| true) {
+            for planned in block {
+                let is_sentinel = planned.key.purpose == Purpose::Sentinel;
+                if planned.round.is_some_and(|round| last.replace(round) != Some(round)) {
+                    assert!(is_sentinel, "{} begins a round", planned.key);
+                    rounds.extend(planned.round);
+                }
+                let key = planned.key;
+                course.measured(&Run { key: key.clone(), ..run(key.cell, key.contender, 0, 1000) });
+            }
+        }
+        assert_eq!(rounds, [0, 1, 2, 3, 4], "one of exploring, four of measuring again");
     }
 
     #[test]
@@ -298,7 +341,7 @@ mod tests {
         let mut lines = Vec::new();
         command(&mut lines, |key| !is_one_of(key, &[1]));
         let is_third = |line: &Line| is_one_of(line.key(), &[2]);
-        lines.truncate(lines.iter().position(is_third).unwrap() + 1);
+        lines.truncate(lines.iter().position(is_third).unwrap() + 2);
         let steps = sentinels(&command(&mut lines, |_| true));
         assert_eq!(steps[..2], [1, 3], "{steps:?}");
     }

@@ -1,6 +1,6 @@
 //! Whether the machine became slower or faster while it was measured, told from sentinel runs.
 //!
-//! A sentinel is one run that is repeated between the others. Pure functions.
+//! A sentinel is one run that is repeated between the others: on the host, and of what is compared. Pure functions.
 //!
 //! With enough sentinels they tell their own noise: each is smoothed by its neighbours, and a change must exceed what noise
 //! alone would do, or the ranks must show that neighbours are alike, as they are not by chance.
@@ -9,6 +9,8 @@
 //! one: a jump between neighbours, or what all jumps leave unexplained between the extremes.
 
 use crate::calendar::{Date, time_of_day};
+use crate::contender::Contender;
+use crate::lists::unique;
 use crate::plan::Purpose;
 use crate::results::Run;
 use crate::stats;
@@ -45,10 +47,21 @@ pub(crate) struct Flag {
     pub(crate) change: f64,
 }
 
-/// What the sentinels among all runs say; nothing if fewer than two have a figure.
+/// What the sentinels among all runs say; nothing if fewer than two have a figure. What changed by the host's own is not
+/// told by those of what is compared once more.
 pub(crate) fn flagged(runs: &[Run]) -> Vec<Flag> {
-    let sentinels = runs.iter().filter(|run| run.key.purpose == Purpose::Sentinel);
-    flagged_of(&sentinels.map(|run| (run.started_unix_s, run.iops())).collect::<Vec<_>>())
+    let sentinels = || runs.iter().filter(|run| run.key.purpose == Purpose::Sentinel);
+    let mut contenders = unique(sentinels().map(|run| run.key.contender));
+    contenders.sort_by_key(|contender| *contender != Contender::HOST);
+    let mut flags: Vec<Flag> = Vec::new();
+    for contender in contenders {
+        let own = sentinels().filter(|run| run.key.contender == contender);
+        let own: Vec<_> = own.map(|run| (run.started_unix_s, run.iops())).collect();
+        let mut new = flagged_of(&own);
+        new.retain(|flag| !flags.iter().any(|known| known.overlaps(flag)));
+        flags.extend(new);
+    }
+    flags
 }
 
 /// From `(started_unix_s, iops)` of each sentinel.
@@ -144,6 +157,10 @@ impl Flag {
     /// Whether a run that started then may have seen the change.
     pub(crate) fn covers(&self, started_unix_s: u64) -> bool {
         (self.from_unix_s..=self.to_unix_s).contains(&started_unix_s)
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        self.from_unix_s <= other.to_unix_s && other.from_unix_s <= self.to_unix_s
     }
 
     /// Without its full stop.

@@ -68,6 +68,7 @@ mod run;
 mod scratch;
 mod search;
 mod settings;
+mod spread;
 mod ssh;
 mod stats;
 mod steady;

@@ -32,14 +32,18 @@ use crate::plan::{PlannedRun, Purpose, RunKey};
 use crate::progress::Progress;
 use crate::results::Run;
 use crate::settings::Settings;
-use crate::storage::{DiskFiles, Storages, Tools};
+use crate::storage::{DiskFiles, Renewal, Storages, Tools};
 
 /// Everything that stays the same from run to run.
 #[derive(Debug)]
 pub(crate) struct Bench<'a> {
     pub(crate) daemon: Daemon,
     pub(crate) settings: &'a Settings,
-    pub(crate) storages: &'a Storages,
+    pub(crate) storages: Storages,
+    /// How the storage is made anew before each round; none where it stays.
+    pub(crate) renewal: Option<Renewal<'a>>,
+    /// The round of the last run; none before the first.
+    pub(crate) round: Option<u16>,
     pub(crate) tools: &'a Tools,
     /// If any run needs it.
     pub(crate) fio: Option<Fio>,
@@ -105,6 +109,9 @@ impl Bench<'_> {
         rate: Option<f64>,
         left: Duration,
     ) -> Result<Run> {
+        if let Some(round) = planned.round.filter(|round| self.round != Some(*round)) {
+            self.begin(round)?;
+        }
         let name = planned.key.to_string();
         let begun = clock::now();
         self.progress.begin(&name, self.pace.expected(planned), left);
@@ -125,7 +132,28 @@ impl Bench<'_> {
         }
         let run = measured.with_context(|| name.clone())?;
         self.progress.end(&name, run.iops());
-        Ok(run)
+        Ok(Run { round: self.round, ..run })
+    }
+
+    /// Before a round guests end, and what was written is made anew: what one boot, or one place on the disk, does to the
+    /// figures is then drawn anew, too.
+    fn begin(&mut self, round: u16) -> Result<()> {
+        let is_first = self.round.is_none() && self.storages.are_made();
+        self.held = None;
+        if let Some(guests) = &mut self.guests {
+            guests.end();
+        }
+        if let Some(renewal) = self.renewal.as_ref().filter(|_| !is_first) {
+            // Until that is done, the next run begins the round once more.
+            self.round = None;
+            self.progress.before("the disk is filled anew");
+            let begun = clock::now();
+            renewal.renew(&mut self.storages, round, self.tools, self.interrupt)?;
+            self.pace = self.pace.clone().with_fill(begun.elapsed());
+        }
+        self.round = Some(round);
+        self.pace.begin(round);
+        Ok(())
     }
 
     /// On the disks of the run's variant.
@@ -136,6 +164,9 @@ impl Bench<'_> {
         name: &str,
         measure: impl FnOnce(&mut Self, &Planned<'_>) -> Result<Run>,
     ) -> Result<Run> {
+        if !self.storages.are_made() {
+            bail!("the disk could not be filled anew");
+        }
         let variant = &run.key.variant;
         if run.key.purpose != Purpose::Probe || run.key.step == 0 {
             self.storages.reset(variant, self.tools, self.interrupt)?;

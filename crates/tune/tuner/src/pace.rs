@@ -64,7 +64,11 @@ pub(crate) struct Pace {
     emulated: bool,
     kinds: BTreeMap<Kind, Learned>,
     boot: Learned,
-    /// Guests that were booted and stay.
+    /// Filling the scratch files before each round but the first.
+    fill: Duration,
+    /// The round of the last run; none before the first.
+    round: Option<u16>,
+    /// Guests that were booted in it and stay.
     guests: u16,
 }
 
@@ -79,8 +83,20 @@ impl Pace {
             emulated,
             kinds: BTreeMap::new(),
             boot: Learned::NOTHING,
+            fill: Duration::ZERO,
+            round: None,
             guests: 0,
         }
+    }
+
+    /// Rounds take so much longer, for their storage.
+    pub(crate) fn with_fill(self, fill: Duration) -> Self {
+        Self { fill, ..self }
+    }
+
+    /// A round begins: its guests are still to be booted, its files are filled.
+    pub(crate) fn begin(&mut self, round: u16) {
+        (self.round, self.guests) = (Some(round), 0);
     }
 
     /// What a run should take if it is the next one.
@@ -90,18 +106,22 @@ impl Pace {
 
     /// What these runs should take, one after the other.
     pub(crate) fn total(&self, runs: &[PlannedRun]) -> Duration {
-        self.sum(runs.iter().map(|run| (&run.key, run.stretch)))
+        self.sum(runs.iter().map(|run| (&run.key, run.stretch, run.round)))
     }
 
     /// What runs that were measured by an earlier command should have taken.
     pub(crate) fn spent(&self, runs: &[Run]) -> Duration {
-        self.sum(runs.iter().map(|run| (&run.key, run.stretch())))
+        self.sum(runs.iter().map(|run| (&run.key, run.stretch(), run.round)))
     }
 
-    /// Making the storage and looking at the host, before the first run. `rate`: bytes per second that were measured.
-    pub(crate) fn before_runs(fill_bytes: u64, rate: Option<f64>) -> Duration {
-        let seconds = fill_bytes as f64 / rate.unwrap_or(FILL_BYTES_PER_SECOND);
-        LOOK.saturating_add(seconds_of(seconds))
+    /// Making the storage. `rate`: bytes per second that were measured.
+    pub(crate) fn filling(bytes: u64, rate: Option<f64>) -> Duration {
+        seconds_of(bytes as f64 / rate.unwrap_or(FILL_BYTES_PER_SECOND))
+    }
+
+    /// Making the storage and looking at the host, before the first run.
+    pub(crate) fn before_runs(filling: Duration) -> Duration {
+        LOOK.saturating_add(filling)
     }
 
     /// A run has ended well after so long.
@@ -127,14 +147,22 @@ impl Pace {
         }
     }
 
-    fn sum<'a>(&self, runs: impl Iterator<Item = (&'a RunKey, u32)>) -> Duration {
-        let mut guests = self.guests;
+    /// In any order: the runs of a round are measured together.
+    fn sum<'a>(&self, runs: impl Iterator<Item = (&'a RunKey, u32, Option<u16>)>) -> Duration {
+        let begun = self.round.or((self.guests > 0).then_some(0));
+        let mut rounds: BTreeMap<u16, u16> =
+            begun.map(|it| (it, self.guests)).into_iter().collect();
         let mut sum = Duration::ZERO;
-        for (key, stretch) in runs {
-            let missing = self.missing(key, guests);
-            guests += missing;
+        for (key, stretch, round) in runs {
+            let round = round.or(rounds.keys().next_back().copied()).unwrap_or(0);
+            // What the first round of all needs is there.
+            let fill = !rounds.is_empty() && !rounds.contains_key(&round);
+            let guests = rounds.entry(round).or_default();
+            let missing = self.missing(key, *guests);
+            *guests += missing;
             let boots = self.boot.of(self.boot_guess().saturating_mul(missing.into()));
-            for part in [self.measured.saturating_mul(stretch), self.overhead(key), boots] {
+            let fill = if fill { self.fill } else { Duration::ZERO };
+            for part in [self.measured.saturating_mul(stretch), self.overhead(key), boots, fill] {
                 sum = sum.saturating_add(part);
             }
         }
@@ -210,7 +238,7 @@ mod tests {
     fn planned(contender: Contender, variant: Variant) -> PlannedRun {
         let mut key = run(cell("randwrite", 4096, 2, 16), contender, 0, 5).key;
         key.variant = variant;
-        PlannedRun { key, jobs_max: 2, seed: 1, stretch: 1 }
+        PlannedRun { key, jobs_max: 2, seed: 1, round: None, stretch: 1 }
     }
 
     fn plain(contender: Contender) -> PlannedRun {
@@ -292,11 +320,12 @@ mod tests {
 
     #[test]
     fn filling_is_as_fast_as_was_tried() {
-        let time = |rate| seconds(Pace::before_runs(1 << 30, rate));
+        let before = |bytes, rate| Pace::before_runs(Pace::filling(bytes, rate));
+        let time = |rate| seconds(before(1 << 30, rate));
         assert!((time(Some(f64::from(1 << 28))) - 5.0).abs() < 1e-6);
         assert!((time(None) - 6.12).abs() < 1e-6);
-        assert_eq!(Pace::before_runs(u64::MAX, Some(0.0)), Duration::MAX);
-        assert_eq!(Pace::before_runs(0, None), LOOK);
+        assert_eq!(before(u64::MAX, Some(0.0)), Duration::MAX);
+        assert_eq!(before(0, None), LOOK);
     }
 
     #[test]

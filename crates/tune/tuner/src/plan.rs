@@ -1,7 +1,8 @@
 //! The order of the runs: blocks of one cell, one variant and one repeat, shuffled inside from the seed.
 //!
 //! A block contains every contender once, close together in time, so that the ratios formed inside it are free of
-//! slow drift. Between the blocks of a sweep stand sentinels: the same run again and again, which show drift.
+//! slow drift. The blocks of a repeat are a round: before it guests are booted and scratch files filled anew. Between the
+//! blocks of a sweep stand sentinels: the same runs again and again, which show drift and what differs from round to round.
 //!
 //! Invariants: seed and matrix alone decide the plan, so a resumed run continues the same one; all runs of a block have
 //! the same offsets; no two runs of a plan have the same key.
@@ -25,10 +26,10 @@ pub(crate) const CURVE_MAXIMUM: u32 = 100;
 pub(crate) const PROBE_PHASES: u32 = 3;
 /// How much longer runs take where shorter ones were not steady.
 pub(crate) const STRETCH: u32 = 2;
-/// The stream of the sentinels' seed, apart from those of the blocks.
+/// The first stream of the sentinels' seeds, apart from those of the blocks; the next are below.
 const SENTINEL_STREAM: u64 = u64::MAX;
 /// The first of those of deeper runs; the next are below.
-const DEEPER_STREAM: u64 = SENTINEL_STREAM - 1;
+const DEEPER_STREAM: u64 = SENTINEL_STREAM - (1 << 32);
 
 /// What a run is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -40,7 +41,7 @@ pub(crate) enum Purpose {
     Confirm,
     /// The host with more requests in flight than in a cell (`Cell::deeper`): whether its disk has more to give.
     Deeper,
-    /// The baseline once more; `step` counts.
+    /// The host or the first of what is compared once more; `step` counts.
     Sentinel,
     /// A phase of the hysteresis probe; `step` is 0, 1 or 2.
     Probe,
@@ -125,6 +126,8 @@ pub(crate) struct PlannedRun {
     pub(crate) jobs_max: u16,
     /// The seed of the offsets, the same for all of a block.
     pub(crate) seed: u64,
+    /// The round that it belongs to; none if any will do.
+    pub(crate) round: Option<u16>,
     /// How many times as long as the settings say the ramp and the measured time are: 1, or `STRETCH` where a cell was not
     /// steady.
     pub(crate) stretch: u32,
@@ -206,15 +209,15 @@ fn blocks(
         let run = |(purpose, step, contender, cell)| {
             let variant = entry.variant;
             let key = RunKey { purpose, repeat, step, contender, variant, cell };
-            PlannedRun { key, jobs_max: entry.jobs_max(), seed, stretch: 1 }
+            let round = Some(repeat);
+            PlannedRun { key, jobs_max: entry.jobs_max(), seed, round, stretch: 1 }
         };
         runs.extend(block.into_iter().map(run));
     }
     runs
 }
 
-/// Puts the first contender of the first cell (the host, if it is measured), as a sentinel, before everything, after every
-/// `every` runs, and at the end.
+/// Puts sentinels before each round, after every `every` runs of it, and at the end.
 fn with_sentinels(
     matrix: &Matrix,
     runs: Vec<PlannedRun>,
@@ -222,21 +225,20 @@ fn with_sentinels(
     seed: u64,
 ) -> Vec<PlannedRun> {
     let every = usize::from(every);
-    let base = matrix.entries.first().and_then(|it| Some((it, *it.contenders.first()?)));
-    let Some((entry, contender)) = base.filter(|_| every > 0 && runs.len() > every) else {
-        return runs;
-    };
-    let sentinel = |step| sentinel(entry, contender, step, seed);
+    let entry = matrix.entries.first().filter(|_| every > 0 && runs.len() > every);
+    let Some(entry) = entry else { return runs };
     let mut all = Vec::new();
-    let mut step = 0;
-    for (index, run) in runs.into_iter().enumerate() {
-        if index.is_multiple_of(every) {
-            all.push(sentinel(step));
+    let (mut step, mut since, mut round) = (0, 0, None);
+    for run in runs {
+        if run.round != round || since >= every {
+            all.extend(sentinels(entry, step, run.round, seed));
             step += 1;
+            (since, round) = (0, run.round);
         }
+        since += 1;
         all.push(run);
     }
-    all.push(sentinel(step));
+    all.extend(sentinels(entry, step, None, seed));
     all
 }
 
@@ -251,16 +253,30 @@ pub(crate) fn deeper(matrix: &Matrix, place: usize, repeat: u16, seed: u64) -> O
     let seed = Random::stream(seed, stream).next_u64();
     let contender = Contender::HOST;
     let key = RunKey { purpose: Purpose::Deeper, repeat, step: 0, contender, variant, cell };
-    let run = PlannedRun { key, jobs_max: entry.jobs_max(), seed, stretch: 1 };
+    let run = PlannedRun { key, jobs_max: entry.jobs_max(), seed, round: None, stretch: 1 };
     (!matrix.entries.iter().any(is_other)).then_some(run)
 }
 
-/// The baseline once more, for the time `step`; `seed` is that of the command.
-pub(crate) fn sentinel(entry: &Entry, contender: Contender, step: u32, seed: u64) -> PlannedRun {
-    let seed = Random::stream(seed, SENTINEL_STREAM).next_u64();
-    let (variant, cell) = (entry.variant, entry.cells[0]);
-    let key = RunKey { purpose: Purpose::Sentinel, repeat: 0, step, contender, variant, cell };
-    PlannedRun { key, jobs_max: entry.jobs_max(), seed, stretch: 1 }
+/// What is measured as sentinels: the host, and the first of what is compared.
+pub(crate) fn watched(entry: &Entry) -> impl Iterator<Item = Contender> {
+    let host = entry.contenders.iter().find(|it| **it == Contender::HOST);
+    let compared = entry.contenders.iter().find(|it| **it != Contender::HOST);
+    host.into_iter().chain(compared).copied()
+}
+
+/// The sentinels of the time `step` in a round, each time on other offsets; `seed` is that of the command.
+pub(crate) fn sentinels(
+    entry: &Entry,
+    step: u32,
+    round: Option<u16>,
+    seed: u64,
+) -> impl Iterator<Item = PlannedRun> {
+    let seed = Random::stream(seed, SENTINEL_STREAM - u64::from(step)).next_u64();
+    watched(entry).map(move |contender| {
+        let (variant, cell) = (entry.variant, entry.cells[0]);
+        let key = RunKey { purpose: Purpose::Sentinel, repeat: 0, step, contender, variant, cell };
+        PlannedRun { key, jobs_max: entry.jobs_max(), seed, round, stretch: 1 }
+    })
 }
 
 #[cfg(test)]
@@ -337,8 +353,15 @@ mod tests {
             .map(|(place, _)| place)
             .collect();
         assert_eq!(runs.len(), 3 * runs_per_repeat(&matrix) + places.len());
-        assert_eq!(places, [0, 21, 42, 63]);
-        assert!(places.iter().all(|&place| runs[place].key.contender == Contender::HOST));
+        // Before each round, and two at a time.
+        assert_eq!(places, [0, 1, 22, 23, 44, 45, 66, 67]);
+        let hosts = places.iter().filter(|&&place| runs[place].key.contender == Contender::HOST);
+        assert_eq!(hosts.count(), 4);
+        let seeds: HashSet<u64> = places.iter().map(|&place| runs[place].seed).collect();
+        assert_eq!(seeds.len(), 4, "each time on other offsets");
+        let (_, runs) = planned("--repeats 3 --sentinel 8", 1);
+        let sentinels = runs.iter().filter(|run| run.key.purpose == Purpose::Sentinel);
+        assert_eq!(sentinels.count(), 2 * (3 * 3 + 1), "and after every 8 of its runs");
         let few = planned("--repeats 1 --sentinel 20", 1).1;
         assert!(few.iter().all(|run| run.key.purpose != Purpose::Sentinel), "too short to drift");
     }

@@ -123,6 +123,13 @@ impl Progress {
         }
     }
 
+    /// What is done before the next run.
+    pub(crate) fn before(&self, what: &'static str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(what);
+        }
+    }
+
     /// Some time of the run `name` has passed.
     pub(crate) fn tick(&self, name: &str) {
         if let Some(watcher) = &mut *self.intervals.borrow_mut() {

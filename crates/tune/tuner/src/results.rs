@@ -2,7 +2,7 @@
 //!
 //! Invariants: every line is complete or the last one (a torn last line is dropped); runs of another
 //! machine, disk or setting are never appended.
-//! Limits: format 3; files of another format are refused by name. docs/results.md lists the fields.
+//! Limits: format 4; files of another format are refused by name. docs/results.md lists the fields.
 
 mod claim;
 mod header;
@@ -25,7 +25,7 @@ pub(crate) use self::lenient::{Group, Lenient};
 pub(crate) use self::line::{Failure, Line, OWN_LOAD, Part, Run, nanoseconds};
 pub(crate) use self::recorded::Recorded;
 
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 pub(crate) const FILE_NAME: &str = "results.jsonl";
 /// What to do with a file that has a line that cannot be read.
 const DAMAGED: &str = "nothing can go on with it, but ringloom report shows what can be read, and another --out \

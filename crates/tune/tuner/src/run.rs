@@ -27,6 +27,7 @@ use crate::repeats::Repeats;
 use crate::report::{Findings, Report, Style};
 use crate::results::{Claim, FILE_NAME, Failure, Header, Line, Recorded, Results, Stored};
 use crate::settings::Settings;
+use crate::storage::Renewal;
 use crate::units::counted;
 
 const OUT_NAME: &str = "ringloom-report";
@@ -84,21 +85,28 @@ impl Place {
 
 fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) -> Result<()> {
     let started = clock::now();
-    let prepared = Prepared::new(args, place.stored(), out, interrupt)?;
+    let mut prepared = Prepared::new(args, place.stored(), out, interrupt)?;
     let time = prepared.announce(place.stored(), interrupt)?;
-    let tell_notes = || prepared.notes.iter().for_each(|note| say(&format!("Note: {note}.")));
     if args.dry_run {
-        tell_notes();
+        prepared.tell_notes();
         return Ok(());
     }
     let Some(time) = time else { return report_again(&prepared, place, out) };
     let announced = clock::now();
+    let filling = clock::now();
     let storages = prepared.storages(interrupt)?;
-    tell_notes();
+    let fill = filling.elapsed();
+    let renewed = prepared.renewed(fill);
+    prepared.tell_notes();
     let header = prepared.header(&storages, interrupt)?;
     let mut results = place.open(out, &header)?;
     let pace = prepared.pace();
+    let pace = if renewed.is_some() { pace.with_fill(fill) } else { pace };
     let Prepared { daemon, tools, matrix, fio, fleet, given, notes, .. } = prepared;
+    let Prepared { mapper, directory, size, .. } = prepared;
+    let seed = header.settings.seed;
+    let renewal = |plan| Renewal { plan, directory: &directory, size, seed, mapper: &mapper };
+    let renewal = renewed.as_ref().map(renewal);
     let mut course = Course::new(&matrix, &header.settings, results.recorded());
     let runs = results.recorded().runs();
     if !runs.is_empty() {
@@ -116,7 +124,9 @@ fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) ->
     let mut bench = Bench {
         daemon,
         settings: &header.settings,
-        storages: &storages,
+        storages,
+        renewal,
+        round: None,
         tools: &tools,
         fio,
         guests: fleet.map(Guests::new),
@@ -131,7 +141,6 @@ fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) ->
     progress.finish();
     // Guests have the disks open.
     drop(bench);
-    drop(storages);
     let findings = Material { header: &header, matrix: &matrix, notes: &notes, results: &results };
     if let Err(error) = measured {
         say_how_to_go_on(out, &results);

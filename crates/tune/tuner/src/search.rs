@@ -217,6 +217,12 @@ impl<'a> Search<'a> {
         })
     }
 
+    /// The round of a repeat. A search in stages explores in a single one, since that only decides what is measured again.
+    fn round(&self, purpose: Purpose, repeat: u16) -> u16 {
+        let explored = if self.terms.full { self.terms.least } else { 1 };
+        if purpose == Purpose::Confirm { explored + repeat } else { repeat.min(explored - 1) }
+    }
+
     /// The runs of a block that were not tried yet, in the order that the seed gives to all of them.
     fn block(
         &self,
@@ -227,17 +233,20 @@ impl<'a> Search<'a> {
     ) -> Vec<PlannedRun> {
         let entry = self.places[place].entry;
         let number = u64::try_from(place).expect("places are few");
-        let again = u64::from(purpose == Purpose::Confirm);
-        let mut random =
-            Random::stream(self.terms.seed, again << 48 | u64::from(repeat) << 32 | number);
+        let is_again = purpose == Purpose::Confirm;
+        let mut random = Random::stream(
+            self.terms.seed,
+            u64::from(is_again) << 48 | u64::from(repeat) << 32 | number,
+        );
         let seed = random.next_u64();
         let mut contenders = contenders.to_vec();
         random.shuffle(&mut contenders);
-        let stretch = if purpose == Purpose::Confirm { self.places[place].stretch } else { 1 };
+        let stretch = if is_again { self.places[place].stretch } else { 1 };
+        let round = Some(self.round(purpose, repeat));
         let planned = |contender| {
             let (variant, cell) = (entry.variant, entry.cells[0]);
             let key = RunKey { purpose, repeat, step: 0, contender, variant, cell };
-            PlannedRun { key, jobs_max: entry.jobs_max(), seed, stretch }
+            PlannedRun { key, jobs_max: entry.jobs_max(), seed, round, stretch }
         };
         let runs = contenders.into_iter().map(planned);
         runs.filter(|run| !self.tried.contains(&run.key)).collect()

@@ -14,6 +14,7 @@ pub(crate) mod in_use;
 mod mapper;
 mod plan;
 mod qcow2;
+mod renewal;
 mod tools;
 mod undo;
 
@@ -34,6 +35,7 @@ pub(crate) use files::DiskFiles;
 pub(crate) use mapper::Mapper;
 pub(crate) use plan::{StorageKey, StoragePlan};
 pub(crate) use qcow2::{create_options, disk_bytes};
+pub(crate) use renewal::{Renewal, stays};
 pub(crate) use tools::Tools;
 
 use plan::Room;
@@ -112,6 +114,11 @@ impl Storages {
             by_key.insert(StorageKey::of(variant), storage);
         }
         Ok(Self { by_key })
+    }
+
+    /// Whether there are any.
+    pub(crate) fn are_made(&self) -> bool {
+        !self.by_key.is_empty()
     }
 
     /// The disks of a variant: those of the first machine, then those of the second and so on.

@@ -39,6 +39,10 @@ const TABLE: &[(&str, Make)] = &[
     ("noise-lognormal", |r| queueing(Media::Nvme, lognormal(r), Course::STILL, r)),
     ("noise-stalls", |r| queueing(Media::Nvme, stalls(r), Course::STILL, r)),
     ("noise-bimodal", |r| queueing(Media::Nvme, bimodal(r), Course::STILL, r)),
+    ("boots", |r| {
+        queueing(Media::Nvme, normal(r), Course::STILL, r).with_boots(between(r, 0.02, 0.05))
+    }),
+    ("boots-flat", |r| shape(Form::Flat, normal(r), r).with_boots(between(r, 0.02, 0.05))),
     ("noise-correlated", |r| queueing(Media::Nvme, correlated(r), Course::STILL, r)),
     ("published-lognormal", |r| published(lognormal(r), r)),
     ("two-optima-stalls", |r| shape(Form::TwoOptima, stalls(r), r)),

@@ -50,7 +50,7 @@ fn disk(format: Format) -> Value {
         "origin": "user", "path": "/dev/nvme1n1", "bytes": 1_u64 << 40,
         "description": "1T on block device, O_DIRECT",
     });
-    if format == Format::Three {
+    if format >= Format::Three {
         disk["opened"] = json!({ "block_device": true, "direct": true });
         disk["looks_like"] = Value::Null;
     }
@@ -115,7 +115,7 @@ fn settings(plan: &Plan) -> Value {
             "guest-kernel": null, "pin-vcpus": null, "pin-iothreads": null, "numa-node": null,
         },
     });
-    if plan.format == Format::Three {
+    if plan.format >= Format::Three {
         settings["repeats"] = json!(plan.repeats.to_string());
         settings["search"] = json!("listed");
         settings["budget"] = Value::Null;

@@ -59,7 +59,10 @@ impl Planned<'_> {
             "verified_bytes": null,
         });
         merge(&mut line, figures);
-        if self.plan.format == Format::Three {
+        if self.plan.format >= Format::Four {
+            line["round"] = json!(point.repeat);
+        }
+        if self.plan.format >= Format::Three {
             let window = json!([elapsed_ns / 5, operations / 5]);
             line["windows"] = json!([window, window, window, window, window]);
             line["stretched"] = json!(false);

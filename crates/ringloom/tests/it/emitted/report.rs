@@ -50,7 +50,7 @@ fn a_block_device_is_written_as_one() {
         }
         Ok(())
     };
-    for format in [Format::Two, Format::Three] {
+    for format in [Format::Two, Format::Three, Format::Four] {
         if let Err(error) = check(format) {
             panic!("{format:?}: {error:#}");
         }
@@ -61,7 +61,7 @@ fn a_block_device_is_written_as_one() {
 fn the_answer_of_a_report_is_written_for_all_targets() {
     let check = || -> Result<()> {
         let bench = Bench::new()?;
-        let config = reported(&bench, Format::Three)?;
+        let config = reported(&bench, Format::Four)?;
         for (place, file) in
             [("qemu-iothreads", "qemu.args"), ("ringloom", "qemu.args"), ("ringloom", "serve.sh")]
         {

@@ -60,7 +60,7 @@ fn report(results: &Results) -> Result<String> {
 
 #[test]
 fn a_report_has_no_trouble_with_what_the_fixture_writes() -> Result<()> {
-    for format in [Format::Two, Format::Three] {
+    for format in [Format::Two, Format::Three, Format::Four] {
         let plan = Plan { format, ..Plan::usual() };
         let mut results = Results::of(plan, some);
         let said = report(&results)?;

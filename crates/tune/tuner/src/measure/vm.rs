@@ -43,6 +43,12 @@ impl Guests {
         Self { fleet, held: None }
     }
 
+    /// Ends all guests; the next run boots new ones.
+    pub(super) fn end(&mut self) {
+        self.held = None;
+        self.fleet.end_all();
+    }
+
     /// Measures one run in as many guests as the variant says.
     pub(super) fn run(&mut self, bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Run> {
         let result = match planned.run.key.variant.device {
@@ -52,8 +58,7 @@ impl Guests {
             }
         };
         if result.is_err() {
-            self.held = None;
-            self.fleet.end_all();
+            self.end();
         }
         result
     }

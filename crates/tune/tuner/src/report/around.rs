@@ -5,6 +5,7 @@ use crate::cell::Cell;
 use crate::drift::Flag;
 use crate::plan::Purpose;
 use crate::results::{Failure, Header, Programs, Run};
+use crate::spread::{Spread, spreads};
 use crate::units::counted;
 
 /// Runs that are named one by one; --sentinel decides how many can be in doubt.
@@ -32,6 +33,7 @@ pub(super) fn bending(findings: &Findings<'_>, drift: &[Flag]) -> Vec<String> {
     sentences.extend(in_doubt(findings.runs, drift));
     sentences.extend(apart(findings.runs));
     sentences.extend(steadiness::sentences(findings.runs, header));
+    sentences.extend(spread(findings.runs));
     sentences.extend(findings.notes.iter().map(|note| format!("Note: {note}.")));
     sentences.extend(warnings(header, findings.notes));
     sentences
@@ -76,6 +78,22 @@ fn apart(runs: &[Run]) -> Option<String> {
             "Warning: in {} the guests ran at once only for a part of the measured time (least: \
              {percent:.0} %), so their sum is too high; a longer --runtime and --ramp help.",
             counted(count, "run")
+        )
+    })
+}
+
+/// What the same run differs by when it is repeated.
+fn spread(runs: &[Run]) -> Option<String> {
+    let percent = |share: f64| format!("{:.1} %", share * 100.0);
+    let each = spreads(runs).into_iter().map(|Spread { contender, within, between }| {
+        format!("{contender} {} and {}", percent(within), percent(between))
+    });
+    let each: Vec<String> = each.collect();
+    (!each.is_empty()).then(|| {
+        format!(
+            "The same run again differs (standard deviation) within a repeat, and on top of that from repeat to repeat, by: \
+             {}. Before each repeat guests are booted and scratch files filled anew, so intervals contain both.",
+            each.join("; ")
         )
     })
 }

@@ -1,6 +1,6 @@
 //! Reads whatever can be read of a results file: for `ringloom report`, which must not give up on a damaged file.
 //!
-//! Reads formats 2 and 3. What cannot be used becomes a sentence (`problems`) with the numbers of its lines, and
+//! Reads formats 2 to 4. What cannot be used becomes a sentence (`problems`) with the numbers of its lines, and
 //! nothing else of the file is lost by it. Runs under headers that forbid to mix them are kept apart (`Group`).
 //!
 //! Invariants: the rate of every run that is handed on is a number, and no sum over its figures overflows (`sane`).
@@ -24,7 +24,7 @@ use self::trouble::{Kind, Troubles};
 use super::{Failure, Header, Line, Recorded, Run, sane};
 
 /// The formats that can be read.
-const FORMATS: RangeInclusive<u64> = 2..=3;
+const FORMATS: RangeInclusive<u64> = 2..=4;
 /// Sixteen guests with full histograms and a day of seconds take some 3 MB.
 const LINE_BYTES_MAX: u64 = 8 << 20;
 /// Ten times the largest sweep: 1,440 points, 12 repeats each.

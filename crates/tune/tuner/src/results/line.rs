@@ -68,6 +68,10 @@ pub(crate) struct Run {
     /// Whether ramp and measured time were longer than the settings say, because the cell had not been steady.
     #[serde(default)]
     pub(crate) stretched: bool,
+    /// The round that it was measured in: before each one, guests are booted and scratch files filled anew. Missing where
+    /// nothing was, as up to format 3.
+    #[serde(default)]
+    pub(crate) round: Option<u16>,
     /// Queues of each disk; 0 where there are none (host) or they are not known.
     pub(crate) queues: u16,
     /// What put the load on the disk: `fio-3.33 io_uring`, `ringloom`.
@@ -136,6 +140,7 @@ impl Run {
             format: FORMAT,
             key: planned.key.clone(),
             stretched: planned.stretch > 1,
+            round: planned.round,
             queues: 0,
             load,
             emulated: false,

@@ -53,6 +53,7 @@ pub(crate) fn run(cell: Cell, contender: Contender, repeat: u16, operations: u64
         format: FORMAT,
         key: RunKey { purpose, repeat, step: 0, contender, variant, cell },
         stretched: false,
+        round: None,
         queues: 0,
         load: "ringloom".to_owned(),
         emulated: false,
@@ -117,11 +118,11 @@ fn a_run_has_the_documented_fields() {
     let run = run(cell("80/20", 512, 1, 2), client(2), 1, 3);
     let line = serde_json::to_string(&measured(&run)).unwrap();
     let expected = concat!(
-        r#"{"kind":"run","format":3,"purpose":"sweep","repeat":1,"step":0,"#,
+        r#"{"kind":"run","format":4,"purpose":"sweep","repeat":1,"step":0,"#,
         r#""subject":"client","iothreads":"2","#,
         r#""device":"virtio-blk","image":"raw","aio":"auto","fs":"here","stripe":"none","delay":"0","vms":1,"disks":1,"#,
         r#""op":"80/20","bs":512,"jobs":1,"iodepth":2,"#,
-        r#""stretched":false,"queues":0,"load":"ringloom","emulated":false,"started_unix_s":1700000001,"#,
+        r#""stretched":false,"round":null,"queues":0,"load":"ringloom","emulated":false,"started_unix_s":1700000001,"#,
         r#""operations":3,"bytes":1536,"elapsed_ns":1000000000,"rate_iops":null,"latency_ns":[[100000,3]],"#,
         r#""per_second":[],"windows":[],"parts":[],"#,
         r#""cost":{"covered_ns":1000000000,"host":null,"groups":[{"name":"daemon","cpu_ns":30000,"voluntary":0,"involuntary":0,"threads":[]}]},"#,
@@ -134,7 +135,7 @@ fn a_run_has_the_documented_fields() {
 fn a_run_is_stretched_if_it_was_planned_so() {
     for (stretch, stretched) in [(1, false), (2, true)] {
         let key = run(cell("read", 4096, 1, 1), client(2), 0, 3).key;
-        let planned = PlannedRun { key: key.clone(), jobs_max: 1, seed: 1, stretch };
+        let planned = PlannedRun { key: key.clone(), jobs_max: 1, seed: 1, round: None, stretch };
         let sample = load::Sample {
             operations: 0,
             bytes: 0,
@@ -150,7 +151,8 @@ fn a_run_is_stretched_if_it_was_planned_so() {
 fn a_line_from_before_steadiness_was_judged_is_read() {
     let run = run(cell("read", 4096, 1, 1), client(2), 0, 3);
     let line = serde_json::to_string(&measured(&run)).unwrap();
-    let old = line.replace(r#""windows":[],"#, "").replace(r#""stretched":false,"#, "");
+    let old =
+        line.replace(r#""windows":[],"#, "").replace(r#""stretched":false,"round":null,"#, "");
     assert!(!old.contains("windows") && !old.contains("stretched"), "{old}");
     assert_eq!(serde_json::from_str::<Line>(&old).unwrap(), measured(&run));
 }
@@ -196,10 +198,10 @@ fn damage_elsewhere_is_an_error_with_its_line() {
     std::fs::write(&path, text.replacen("\"repeat\":0", "\"repeat\":-", 1)).unwrap();
     let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
     assert!(error.contains("line 2"), "{error}");
-    std::fs::write(&path, text.replacen("\"format\":3", "\"format\":9", 1)).unwrap();
+    std::fs::write(&path, text.replacen("\"format\":4", "\"format\":9", 1)).unwrap();
     let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
     assert!(error.contains("format 9 was written by another version"), "{error}");
-    std::fs::write(&path, "{\"format\":3").unwrap();
+    std::fs::write(&path, "{\"format\":4").unwrap();
     let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
     assert!(error.contains("no whole line"), "{error}");
 }
@@ -212,7 +214,7 @@ fn bytes_that_are_no_text_are_refused_with_their_line_and_the_file_stays() {
     let text = std::fs::read_to_string(&path).unwrap();
     // Inside a text, and in a field that nobody knows.
     for (place, damage) in
-        [("\"load\":\"", b"\xff".as_slice()), ("\"format\":3", b",\"new\":\"\xff\"")]
+        [("\"load\":\"", b"\xff".as_slice()), ("\"format\":4", b",\"new\":\"\xff\"")]
     {
         let at = text.rfind(place).unwrap() + place.len();
         let bytes = [&text.as_bytes()[..at], damage, &text.as_bytes()[at..]].concat();
@@ -349,7 +351,8 @@ fn a_failure_is_kept_until_its_run_is_measured() {
     let mut results = create(directory.path(), &header);
     let error = anyhow::anyhow!("the guest hangs").context("randread 4k");
     results.append(Line::Failure(Failure::new(run.key.clone(), &error))).unwrap();
-    let planned = PlannedRun { key: run.key.clone(), jobs_max: 4, seed: 1, stretch: 1 };
+    let planned =
+        PlannedRun { key: run.key.clone(), jobs_max: 4, seed: 1, round: None, stretch: 1 };
     assert!(!results.recorded().has(&planned), "it is tried again");
     assert_eq!(results.recorded().failures()[0].error, "randread 4k: the guest hangs");
     assert_eq!(results.failed_now(), 1);
@@ -381,7 +384,7 @@ fn only_results_that_can_be_gone_on_with_are_said_to_be() {
         (runs.to_owned(), anew),
         (format!("{cut}{runs}"), anew),
         (
-            whole.replacen("\"format\":3", "\"format\":2", 1),
+            whole.replacen("\"format\":4", "\"format\":2", 1),
             "format 2 was written by another version",
         ),
     ] {

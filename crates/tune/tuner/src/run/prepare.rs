@@ -6,6 +6,7 @@ mod announce;
 mod record;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use load::{fio, host};
@@ -25,7 +26,7 @@ use crate::measure::fio::Fio;
 use crate::progress::{FillProgress, say};
 use crate::results::{Programs, Stored, check_same};
 use crate::settings::Settings;
-use crate::storage::{Mapper, StoragePlan, Storages, Tools, Workshop};
+use crate::storage::{Mapper, StoragePlan, Storages, Tools, Workshop, stays};
 use crate::target::{Origin, Target};
 use crate::units::Bytes;
 use crate::variant::Variant;
@@ -45,12 +46,12 @@ pub(super) struct Prepared {
     machine: Machine,
     programs: Programs,
     environment: Environment,
-    mapper: Mapper,
+    pub(super) mapper: Mapper,
     /// The disk of the user, if one was named.
     target: Option<Target>,
     /// Where scratch files go.
-    directory: PathBuf,
-    size: Bytes,
+    pub(super) directory: PathBuf,
+    pub(super) size: Bytes,
 }
 
 impl Prepared {
@@ -158,6 +159,25 @@ impl Prepared {
         let progress = FillProgress::new(Bytes(self.fill_bytes()));
         let report = |bytes| progress.written(bytes);
         Storages::prepare(&self.storage_plan(), &self.workshop(interrupt, &report))
+    }
+
+    /// What is made anew before each round, if it took so long to make; where it stays, a note says why.
+    pub(super) fn renewed(&mut self, fill: Duration) -> Option<StoragePlan> {
+        if self.target.is_some() || !self.has_storage() {
+            return None;
+        }
+        match stays(fill) {
+            Some(note) => {
+                self.notes.push(note);
+                None
+            }
+            None => Some(self.storage_plan()),
+        }
+    }
+
+    /// Tells what bends the numbers.
+    pub(super) fn tell_notes(&self) {
+        self.notes.iter().for_each(|note| say(&format!("Note: {note}.")));
     }
 
     /// Those that some contender is measured on with a disk of this host.

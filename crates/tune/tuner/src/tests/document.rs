@@ -151,7 +151,7 @@ fn the_example_is_a_line_of_this_format() {
     let mut lines = text.lines().take_while(|line| !line.starts_with("```"));
     let line: Line = serde_json::from_str(lines.next().unwrap()).unwrap();
     let Line::Run(run) = &line else { panic!("{line:?} is no run") };
-    assert_eq!(run.format, 3);
+    assert_eq!(run.format, 4);
     assert_eq!(run.latency().count(), run.operations);
     assert_eq!(lines.next(), None);
 }

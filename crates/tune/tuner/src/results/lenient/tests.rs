@@ -295,7 +295,7 @@ fn runs_whose_header_cannot_be_read_are_nobody_elses() {
     let other = text(&other);
     let broken = other.replacen("\"kind\":\"header\"", "\"kind\":\"header\",", 1);
     let mistyped = other.replacen("\"seed\":42", "\"seed\":\"x\"", 1);
-    let newer = other.replacen("\"format\":3", "\"format\":4", 1);
+    let newer = other.replacen("\"format\":4", "\"format\":5", 1);
     assert!(![&broken, &mistyped, &newer].contains(&&other));
     let told = "lines have no header that can be read: line ";
     for damaged in [broken, mistyped, newer] {
@@ -324,20 +324,20 @@ fn a_file_without_anything_to_use_is_an_error_that_says_why() {
     refuse(b"", "it is empty");
     refuse(b"\n\n", "nothing of it can be used: there is no header");
     refuse(b"size,op,jobs\n1,2,3\n", "2 lines cannot be read");
-    let old = file().concat().replace("\"format\":3", "\"format\":1");
+    let old = file().concat().replace("\"format\":4", "\"format\":1");
     refuse(
         old.as_bytes(),
         "10 lines are of format 1, which this version of ringloom does not read",
     );
-    let new = file().concat().replace("\"format\":3", "\"format\":4");
-    refuse(new.as_bytes(), "10 lines are of format 4");
+    let new = file().concat().replace("\"format\":4", "\"format\":5");
+    refuse(new.as_bytes(), "10 lines are of format 5");
 }
 
 #[test]
 fn formats_may_be_mixed_and_that_is_told() {
     let mut lines = file();
     for line in &mut lines[5..] {
-        *line = line.replacen("\"format\":3", "\"format\":2", 1);
+        *line = line.replacen("\"format\":4", "\"format\":3", 1);
     }
     lines.push("{\"format\":1,\"kind\":\"run\"}\n".to_owned());
     check(
@@ -346,7 +346,7 @@ fn formats_may_be_mixed_and_that_is_told() {
         &[
             "1 line is of format 1, which this version of ringloom does not read, and left out: line \
              11",
-            "runs of the formats 2 and 3 are mixed: several versions of ringloom wrote them",
+            "runs of the formats 3 and 4 are mixed: several versions of ringloom wrote them",
         ],
     );
 }

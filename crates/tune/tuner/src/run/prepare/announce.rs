@@ -15,6 +15,7 @@ use crate::progress::say;
 use crate::results::{Recorded, Stored};
 use crate::scratch::{TRIAL_BYTES, fill_rate};
 use crate::settings::Settings;
+use crate::storage::stays;
 use crate::units::{Bytes, Span, counted, human_time};
 
 /// Less than so many times the trial is filled before a trial is worth it.
@@ -74,7 +75,10 @@ impl Prepared {
             (None, true) => format!(", after filling {size} of scratch file"),
             (None, false) => format!(", after filling {size} of scratch files"),
         };
-        let before = Pace::before_runs(fill, rate);
+        let fill_time = Pace::filling(fill, rate);
+        let before = Pace::before_runs(fill_time);
+        let pace = if stays(fill_time).is_none() { pace.with_fill(fill_time) } else { pace };
+        let ahead = Ahead::new(matrix, settings, &pace, recorded);
         let time = ahead.time(before)?;
         let limit = ahead.limit(time);
         if !ahead.goes_on(limit, before) {

@@ -12,7 +12,7 @@ use std::sync::{Mutex, OnceLock};
 use testkit::machines::{all, named};
 
 use super::score::{Score, Tally};
-use super::session::{Budget, session};
+use super::session::{Boots, Budget, session};
 
 /// Seeds of each machine unless `RINGLOOM_SEEDS` says otherwise.
 const SEEDS: u64 = 6;
@@ -39,6 +39,8 @@ const KNOWABLE: &[&str] = &[
     "hurts",
     "on-the-line",
     "conflict",
+    "boots",
+    "boots-flat",
     "noise-correlated",
     "two-optima-stalls",
     "drift-linear",
@@ -125,7 +127,7 @@ fn tried(name: &str) -> Score {
     let mut sum = Score::default();
     for seed in FIRST_SEED..FIRST_SEED + seeds() {
         let mut machine = named(name, seed);
-        let found = session(&mut machine, seed, budget());
+        let found = session(&mut machine, seed, budget(), Boots::EachRound);
         sum.add(&Score::of(&machine, &found));
     }
     sum
@@ -230,6 +232,29 @@ fn intervals_of_iops_contain_the_truth_of_undisturbed_machines() {
 fn intervals_of_ratios_contain_the_truth_of_every_machine() {
     check_intervals(|_| true, |score| score.gain);
     check_intervals(|_| true, |score| score.to_host);
+}
+
+/// What one boot does to all runs is in no interval of its own command.
+#[test]
+fn intervals_of_a_single_boot_miss_the_truth_of_other_boots() {
+    let covered = |boots| {
+        let mut score = Score::default();
+        for seed in FIRST_SEED..FIRST_SEED + seeds().min(40) {
+            let mut machine = named("boots", seed);
+            let found = session(&mut machine, seed, Budget::Enough, boots);
+            score.add(&Score::of(&machine, &found));
+        }
+        score
+    };
+    let (each, once) = (covered(Boots::EachRound), covered(Boots::Once));
+    for (name, of) in [
+        ("IOPS", (|score| score.iops) as fn(&Score) -> Tally),
+        ("gain", |score| score.gain),
+        ("to host", |score| score.to_host),
+    ] {
+        check_tally(name, of(&each), 90.0..=100.0);
+        check_tally(name, of(&once), 0.0..=80.0);
+    }
 }
 
 #[test]

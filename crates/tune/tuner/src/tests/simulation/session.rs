@@ -47,8 +47,16 @@ pub(super) enum Budget {
     Enough,
 }
 
+/// Whether guests are booted before each round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Boots {
+    EachRound,
+    /// Before the first one alone, as up to format 3 of the results.
+    Once,
+}
+
 /// Runs a command to its end.
-pub(super) fn session(machine: &mut Machine, seed: u64, budget: Budget) -> Session {
+pub(super) fn session(machine: &mut Machine, seed: u64, budget: Budget, boots: Boots) -> Session {
     let (settings, matrix, cells) = prepared(machine.loads(), seed);
     let mut course = Course::new(&matrix, &settings, &Recorded::default());
     let mut runs: Vec<Run> = Vec::new();
@@ -57,6 +65,7 @@ pub(super) fn session(machine: &mut Machine, seed: u64, budget: Budget) -> Sessi
         |runs: &[PlannedRun]| -> u64 { runs.iter().map(|run| u64::from(run.stretch)).sum() };
     let estimated = length(&course.outlook(None));
     let mut done = 0;
+    let mut round = None;
     loop {
         let fits = |block: &[PlannedRun]| match budget {
             Budget::Estimated => done + length(block) <= estimated,
@@ -64,7 +73,12 @@ pub(super) fn session(machine: &mut Machine, seed: u64, budget: Budget) -> Sessi
         };
         let Some(block) = course.next(&fits) else { return Session { runs, cells } };
         for planned in &block {
-            let measured = measure(machine, planned, &cells, now_s);
+            if planned.round.is_some_and(|it| round.replace(it) != Some(it))
+                && boots == Boots::EachRound
+            {
+                machine.boot();
+            }
+            let measured = Run { round, ..measure(machine, planned, &cells, now_s) };
             done += u64::from(planned.stretch);
             now_s += f64::from(planned.stretch) * (RAMP_S + RUNTIME_S) + BETWEEN_S;
             course.measured(&measured);

@@ -1,0 +1,58 @@
+//! Making scratch storage anew, so that what one place on the disk does to the figures is drawn again.
+//!
+//! `measure` does so before each round but the first.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::{Mapper, StoragePlan, Storages, Tools, Workshop};
+use crate::interrupt::Interrupt;
+use crate::units::{Bytes, human_time};
+
+/// What takes longer to fill stays the same in all rounds: else more time went into filling than into measuring.
+const FILLED_WITHIN: Duration = Duration::from_secs(10);
+
+/// How to make the storages of a command once more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Renewal<'a> {
+    pub(crate) plan: &'a StoragePlan,
+    pub(crate) directory: &'a Path,
+    /// Of each disk.
+    pub(crate) size: Bytes,
+    pub(crate) seed: u64,
+    pub(crate) mapper: &'a Mapper,
+}
+
+impl Renewal<'_> {
+    /// Takes the storages away and makes them again for a round. Call it when nobody has the disks open.
+    ///
+    /// # Errors
+    /// The step that failed, or `Interrupted`; there are no storages then.
+    pub(crate) fn renew(
+        &self,
+        storages: &mut Storages,
+        round: u16,
+        tools: &Tools,
+        interrupt: &Interrupt,
+    ) -> Result<()> {
+        let Self { plan, directory, size, mapper, .. } = *self;
+        *storages = Storages::default();
+        let seed = self.seed.wrapping_add(u64::from(round) << 32);
+        let report = &|_| {};
+        let workshop = Workshop { directory, size, seed, tools, mapper, interrupt, report };
+        *storages = Storages::prepare(plan, &workshop).context("fill the disk anew")?;
+        Ok(())
+    }
+}
+
+/// Why storage that took so long to make stays as it is, if it does: a sentence without its full stop.
+pub(crate) fn stays(took: Duration) -> Option<String> {
+    (took > FILLED_WITHIN).then(|| {
+        format!(
+            "the disk took {} to fill, so all repeats use the same: another place on the disk may give other figures",
+            human_time(took)
+        )
+    })
+}
