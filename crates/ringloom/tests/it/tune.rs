@@ -17,6 +17,7 @@ use testkit::guest;
 use testkit::process::{Bench, Program, Server, Signal};
 use testkit::report::skipped;
 
+mod answers;
 mod interrupts;
 mod probes;
 mod refusals;

@@ -3,8 +3,8 @@
 //! `answer` asks it of what is recommended, `report` tells it.
 //!
 //! Invariants: a resource is named only with evidence of its own: the host's rate for the disk, more requests in flight on
-//! the host for their number, busy threads and CPUs for the others. A host that had no CPU left says nothing of its disk. Where
-//! none of it was measured, nothing is named.
+//! the host (where it is not measured, for what is compared first) for their number, busy threads and CPUs for the others. A
+//! host that had no CPU left says nothing of its disk. Where none of it was measured, nothing is named.
 //! Limits: a thread that looks for requests instead of sleeping is busy without being the limit, so the more the host gains with
 //! more requests in flight, or if that is not known, the busier it must be.
 
@@ -20,6 +20,10 @@ const BUSY: (f64, f64) = (0.55, 0.95);
 const IN_DOUBT: f64 = 0.9;
 /// From this share of the CPUs on the host is.
 const HOST_BUSY: f64 = 0.95;
+/// What uses a smaller share of the CPUs in use is not what they are used for.
+const OWN_CPUS: f64 = 0.5;
+/// What uses a smaller share sleeps, and gets a CPU whenever it needs one, whatever others do.
+const SLEEPS: f64 = 0.1;
 /// What reaches this share of the rate of a host whose disk has no more to give has the disk as its limit.
 const OF_HOST: f64 = 0.85;
 /// Where more requests in flight bring the host less than this factor, its disk has no more to give.
@@ -42,6 +46,8 @@ pub(crate) enum Bottleneck {
     ClientCpu,
     /// All CPUs of the host.
     HostCpu,
+    /// The same, most of which other programs use.
+    OtherPrograms,
 }
 
 impl Bottleneck {
@@ -49,14 +55,20 @@ impl Bottleneck {
     pub(crate) fn of(summary: &CellSummary, row: &Row) -> Option<Self> {
         let subject = row.contender.subject();
         let (deeper, of_host) = (summary.deeper, row.to_host.map(|ratio| ratio.median));
-        let has_cpu = |host: &Row| !is_full(host) && host.submitting_busy < Some(BUSY.1);
+        let has_cpu = |host: &Row| {
+            (!is_full(host) || own_cpus(host) < SLEEPS) && host.submitting_busy < Some(BUSY.1)
+        };
         let disk_is_full =
             deeper.is_some_and(|gain| gain < DEEPER_GAINS) && summary.host().is_none_or(has_cpu);
-        if disk_is_full && of_host? >= OF_HOST {
+        if disk_is_full && of_host.is_some_and(|share| share >= OF_HOST) {
             return Some(Self::Disk);
         }
         if is_full(row) {
-            return Some(Self::HostCpu);
+            return Some(if own_cpus(row) < OWN_CPUS {
+                Self::OtherPrograms
+            } else {
+                Self::HostCpu
+            });
         }
         let busy = |busy: Option<f64>| busy.unwrap_or(0.0);
         let (serving, submitting) = (busy(row.serving_busy), busy(row.submitting_busy));
@@ -64,8 +76,9 @@ impl Bottleneck {
         let by_depth = deeper.map_or(1.0, |gain| gain.ln() / f64::from(DEEPER).ln());
         let enough = BUSY.0 + (BUSY.1 - BUSY.0) * by_depth.clamp(0.0, 1.0);
         if serving.max(submitting) < enough {
-            // Nothing is busy, so each request takes its time.
-            return deeper.map(|_| Self::Latency);
+            // Nothing is busy, so each request takes its time, or the disk does no more at once.
+            let is_disk = |gain| gain < DEEPER_GAINS && of_host.is_none();
+            return deeper.map(|gain| if is_disk(gain) { Self::Disk } else { Self::Latency });
         }
         if submitting >= IN_DOUBT * serving {
             return Some(makes(subject));
@@ -78,7 +91,8 @@ impl Bottleneck {
     pub(crate) fn is_plural(self) -> bool {
         match self {
             Self::Disk | Self::Latency | Self::Queues => false,
-            Self::Iothread | Self::GuestCpu | Self::ClientCpu | Self::HostCpu => true,
+            Self::Iothread | Self::GuestCpu | Self::ClientCpu => true,
+            Self::HostCpu | Self::OtherPrograms => true,
         }
     }
 
@@ -93,6 +107,9 @@ impl Bottleneck {
             Self::GuestCpu => "more or faster CPUs in the guest would help",
             Self::ClientCpu => "more jobs would help",
             Self::HostCpu => "a host with more CPUs would help",
+            Self::OtherPrograms => {
+                "the figures are those of a busy host: measure again when it is quiet"
+            }
         }
     }
 }
@@ -100,6 +117,13 @@ impl Bottleneck {
 /// Whether no CPU of the host was free.
 fn is_full(row: &Row) -> bool {
     row.cpus.is_some_and(|(in_use, of)| in_use >= HOST_BUSY * of as f64)
+}
+
+/// The share of the CPUs in use that the run itself uses.
+fn own_cpus(row: &Row) -> f64 {
+    let own = row.cpu_of_all_us.map(|cpu_us| cpu_us * row.iops.median / 1e6);
+    let share = own.zip(row.cpus).map(|(own, (in_use, _))| own / in_use);
+    share.unwrap_or(1.0)
 }
 
 /// What makes the requests of a subject.
@@ -118,6 +142,7 @@ impl fmt::Display for Bottleneck {
             Self::GuestCpu => "the CPUs of the guest",
             Self::ClientCpu => "the CPUs of the client",
             Self::HostCpu => "the CPUs of the host",
+            Self::OtherPrograms => "other programs on the CPUs of the host",
         })
     }
 }
@@ -176,8 +201,9 @@ mod tests {
         check(&usual, Some(Bottleneck::Disk));
         let busy_too = Measured { busy: [0.99, 0.1], cpus: 8.0, ..usual };
         check(&busy_too, Some(Bottleneck::Disk));
-        let full = Measured { iops: [1000, 1050, 500], cpus: 7.9, ..usual };
+        let full = Measured { iops: [1000, 1050, 500], busy: [1.0, 1.5], cpus: 7.9 };
         check(&full, Some(Bottleneck::HostCpu));
+        check(&Measured { busy: [1.0, 1.0], ..full }, Some(Bottleneck::OtherPrograms));
         let iothread = Measured { iops: [1000, 1050, 500], busy: [0.9, 0.2], cpus: 2.0 };
         check(&iothread, Some(Bottleneck::Iothread));
         let jobs = Measured { busy: [0.4, 0.8], ..iothread };
@@ -190,8 +216,11 @@ mod tests {
     fn a_host_without_a_free_cpu_says_nothing_of_its_disk() {
         // Of 2 jobs that took 10 µs for each request.
         let memory = Measured { iops: [200_000, 200_000, 190_000], busy: [0.9, 0.5], cpus: 7.9 };
-        check(&memory, Some(Bottleneck::HostCpu));
+        check(&memory, Some(Bottleneck::OtherPrograms));
         check(&Measured { cpus: 2.0, ..memory }, Some(Bottleneck::Iothread));
+        // Others had the CPUs, and it slept: 1000 times 10 µs.
+        let asleep = Measured { iops: [1000, 1050, 950], busy: [0.2, 0.1], cpus: 7.9 };
+        check(&asleep, Some(Bottleneck::Disk));
     }
 
     #[test]

@@ -39,7 +39,8 @@ pub(crate) enum Purpose {
     Sweep,
     /// Measured again, because it is best or close to the 90 % line: the figures that count.
     Confirm,
-    /// The host with more requests in flight than in a cell (`Cell::deeper`): whether its disk has more to give.
+    /// The host, or else what is compared first, with more requests in flight than in a cell (`Cell::deeper`): whether the disk
+    /// has more to give.
     Deeper,
     /// The host or the first of what is compared once more; `step` counts.
     Sentinel,
@@ -242,16 +243,16 @@ fn with_sentinels(
     all
 }
 
-/// The host with more requests in flight than in the cell at this place of the matrix, unless that is a cell of its own.
+/// The host, or else what is compared first, with more requests in flight than in the cell at this place of the matrix, unless
+/// that is a cell of its own.
 pub(crate) fn deeper(matrix: &Matrix, place: usize, repeat: u16, seed: u64) -> Option<PlannedRun> {
     let entry = &matrix.entries[place];
-    let cell = entry.cells[0].deeper().filter(|_| entry.contenders.contains(&Contender::HOST))?;
+    let (cell, contender) = (entry.cells[0].deeper()?, watched(entry).next()?);
     let variant = entry.variant;
     let is_other = |it: &Entry| it.variant == variant && it.cells[0] == cell;
     let number = u64::try_from(place).expect("places are few");
     let stream = DEEPER_STREAM - (u64::from(repeat) << 32 | number);
     let seed = Random::stream(seed, stream).next_u64();
-    let contender = Contender::HOST;
     let key = RunKey { purpose: Purpose::Deeper, repeat, step: 0, contender, variant, cell };
     let run = PlannedRun { key, jobs_max: entry.jobs_max(), seed, round: None, stretch: 1 };
     (!matrix.entries.iter().any(is_other)).then_some(run)

@@ -108,7 +108,8 @@ pub(crate) struct CellSummary {
     pub(crate) variant: Variant,
     pub(crate) cell: Cell,
     pub(crate) rows: Vec<Row>,
-    /// IOPS of the host with more requests in flight (`Cell::deeper`), relative to those of the cell.
+    /// IOPS of the host, or else of what is compared first, with more requests in flight (`Cell::deeper`), relative to those of
+    /// the cell.
     pub(crate) deeper: Option<f64>,
     /// One per subject that compares numbers of iothreads.
     pub(crate) verdicts: Vec<(Subject, Verdict)>,
@@ -168,15 +169,17 @@ pub(crate) fn summarise(runs: &[Run], cores: usize) -> Vec<CellSummary> {
     cells
 }
 
-/// What the host gains with more requests in flight, by runs of its own or by the cell that has as many.
+/// What the host gains with more requests in flight, by runs of its own or by the cell that has as many; where it is not
+/// measured, what a contender gains.
 fn deeper(summary: &CellSummary, cells: &[CellSummary], runs: &[Run]) -> Option<f64> {
     let (variant, cell) = (summary.variant, summary.cell.deeper()?);
-    let host = |it: &CellSummary| it.host().map(|row| row.iops.median);
+    let base = summary.host().or(summary.rows.first())?;
     let other = cells.iter().find(|it| (it.variant, it.cell) == (variant, cell));
-    if let Some(other) = other.and_then(host) {
-        return Some(other / host(summary)?).filter(|ratio| ratio.is_finite());
+    let mut others = other.into_iter().flat_map(|it| &it.rows);
+    if let Some(other) = others.find(|row| row.contender == base.contender) {
+        return Some(other.iops.median / base.iops.median).filter(|ratio| ratio.is_finite());
     }
-    // Relative to the host in the same block of the exploration.
+    // Relative to the same in one block of the exploration.
     let beside = |run: &Run| {
         let (purpose, cell) = (Purpose::Sweep, summary.cell);
         let key = RunKey { purpose, cell, ..run.key.clone() };

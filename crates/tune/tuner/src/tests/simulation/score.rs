@@ -195,7 +195,7 @@ impl Score {
             Bottleneck::Latency => Limit::InFlight,
             Bottleneck::Iothread | Bottleneck::Queues => Limit::Iothread,
             Bottleneck::GuestCpu | Bottleneck::ClientCpu => Limit::GuestCpu,
-            Bottleneck::HostCpu => Limit::HostCpu,
+            Bottleneck::HostCpu | Bottleneck::OtherPrograms => Limit::HostCpu,
         });
         let is_right = |limit: Limit| {
             limits.iter().any(|(other, gain)| *other == limit && *gain >= NEARLY * most)
