@@ -136,6 +136,11 @@ pub struct TuneArgs {
     #[arg(long)]
     pub(crate) verify: bool,
 
+    /// Before anything is measured write the disk twice, and run each cell that writes until five runs in a row are
+    /// steady, 25 at most (SNIA PTS): an SSD is fast until it has been written
+    #[arg(long)]
+    pub(crate) precondition: bool,
+
     /// Print a line per second of each run, as vdbench does
     #[arg(long)]
     pub(crate) interval: bool,

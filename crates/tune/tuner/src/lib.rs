@@ -57,6 +57,7 @@ pub mod output;
 mod pace;
 mod pinning;
 mod plan;
+mod precondition;
 mod progress;
 mod question;
 mod quote;

@@ -35,6 +35,8 @@ const DEEPER_STREAM: u64 = SENTINEL_STREAM - (1 << 32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Purpose {
+    /// Writing until the rate has settled, before anything is measured; `step` counts.
+    Precondition,
     /// One contender in one cell.
     Sweep,
     /// Measured again, because it is best or close to the 90 % line: the figures that count.
@@ -107,6 +109,7 @@ impl RunKey {
     pub(crate) fn purpose_name(&self) -> Option<String> {
         match (self.purpose, self.step) {
             (Purpose::Sweep, _) => None,
+            (Purpose::Precondition, _) => Some("before".to_owned()),
             (Purpose::Confirm, _) => Some("again".to_owned()),
             (Purpose::Deeper, _) => Some("deeper".to_owned()),
             (Purpose::Sentinel, step) => Some(format!("sentinel {}", step.saturating_add(1))),

@@ -22,6 +22,7 @@ use crate::matrix::Matrix;
 use crate::measure::{Bench, Guests};
 use crate::output;
 use crate::plan::{CURVE_MAXIMUM, PlannedRun, Purpose, RunKey};
+use crate::precondition;
 use crate::progress::{Left, Progress, say};
 use crate::repeats::Repeats;
 use crate::report::{Findings, Report, Style};
@@ -137,7 +138,13 @@ fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) ->
         progress: &progress,
         pace,
     };
-    let measured = measure_each(&mut bench, &mut course, deadline, &mut results);
+    let before = if header.settings.precondition {
+        precondition::carry_out(&mut bench, &matrix, &mut results)
+    } else {
+        Ok(())
+    };
+    let measured =
+        before.and_then(|()| measure_each(&mut bench, &mut course, deadline, &mut results));
     progress.finish();
     // Guests have the disks open.
     drop(bench);
@@ -226,7 +233,8 @@ fn late(settings: &Settings) -> Option<String> {
 fn rate(key: &RunKey, jobs: &[u16], recorded: &Recorded) -> Result<Option<f64>> {
     let failed = |needed: &str| format!("{key}: {needed} failed");
     match (key.purpose, key.step) {
-        (Purpose::Sweep | Purpose::Confirm | Purpose::Deeper | Purpose::Sentinel, _) => Ok(None),
+        (Purpose::Precondition | Purpose::Sweep | Purpose::Confirm, _) => Ok(None),
+        (Purpose::Deeper | Purpose::Sentinel, _) => Ok(None),
         (Purpose::Curve, CURVE_MAXIMUM) | (Purpose::Probe, 0) => Ok(None),
         (Purpose::Curve, percent) => {
             let maximum = recorded.run(&RunKey { step: CURVE_MAXIMUM, ..key.clone() });

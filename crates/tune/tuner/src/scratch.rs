@@ -5,7 +5,7 @@
 
 use std::cell::Cell as Shared;
 use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Seek as _, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -143,6 +143,20 @@ fn reopen_direct(path: &Path) -> Option<File> {
     OpenOptions::new().write(true).custom_flags(flag).open(path).ok()
 }
 
+/// Writes a whole disk, a file or a block device, with data that does not compress.
+///
+/// # Errors
+/// If it cannot be written, or a signal comes.
+pub(crate) fn overwrite(path: &Path, seed: u64, interrupt: &Interrupt) -> Result<()> {
+    let file = match reopen_direct(path) {
+        Some(file) => file,
+        None => OpenOptions::new().write(true).open(path)?,
+    };
+    let bytes = (&file).seek(SeekFrom::End(0))?;
+    (&file).rewind()?;
+    fill(file, bytes, seed, interrupt, &|_| {})
+}
+
 fn fill(
     mut file: File,
     bytes: u64,
@@ -157,6 +171,8 @@ fn fill(
     let mut written = 0;
     while written < bytes {
         interrupt.check()?;
+        let chunk =
+            &mut chunk[..usize::try_from(bytes - written).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES)];
         random.fill(chunk);
         write_chunk(&mut file, chunk).map_err(|error| explain_full(error, written, bytes))?;
         written += u64::try_from(chunk.len()).expect("usize fits u64");

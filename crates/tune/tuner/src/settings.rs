@@ -84,6 +84,9 @@ pub(crate) struct Settings {
     /// Of fio in guests.
     pub(crate) engine: GuestEngine,
     pub(crate) verify: bool,
+    /// Whether the disk is written before it is measured until its rate has settled.
+    #[serde(default)]
+    pub(crate) precondition: bool,
     pub(crate) sentinel: u16,
     pub(crate) destructive: bool,
     pub(crate) seed: u64,
@@ -158,6 +161,7 @@ impl Settings {
             load,
             engine: args.engine,
             verify: args.verify,
+            precondition: args.precondition,
             sentinel: args.sentinel,
             destructive: args.destructive,
             seed: args.seed.unwrap_or(seed),

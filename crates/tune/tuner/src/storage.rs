@@ -26,6 +26,7 @@ use anyhow::{Context, Result, bail};
 use load::probe::cache_mode;
 
 use crate::interrupt::Interrupt;
+use crate::lists::unique;
 use crate::scratch::{Scratch, free_bytes};
 use crate::target::{Kind, Target};
 use crate::units::Bytes;
@@ -119,6 +120,12 @@ impl Storages {
     /// Whether there are any.
     pub(crate) fn are_made(&self) -> bool {
         !self.by_key.is_empty()
+    }
+
+    /// The files and devices of all raw disks.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        let disks = self.by_key.values().flat_map(|storage| &storage.disks);
+        unique(disks.filter(|disk| disk.format == Image::Raw).flat_map(|disk| disk.files.clone()))
     }
 
     /// The disks of a variant: those of the first machine, then those of the second and so on.

@@ -139,6 +139,44 @@ fn auto_is_measured_beside_numbers_where_ringloom_serves() {
     });
 }
 
+/// A disk of the user that is not whole chunks long. About 8 s.
+#[test]
+fn a_disk_is_written_until_it_is_steady_before_it_is_measured() {
+    with_rig(|rig| {
+        let disk = rig.path("disk");
+        std::fs::write(&disk, vec![0_u8; (5 << 20) + 4096])?;
+        let line = format!(
+            "{} --op randread,randwrite --bs 4k --jobs 1 --iodepth 4 --repeats 1 --runtime 0.1 --ramp 0 --subject host \
+             --precondition",
+            disk.display()
+        );
+        rig.refuse(&line, &["--precondition writes over PATH: --destructive allows it"])?;
+        let ran = rig.run(&format!("{line} --destructive"))?;
+        ensure!(ran.status.code() == Some(0), "{ran:?}");
+        let lines = rig.lines()?;
+        let before = lines.iter().take_while(|line| line["purpose"] == "precondition").count();
+        ensure!((5..=25).contains(&before) && lines.len() == before + 2, "{before} of {lines:?}");
+        ensure!(lines[..before].iter().all(|line| line["op"] == "randwrite"), "{lines:?}");
+        let told = ran.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        let expected = format!("settled after {before} runs");
+        ensure!(told.contains(&expected), "{expected:?} is missing in: {}", ran.stdout);
+        let data = std::fs::read(&disk)?;
+        ensure!(data.len() == (5 << 20) + 4096, "{} bytes", data.len());
+        // Everywhere, in its last block too; fio's data have some zeros.
+        let zeros = |block: &[u8]| block.iter().filter(|byte| **byte == 0).count();
+        let unwritten: Vec<usize> = (0..)
+            .zip(data.chunks(4096))
+            .filter(|(_, it)| zeros(it) > 2048)
+            .map(|(at, _)| at)
+            .collect();
+        ensure!(unwritten.is_empty(), "blocks that were not written: {unwritten:?}");
+        rig.refuse(
+            &format!("{} --precondition --image qcow2", BRIEF),
+            &["--precondition writes raw disks, not qcow2"],
+        )
+    });
+}
+
 /// Guests and disks at once, written to and verified. About 30 s.
 #[test]
 fn several_guests_and_disks_are_measured_at_once_and_verified() {

@@ -4,6 +4,7 @@ use super::{Findings, least, steadiness};
 use crate::cell::Cell;
 use crate::drift::Flag;
 use crate::plan::Purpose;
+use crate::precondition;
 use crate::results::{Failure, Header, Programs, Run};
 use crate::spread::{Spread, spreads};
 use crate::units::counted;
@@ -11,7 +12,7 @@ use crate::units::counted;
 /// Runs that are named one by one; --sentinel decides how many can be in doubt.
 const NAMED_MAX: usize = 5;
 /// Less of the measured time than this is not at once.
-const TOGETHER: f64 = 0.9;
+const TOGETHER: f64 = 0.97;
 
 /// What bends the numbers, what failed and what was left out, a sentence each; `drift` is what is flagged of these runs.
 pub(super) fn sentences(findings: &Findings<'_>, drift: &[Flag]) -> Vec<String> {
@@ -34,6 +35,7 @@ pub(super) fn bending(findings: &Findings<'_>, drift: &[Flag]) -> Vec<String> {
     sentences.extend(apart(findings.runs));
     sentences.extend(steadiness::sentences(findings.runs, header));
     sentences.extend(spread(findings.runs));
+    sentences.extend(precondition::sentences(findings.runs));
     sentences.extend(findings.notes.iter().map(|note| format!("Note: {note}.")));
     sentences.extend(warnings(header, findings.notes));
     sentences

@@ -23,6 +23,7 @@ use crate::lists::unique;
 use crate::machine::Machine;
 use crate::matrix::{Matrix, Writes};
 use crate::measure::fio::Fio;
+use crate::precondition;
 use crate::progress::{FillProgress, say};
 use crate::results::{Programs, Stored, check_same};
 use crate::settings::Settings;
@@ -74,6 +75,7 @@ impl Prepared {
             check_same(out, &settings.differences(&stored.header.settings))?;
         }
         check_path(args, &settings)?;
+        check_precondition(args, &settings)?;
         let daemon = daemon(args)?;
         let mut programs = Programs { daemon: daemon.version()?, ..Programs::default() };
         let tools = Tools::of_system();
@@ -166,6 +168,14 @@ impl Prepared {
         if self.target.is_some() || !self.has_storage() {
             return None;
         }
+        if self.settings.precondition {
+            self.notes.push(
+                "the disk is written before it is measured, so all repeats use the same: another place on the disk may \
+                 give other figures"
+                    .to_owned(),
+            );
+            return None;
+        }
         match stays(fill) {
             Some(note) => {
                 self.notes.push(note);
@@ -247,6 +257,22 @@ fn check_path(args: &TuneArgs, settings: &Settings) -> Result<()> {
         ),
         Some(_) | None => Ok(()),
     }
+}
+
+/// Whether the disk may and can be written beforehand.
+fn check_precondition(args: &TuneArgs, settings: &Settings) -> Result<()> {
+    if !settings.precondition {
+        return Ok(());
+    }
+    if args.path.is_some() && !args.destructive {
+        bail!("--precondition writes over PATH: --destructive allows it");
+    }
+    if settings.subject.contains(&Subject::VmGiven) {
+        bail!(
+            "--precondition writes disks of this host, not that of your own guest: leave vm:given out"
+        );
+    }
+    precondition::check(&settings.variants)
 }
 
 fn writes(args: &TuneArgs) -> Writes {

@@ -312,7 +312,7 @@ fn without_time(line: &str) -> Vec<u16> {
         match key.purpose {
             Purpose::Sweep | Purpose::Deeper => explored += block.len(),
             Purpose::Confirm => repeats.push(key.repeat),
-            Purpose::Sentinel | Purpose::Probe | Purpose::Curve => {
+            Purpose::Precondition | Purpose::Sentinel | Purpose::Probe | Purpose::Curve => {
                 panic!("{key} is no run of a search")
             }
         }

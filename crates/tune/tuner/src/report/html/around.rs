@@ -83,6 +83,7 @@ fn settings(view: &View<'_>) -> Vec<(String, String)> {
         ("weights", weights.join(", ")),
         ("load of the host", word(&settings.load)),
         ("data verified", word(&settings.verify)),
+        ("preconditioned", word(&settings.precondition)),
         ("runs from sentinel to sentinel", settings.sentinel.to_string()),
         ("may overwrite the disk", word(&settings.destructive)),
         ("seed", settings.seed.to_string()),

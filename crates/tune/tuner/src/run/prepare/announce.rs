@@ -11,6 +11,7 @@ use crate::interrupt::Interrupt;
 use crate::matrix::Matrix;
 use crate::pace::Pace;
 use crate::plan::PlannedRun;
+use crate::precondition::{PASSES, Settling};
 use crate::progress::say;
 use crate::results::{Recorded, Stored};
 use crate::scratch::{TRIAL_BYTES, fill_rate};
@@ -76,7 +77,13 @@ impl Prepared {
             (None, false) => format!(", after filling {size} of scratch files"),
         };
         let fill_time = Pace::filling(fill, rate);
-        let before = Pace::before_runs(fill_time);
+        let settling = settings.precondition.then(|| Settling::all(matrix, settings.seed));
+        let settling: Vec<_> =
+            settling.into_iter().flatten().flat_map(|cell| cell.outlook()).collect();
+        let passes = if settings.precondition { PASSES } else { 0 };
+        let bytes = self.target.as_ref().map_or(fill, |target| target.bytes);
+        let overwriting = Pace::filling(bytes.saturating_mul(passes), rate);
+        let before = Pace::before_runs(fill_time) + overwriting + pace.total(&settling);
         let pace = if stays(fill_time).is_none() { pace.with_fill(fill_time) } else { pace };
         let ahead = Ahead::new(matrix, settings, &pace, recorded);
         let time = ahead.time(before)?;

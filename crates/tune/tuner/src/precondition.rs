@@ -1,0 +1,208 @@
+//! Before anything is measured: the disk is written until what writes goes at a rate that has settled.
+//!
+//! SNIA's Performance Test Specification for SSDs (PTS 2.0.1) writes the whole device twice over, and then runs the load in
+//! rounds until the last five are steady. `run` does so with `--precondition`; the report tells what became of each cell.
+//!
+//! Invariants: a command that goes on begins anew, since its scratch files are new.
+
+use anyhow::{Context, Result, bail};
+
+use crate::cell::Cell;
+use crate::matrix::Matrix;
+use crate::measure::Bench;
+use crate::plan::{PlannedRun, Purpose, RunKey, watched};
+use crate::results::{Line, Results, Run};
+use crate::scratch;
+use crate::steady::{Steady, judge};
+use crate::units::counted;
+use crate::variant::{Image, Variant};
+
+/// The rounds of the specification: so many at most, the last of which are judged.
+const ROUNDS_MAX: u32 = 25;
+const JUDGED: usize = 5;
+/// How often the whole disk is written first.
+pub(crate) const PASSES: u64 = 2;
+/// What a cell takes, as a rule.
+const ROUNDS_USUAL: u32 = 8;
+
+/// One cell that writes, on the way to a steady rate.
+#[derive(Clone, Debug)]
+pub(crate) struct Settling {
+    next: PlannedRun,
+    /// Length in ns and requests of each round.
+    rounds: Vec<(u64, u64)>,
+}
+
+impl Settling {
+    /// Of all cells of a matrix that write, each with what is measured first of it.
+    pub(crate) fn all(matrix: &Matrix, seed: u64) -> Vec<Self> {
+        let writes = matrix.entries.iter().filter(|entry| entry.cells[0].writes());
+        let first = |entry| {
+            let contender = watched(entry).next()?;
+            let (variant, cell, purpose) = (entry.variant, entry.cells[0], Purpose::Precondition);
+            let key = RunKey { purpose, repeat: 0, step: 0, contender, variant, cell };
+            let jobs_max = entry.jobs_max();
+            let next = PlannedRun { key, jobs_max, seed, round: Some(0), stretch: 1 };
+            Some(Self { next, rounds: Vec::new() })
+        };
+        writes.filter_map(first).collect()
+    }
+
+    /// Runs that this usually takes, for the estimate of the time.
+    pub(crate) fn outlook(&self) -> Vec<PlannedRun> {
+        vec![self.next.clone(); usize::try_from(ROUNDS_USUAL).expect("few fit usize")]
+    }
+
+    /// The next round, unless the last ones were steady or there were too many.
+    fn next(&self) -> Option<&PlannedRun> {
+        let is_over = self.next.key.step >= ROUNDS_MAX || is_settled(&self.rounds);
+        (!is_over).then_some(&self.next)
+    }
+
+    /// A round is over.
+    fn measured(&mut self, run: &Run) {
+        self.rounds.push(round_of(run));
+        self.next.key.step += 1;
+        self.next.seed = self.next.seed.wrapping_add(1);
+    }
+}
+
+fn round_of(run: &Run) -> (u64, u64) {
+    (run.elapsed_ns, run.operations)
+}
+
+fn is_settled(rounds: &[(u64, u64)]) -> bool {
+    rounds.len().checked_sub(JUDGED).is_some_and(|from| judge(&rounds[from..]) == Steady::Steady)
+}
+
+/// Whether the disks of a command can be written so.
+///
+/// # Errors
+/// Why not, as the end of a sentence.
+pub(crate) fn check(variants: &[Variant]) -> Result<()> {
+    match variants.iter().find(|variant| variant.image != Image::Raw) {
+        Some(variant) => bail!("--precondition writes raw disks, not {}", variant.image),
+        None => Ok(()),
+    }
+}
+
+/// Writes the disks, then runs each cell that writes until it is steady.
+///
+/// # Errors
+/// If a disk cannot be written, a run fails, or a signal comes.
+pub(crate) fn carry_out(
+    bench: &mut Bench<'_>,
+    matrix: &Matrix,
+    results: &mut Results,
+) -> Result<()> {
+    let seed = bench.settings.seed;
+    for path in bench.storages.paths() {
+        bench.progress.before("the disk is written twice");
+        for pass in 0..PASSES {
+            scratch::overwrite(&path, seed.wrapping_add(pass), bench.interrupt)
+                .with_context(|| format!("write {} before it is measured", path.display()))?;
+        }
+    }
+    for mut settling in Settling::all(matrix, seed) {
+        while let Some(planned) = settling.next().cloned() {
+            let left = bench.pace.total(&settling.outlook());
+            let run = bench.measure(&planned, None, left)?;
+            settling.measured(&run);
+            results.append(Line::Run(Box::new(run)))?;
+        }
+    }
+    Ok(())
+}
+
+/// What became of each cell, a sentence each.
+pub(crate) fn sentences(runs: &[Run]) -> Vec<String> {
+    let own = || runs.iter().filter(|run| run.key.purpose == Purpose::Precondition);
+    let mut cells: Vec<(Variant, Cell)> = Vec::new();
+    for run in own() {
+        let of = (run.key.variant, run.key.cell);
+        if !cells.contains(&of) {
+            cells.push(of);
+        }
+    }
+    let sentence = |(variant, cell): (Variant, Cell)| {
+        let mut rounds: Vec<&Run> =
+            own().filter(|run| (run.key.variant, run.key.cell) == (variant, cell)).collect();
+        rounds.sort_by_key(|run| run.key.step);
+        let (first, last) = (rounds.first()?, rounds.last()?);
+        let all: Vec<_> = rounds.iter().map(|run| round_of(run)).collect();
+        let how = if is_settled(&all) { "settled" } else { "had not settled" };
+        let rates = format!("{:.0} IOPS, then {:.0}", first.iops(), last.iops());
+        Some(format!(
+            "Preconditioned: {} {how} after {} ({rates}).",
+            last.key,
+            counted(all.len(), "run")
+        ))
+    };
+    cells.into_iter().filter_map(sentence).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::tests::{cell, client};
+    use crate::matrix::Writes;
+    use crate::results::tests::run;
+    use crate::settings::tests::settings;
+    use crate::variant::Layers;
+
+    fn settling(line: &str) -> Vec<Settling> {
+        let settings = settings(line, 2);
+        let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
+        Settling::all(&matrix, 7)
+    }
+
+    /// How many rounds it takes at these rates, the last of which goes on.
+    fn rounds(rates: &[u64]) -> usize {
+        let mut settling = settling("--op randwrite --bs 4k").swap_remove(0);
+        let mut rates = rates.iter().copied().chain(std::iter::repeat(*rates.last().unwrap()));
+        let mut count = 0;
+        while let Some(planned) = settling.next().cloned() {
+            assert_eq!(planned.key.step, u32::try_from(count).unwrap());
+            count += 1;
+            settling.measured(&run(planned.key.cell, client(1), 0, rates.next().unwrap()));
+        }
+        count
+    }
+
+    #[test]
+    fn five_steady_rounds_are_waited_for_but_not_for_ever() {
+        assert_eq!(rounds(&[100]), 5);
+        assert_eq!(rounds(&[1000, 700, 500, 300, 100]), 9);
+        let unsteady: Vec<u64> = (0..40).map(|round| 100 + round % 2 * 100).collect();
+        assert_eq!(rounds(&unsteady), 25);
+        assert_eq!(rounds(&[0]), 25, "nothing was done in any of them");
+    }
+
+    #[test]
+    fn only_what_writes_is_run_before() {
+        let cells = settling("--op randread,randwrite --bs 4k,64k");
+        assert_eq!(cells.len(), 2);
+        assert!(cells.iter().all(|it| it.next.key.cell.writes()));
+        assert!(settling("--op randread").is_empty());
+    }
+
+    #[test]
+    fn the_report_tells_what_became_of_each_cell() {
+        let cell = cell("randwrite", 4096, 1, 1);
+        let of = |rates: &[u64]| -> Vec<Run> {
+            let round = |(step, rate): (u32, &u64)| {
+                let mut run = run(cell, client(1), 0, *rate);
+                (run.key.purpose, run.key.step) = (Purpose::Precondition, step);
+                run
+            };
+            (0..).zip(rates).map(round).collect()
+        };
+        let told = sentences(&of(&[1000, 500, 100, 100, 100, 100, 100]));
+        let expected = "Preconditioned: randwrite 4k jobs=1 iodepth=1, client 1, before settled after 7 runs (1000 IOPS, \
+                        then 100).";
+        assert_eq!(told, [expected]);
+        let told = sentences(&of(&[100; 4]));
+        assert!(told[0].contains("had not settled after 4 runs"), "{told:?}");
+        assert_eq!(sentences(&[run(cell, client(1), 0, 5)]), Vec::<String>::new());
+    }
+}
