@@ -45,6 +45,11 @@ pub(crate) struct RawL2Entry {
     pub(crate) bitmap: u64,
 }
 
+impl RawL2Entry {
+    /// Stands for an entry that is not in memory, where an entry of compressed data is as good.
+    pub(crate) const UNKNOWN: Self = Self { word: COMPRESSED, bitmap: 0 };
+}
+
 impl Geometry {
     pub(crate) fn new(header: &Header) -> Self {
         let table_bits = header.l2_entries().ilog2();

@@ -308,7 +308,9 @@ impl Image {
         at: u64,
         slice: &[u8],
     ) -> Result<(), FailKind> {
-        if self.space.is_none() || self.geometry.has_data_file() {
+        // Those of a new table name nothing.
+        let is_empty = words(slice).all(|word| word == 0);
+        if is_empty || self.space.is_none() || self.geometry.has_data_file() {
             return Ok(());
         }
         let words = words(slice).step_by(self.geometry.entry_words());

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use block::{
     Access, Answer, BatchPieces, ByteCount, Clock, Durability, EofPolicy, Extent, FailKind, Lane,
-    LaneCompletionDecision, Mapping, Operation, Outcome, Piece, SystemClock, Target, Token, Unmap,
-    WakeTime,
+    LaneCompletionDecision, LocateQuery, Mapping, Operation, Outcome, Piece, SystemClock, Target,
+    Token, Unmap, WakeTime,
 };
 use tasks::{AsyncChild, ChildMapBatch, RequestParts, TaskExecutor, extent, is_over};
 
@@ -479,16 +479,7 @@ impl Lane for Qcow2Lane {
         // The tables are looked at in it, and whoever is answered so joins it.
         let epoch = self.core.enter();
         self.parts_left = BATCH_PARTS;
-        self.look_ahead(batch);
-        let mut located = 0;
-        for (place, mapping) in batch.iter_mut().enumerate() {
-            if self.answer_located(mapping, epoch, pieces) {
-                located += 1;
-            } else {
-                let plan = self.plan(mapping.operation, pieces);
-                self.plans.push((place, plan));
-            }
-        }
+        let located = self.answer_located(batch, epoch, pieces);
         if located < batch.len() {
             self.answer_planned(batch, pieces);
         }
@@ -500,7 +491,13 @@ impl Lane for Qcow2Lane {
 
     fn locate(&mut self, operation: Operation) -> Option<Target> {
         // Of what is written the lane hears when each request is over.
-        if self.core.image.is_written() { None } else { self.locate_run(operation) }
+        if self.core.image.is_written() { None } else { self.locate_one(operation) }
+    }
+
+    fn locate_reads(&mut self, queries: &mut [LocateQuery]) {
+        if !self.core.image.is_written() {
+            self.locate_all(queries);
+        }
     }
 
     fn due(&self) -> Option<WakeTime> {

@@ -40,14 +40,6 @@ impl LaneSlices {
         Some(slice)
     }
 
-    /// The slice of that number if the lane has used it, whether it is still in the cache or not.
-    #[inline]
-    pub(crate) fn known(&self, number: SliceNumber) -> Option<&L2Slice> {
-        let mask = self.slices.len() as u64 - 1;
-        let place = self.slices[usize::try_from(number.0 & mask).expect("masked")].as_deref();
-        place.filter(|slice| slice.number() == number)
-    }
-
     /// Lets go of slices that have gone from the cache, if those are many.
     pub(crate) fn sweep(&mut self, core: &LaneCore) {
         let evicted = core.image.slices.evicted();

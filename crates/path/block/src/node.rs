@@ -17,8 +17,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::{
-    Access, BatchPieces, Claim, ClaimError, DiskSize, FailKind, LaneContext, Operation, Outcome,
-    PieceRange, Rights, Target,
+    Access, BatchPieces, Claim, ClaimError, DiskSize, Extent, FailKind, LaneContext, Operation,
+    Outcome, PieceRange, Rights, Target,
 };
 
 /// A vertex of the block graph, shared by all threads (QEMU's BlockDriverState).
@@ -81,6 +81,14 @@ pub trait Lane: Debug {
     /// question with it; a lane that always says `None` is only slower.
     fn locate(&mut self, _: Operation) -> Option<Target> {
         None
+    }
+
+    /// [`Lane::locate`] for many reads with one call, so that a layer can have its tables loaded for all of them together.
+    /// Each query comes without a target and keeps its number; the lane may change their order.
+    fn locate_reads(&mut self, queries: &mut [LocateQuery]) {
+        for query in queries {
+            query.target = self.locate(Operation::Read(query.extent));
+        }
     }
 
     /// When [`Lane::resume`] has something to do; `None` while nothing is held, here or below, that
@@ -239,6 +247,17 @@ impl Mapping {
             memory: BufferCopyPolicy::Live,
         }
     }
+}
+
+/// A read whose place is asked for ([`Lane::locate_reads`]), and the answer.
+#[derive(Debug)]
+pub struct LocateQuery {
+    /// What is read.
+    pub extent: Extent,
+    /// Where all of its bytes are, if the lane says so.
+    pub target: Option<Target>,
+    /// The number that the asker knows the query by. It means nothing to the lane.
+    pub number: usize,
 }
 
 /// What [`Lane::map`] answers for an operation: the pieces to carry it out on, that it is held, or why it fails.

@@ -14,8 +14,9 @@ use std::time::Instant;
 
 use block::{
     AfterPiecesAction, Answer, BatchPieces, BufferCopyPolicy, ByteCount, ByteOffset, DiskSize,
-    Durability, Extent, FailKind, HostMemory, Lane, LaneCompletionDecision, LaneContext, Mapping,
-    Operation, Outcome, Piece, StatusRecord, StatusRun, StatusRuns, Target, Token, Unmap, WakeTime,
+    Durability, Extent, FailKind, HostMemory, Lane, LaneCompletionDecision, LaneContext,
+    LocateQuery, Mapping, Operation, Outcome, Piece, StatusRecord, StatusRun, StatusRuns, Target,
+    Token, Unmap, WakeTime,
 };
 
 /// How many runs a file is asked for at once.
@@ -216,6 +217,11 @@ impl AsyncChild {
     /// Where the bytes of a read or a write are, if the lane below says it at once ([`Lane::locate`]).
     pub fn locate(&self, operation: Operation) -> Option<Target> {
         self.0.state.borrow_mut().lane.locate(operation)
+    }
+
+    /// The same of many reads ([`Lane::locate_reads`]).
+    pub fn locate_reads(&self, queries: &mut [LocateQuery]) {
+        self.0.state.borrow_mut().lane.locate_reads(queries);
     }
 
     /// A name for a question, until it is given back.

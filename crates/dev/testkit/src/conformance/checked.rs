@@ -21,8 +21,8 @@ use anyhow::{Result, bail};
 use block::{
     Access, AfterPiecesAction, Answer, BatchPieces, BlockLimits, BufferCopyPolicy, ByteCount,
     Claim, ClaimError, Clock, DiskSize, FailKind, Lane, LaneCompletionDecision, LaneContext,
-    LaneError, Mapping, Node, Operation, Outcome, Piece, PieceMark, PieceRange, Rights, Target,
-    Token, WakeTime,
+    LaneError, LocateQuery, Mapping, Node, Operation, Outcome, Piece, PieceMark, PieceRange,
+    Rights, Target, Token, WakeTime,
 };
 
 use super::stack::Sizes;
@@ -217,6 +217,38 @@ impl Drop for CheckedLane {
     }
 }
 
+impl CheckedLane {
+    /// Where the lane says at once that operations are: one by one, and the reads together.
+    fn locate_both_ways(&mut self, asked: &[Mapping]) -> Vec<Option<Target>> {
+        let alone = asked.iter().map(|mapping| self.below.locate(mapping.operation));
+        let mut located: Vec<Option<Target>> = alone.collect();
+        let query = |(number, mapping): (usize, &Mapping)| {
+            let extent = mapping.operation.extent()?;
+            let is_read = mapping.operation == Operation::Read(extent);
+            is_read.then_some(LocateQuery { extent, target: None, number })
+        };
+        let mut queries: Vec<LocateQuery> = asked.iter().enumerate().filter_map(query).collect();
+        let mut left: Vec<usize> = queries.iter().map(|query| query.number).collect();
+        self.below.locate_reads(&mut queries);
+        for LocateQuery { extent, target, number } in queries {
+            let is_asked = left.iter().position(|it| *it == number).map(|at| left.remove(at));
+            if is_asked.is_none() || asked[number].operation != Operation::Read(extent) {
+                self.judge.complain(&format!("query {number} of a batch became another one"));
+                continue;
+            }
+            // Other threads may have made known meanwhile what was not.
+            match (&mut located[number], target) {
+                (Some(alone), Some(target)) if *alone != target => {
+                    self.judge.complain(&format!("{extent:?} is {alone:?} and {target:?}"));
+                }
+                (Some(_), _) => {}
+                (unknown, target) => *unknown = target,
+            }
+        }
+        located
+    }
+}
+
 impl Lane for CheckedLane {
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
         let asked: Vec<Mapping> = batch.to_vec();
@@ -236,8 +268,7 @@ impl Lane for CheckedLane {
                 self.judge.complain(&format!("{operation:?} is asked of {:?}", self.size));
             }
         }
-        let located = |mapping: &Mapping| self.below.locate(mapping.operation);
-        let located: Vec<Option<Target>> = asked.iter().map(located).collect();
+        let located = self.locate_both_ways(&asked);
         let mark = pieces.end();
         for mapping in batch.iter_mut() {
             mapping.answer = UNANSWERED;
@@ -280,6 +311,10 @@ impl Lane for CheckedLane {
 
     fn locate(&mut self, operation: Operation) -> Option<Target> {
         self.below.locate(operation)
+    }
+
+    fn locate_reads(&mut self, queries: &mut [LocateQuery]) {
+        self.below.locate_reads(queries);
     }
 
     fn due(&self) -> Option<WakeTime> {

@@ -13,8 +13,8 @@ use anyhow::Result;
 use block::{
     Access, AfterPiecesAction, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Child,
     Claim, ClaimError, Clock, DiskSize, Durability, FailKind, Lane, LaneCompletionDecision,
-    LaneContext, LaneError, Mapping, Node, Operation, Outcome, Piece, Rights, Target, Token,
-    WakeTime,
+    LaneContext, LaneError, LocateQuery, Mapping, Node, Operation, Outcome, Piece, Rights, Target,
+    Token, WakeTime,
 };
 use std::sync::Arc;
 
@@ -24,6 +24,8 @@ enum Mistake {
     None,
     /// What it says at once of a place is not where it answers.
     LocatesElsewhere,
+    /// The same of reads that it is asked for together.
+    LocatesReadsElsewhere,
     /// All is one sector off, consistently.
     Place,
     /// Long requests are one sector off at their end.
@@ -74,8 +76,9 @@ enum Mistake {
     StatusHole,
 }
 
-const MISTAKES: [Mistake; 25] = [
+const MISTAKES: [Mistake; 26] = [
     Mistake::LocatesElsewhere,
+    Mistake::LocatesReadsElsewhere,
     Mistake::Place,
     Mistake::Tail,
     Mistake::Loses,
@@ -367,6 +370,12 @@ impl Lane for WindowLane {
     fn locate(&mut self, operation: Operation) -> Option<Target> {
         // In a window that begins elsewhere.
         if self.is(Mistake::LocatesElsewhere) { self.below.locate(operation) } else { None }
+    }
+
+    fn locate_reads(&mut self, queries: &mut [LocateQuery]) {
+        if self.is(Mistake::LocatesReadsElsewhere) {
+            self.below.locate_reads(queries);
+        }
     }
 
     fn due(&self) -> Option<WakeTime> {

@@ -133,6 +133,51 @@ fn what_a_writable_image_has_shines_through() -> Result<()> {
     check_raw(directory.path(), "top.qcow2", &model)
 }
 
+/// The lowest image is shorter than those above it, each of which has every fifth cluster.
+#[test]
+fn a_chain_of_images_is_read_as_one_disk() -> Result<()> {
+    if qemu::is_missing() {
+        return Ok(());
+    }
+    let directory = tempfile::tempdir()?;
+    let run = |line: &[&str]| qemu::succeeds(directory.path(), line);
+    let (table, cluster) = (Arc::new(FileTable::default()), 4096);
+    let engines = engines(&table);
+    let mut model = vec![0; usize::try_from(4 * MIB)?];
+    let mut chain: Option<Arc<dyn Node>> = None;
+    for place in 0..4_u8 {
+        let name = format!("{place}.qcow2");
+        let (backing, size) = (format!("{}.qcow2", place.wrapping_sub(1)), ["3M", "4M"]);
+        let mut create = vec!["qemu-img", "create", "-q", "-f", "qcow2", "-o", "cluster_size=4k"];
+        if place > 0 {
+            create.extend(["-b", &backing, "-F", "qcow2"]);
+        }
+        create.extend([&*name, size[usize::from(place > 0)]]);
+        run(&create)?;
+        let mut write =
+            vec!["qemu-io".to_owned(), "-f".to_owned(), "qcow2".to_owned(), name.clone()];
+        let mut add = |at: usize, count: usize| {
+            model[at..at + count].fill(place + 1);
+            write.extend(["-c".to_owned(), format!("write -q -P {} {at} {count}", place + 1)]);
+        };
+        match place {
+            0 => add(0, 3 << 20),
+            _ => (usize::from(place)..1024).step_by(5).for_each(|at| add(at * cluster, cluster)),
+        }
+        run(&write.iter().map(String::as_str).collect::<Vec<_>>())?;
+        chain = Some(image(&name, file(&directory.path().join(&name), &table)?, chain, &engines)?);
+    }
+    let top = chain.context("there are four")?;
+    for seed in 1..4 {
+        let mut player = Player::new(Arc::clone(&top), Arc::clone(&engines), model, seed)?;
+        player.read_all()?;
+        player.play(400, 24, 8).with_context(|| format!("seed {seed}"))?;
+        model = std::mem::take(&mut player.model);
+    }
+    drop(top);
+    check_raw(directory.path(), "3.qcow2", &model)
+}
+
 fn check_raw(directory: &Path, image: &str, model: &[u8]) -> Result<()> {
     qemu::succeeds(
         directory,
