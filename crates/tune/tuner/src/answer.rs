@@ -7,6 +7,7 @@
 //! visible are not worth their CPU. One of which a run failed and was not measured since is never taken. How sure it is that
 //! the number lacks no more is told with it; where nothing can be known, an answer with doubts recommends nothing.
 
+mod gain;
 mod ratings;
 mod sentence;
 
@@ -17,13 +18,13 @@ use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::lists::unique;
 use crate::matrix::is_worth_few;
-use crate::question::{Question, Tolerance};
-use crate::stats::Estimate;
+use crate::question::{Bound, Question, Tolerance, Want};
 use crate::steady::UnsteadyRuns;
 use crate::summary::{BLOCKS_MIN, CellSummary, FailedCell, Row, Shares};
 use crate::variant::{Layers, Variant};
 use crate::weights::{Goal, Weight, weight_of};
 
+pub(crate) use self::gain::Gain;
 use self::ratings::{Choice, Footing, Rating, Ratings};
 pub(crate) use self::sentence::{details, sentence, threads};
 
@@ -58,6 +59,10 @@ pub(crate) struct Answer {
     pub(crate) doubts: Vec<Doubt>,
     /// Why there is nothing to tell; then there are no doubts.
     pub(crate) nothing: Option<Nothing>,
+    pub(crate) want: Want,
+    pub(crate) bounds: Vec<Bound>,
+    /// How near the number is to them.
+    pub(crate) used: Option<Used>,
     pub(crate) goal: Goal,
     /// What the number lacks: 0 is nothing, 1 everything; by `goal`.
     pub(crate) shortfall: f64,
@@ -80,6 +85,8 @@ pub(crate) struct Answer {
     pub(crate) changes: Vec<Change>,
     /// What limits the number in each cell, where that shows.
     pub(crate) limits: Vec<Limit>,
+    /// Its IOPS relative to the most of the cell where they are fewest, if these are not what is wanted.
+    pub(crate) rate: Option<(f64, Spot)>,
     /// The machine had fewer cores than busy threads: it limits, not the number.
     pub(crate) cpu_bound: bool,
     pub(crate) bent: Bent,
@@ -126,6 +133,22 @@ pub(crate) enum Nothing {
     Counts(Vec<Weight>),
     /// So many numbers, fewer than two, are left of which no run failed.
     NumbersFailed(usize),
+    /// What is wanted was not measured in this cell.
+    NotMeasured(Spot),
+    /// No number is shown to keep the bounds; this one is nearest to that.
+    NoneKeeps(Used),
+}
+
+/// How much of a bound a number uses, where it uses most.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Used {
+    pub(crate) iothreads: Iothreads,
+    pub(crate) bound: Bound,
+    /// Above 1 it does not keep it.
+    pub(crate) used: f64,
+    pub(crate) spot: Spot,
+    /// The share of resamplings in which it keeps all bounds everywhere.
+    pub(crate) kept: f64,
 }
 
 /// Why the machine cannot tell.
@@ -150,18 +173,6 @@ pub(crate) enum Doubt {
     },
 }
 
-/// What the number gains over none, as ratios of IOPS.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Gain {
-    pub(crate) lowest: f64,
-    pub(crate) highest: f64,
-    /// Cells whose gain may be none: its interval, or with few repeats its range, contains 1.
-    pub(crate) in_doubt: usize,
-    /// Other cells, with so few repeats that there is no interval.
-    pub(crate) unproved: usize,
-    pub(crate) cells: usize,
-}
-
 /// CPUs that serve the disk, in the cell where they are most.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Price {
@@ -175,7 +186,7 @@ pub(crate) struct Price {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Dearer {
     pub(crate) iothreads: Iothreads,
-    /// Its IOPS relative to the chosen one, in the cell where that is least and in the one where it is most.
+    /// What is wanted of it relative to the chosen one, in the cell where that is least and in the one where it is most.
     pub(crate) lowest: f64,
     pub(crate) highest: f64,
     pub(crate) price: Option<Price>,
@@ -204,6 +215,8 @@ pub(crate) enum Condition {
     Without(Spot),
     /// If only cells of this operation counted.
     Only(String),
+    /// If nothing had to be kept.
+    WithoutBounds,
 }
 
 /// What limits the number in a cell.
@@ -285,13 +298,20 @@ pub(crate) fn answer(
     let counted: Vec<Place<'_>> = all.iter().copied().filter(counts).collect();
     if counted.is_empty() {
         let nothing = Some(Nothing::Counts(weights.clone()));
-        let alike = Question { weights: Vec::new(), tolerance: question.tolerance };
-        return Some(Answer { nothing, ..chosen(&all, &Ratings::new(&all, &alike))? });
+        return without(&all, nothing);
     }
     let measured = Ratings::new(&counted, question);
     let left = measured.clone().without(failed_numbers(&counted, failed));
     let numbers = [&measured, &left].map(|ratings| ratings.numbers().len());
     let ratings = if numbers[1] == 0 { &measured } else { &left };
+    if let Some(spot) = ratings.unmeasured().filter(|_| question.want != Want::Throughput) {
+        return without(&counted, Some(Nothing::NotMeasured(spot)));
+    }
+    if ratings.fit().is_empty() {
+        let used = ratings.numbers().into_iter().filter_map(|count| ratings.most_used(count));
+        let nearest = used.reduce(|a, b| if b.used < a.used { b } else { a })?;
+        return without(&counted, Some(Nothing::NoneKeeps(nearest)));
+    }
     let failed_cells = failed_cells(&counted, weights, failed);
     let answer = chosen(&counted, ratings)?;
     let answer = Answer { bent: Bent { failed_cells, ..answer.bent }, ..answer };
@@ -307,9 +327,15 @@ pub(crate) fn answer(
     Some(Answer { doubts, nothing, ..answer })
 }
 
+/// Why there is no answer; what stands beside that is the answer to the usual question.
+fn without(places: &[Place<'_>], nothing: Option<Nothing>) -> Option<Answer> {
+    let usual = Question::default();
+    Some(Answer { nothing, ..chosen(places, &Ratings::new(places, &usual))? })
+}
+
 /// What is to be used, as if there were no doubts.
 fn chosen(places: &[Place<'_>], ratings: &Ratings<'_>) -> Option<Answer> {
-    let subject = places.first()?.subject;
+    let (subject, want) = (places.first()?.subject, ratings.question().want);
     let Choice { rating: Rating { iothreads, shortfall, worst }, best, within } =
         ratings.choose()?;
     let price = price(places, iothreads);
@@ -319,23 +345,27 @@ fn chosen(places: &[Place<'_>], ratings: &Ratings<'_>) -> Option<Answer> {
         iothreads,
         doubts: Vec::new(),
         nothing: None,
+        want,
+        bounds: ratings.question().bounds.clone(),
+        used: ratings.most_used(iothreads),
         goal: ratings.goal(),
         shortfall,
         worst,
         cells: places.len(),
         within,
-        tolerance: ratings.tolerance(),
+        tolerance: ratings.question().tolerance,
         repeats: match footing {
             Footing::Blocks(blocks) => blocks,
             Footing::Explored | Footing::Unknown => 0,
         },
         repeats_of_cell,
-        gain: gain(places, iothreads),
+        gain: Gain::of(places, iothreads, want),
         price,
         dearer: dearer(places, ratings, iothreads, best.iothreads),
         cheaper: price.and_then(|price| cheaper(places, ratings, (iothreads, shortfall), price)),
         changes: changes(ratings, iothreads),
         limits: places.iter().filter_map(|place| limit(*place, iothreads)).collect(),
+        rate: (want != Want::Throughput).then(|| gain::rate(places, iothreads)).flatten(),
         cpu_bound: places.iter().any(|place| place.row(iothreads).is_some_and(|row| row.cpu_bound)),
         bent: Bent { unsteady: unsteady_runs(places).are_most(), ..Bent::default() },
     })
@@ -442,30 +472,6 @@ fn limit(place: Place<'_>, iothreads: Iothreads) -> Option<Limit> {
     Some(Limit { spot: place.spot, bottleneck, iops: row.iops.median, host })
 }
 
-fn gain(places: &[Place<'_>], iothreads: Iothreads) -> Option<Gain> {
-    if iothreads == Iothreads::NONE {
-        return None;
-    }
-    let ratio = |place: &Place<'_>| {
-        let row = place.row(iothreads)?;
-        row.to_none.filter(|_| row.iothreads() != Some(Iothreads::NONE))
-    };
-    let ratios: Vec<Estimate> = places.iter().filter_map(ratio).collect();
-    let medians = || ratios.iter().map(|ratio| ratio.median);
-    let may_be_none = |ratio: &&Estimate| {
-        let ends = ratio.interval.map_or((ratio.lowest, ratio.highest), |it| (it.low, it.high));
-        ends.0 <= 1.0 && ends.1 >= 1.0
-    };
-    let (in_doubt, others): (Vec<&Estimate>, Vec<&Estimate>) = ratios.iter().partition(may_be_none);
-    Some(Gain {
-        lowest: medians().reduce(f64::min)?,
-        highest: medians().reduce(f64::max)?,
-        in_doubt: in_doubt.len(),
-        unproved: others.iter().filter(|ratio| ratio.interval.is_none()).count(),
-        cells: ratios.len(),
-    })
-}
-
 fn price(places: &[Place<'_>], iothreads: Iothreads) -> Option<Price> {
     let priced = places.iter().filter_map(|place| Some((place, place.cpus(iothreads)?)));
     let (place, cpus) = priced.reduce(|a, b| if b.1 > a.1 { b } else { a })?;
@@ -499,7 +505,7 @@ fn cheaper(
     (iothreads, shortfall): (Iothreads, f64),
     price: Price,
 ) -> Option<Cheaper> {
-    let fewer = ratings.numbers().into_iter().filter(|count| *count < iothreads);
+    let fewer = ratings.fit().into_iter().filter(|count| *count < iothreads);
     let rated = fewer.filter_map(|count| ratings.rate(count));
     let near = rated.filter(|rating| rating.shortfall <= shortfall + CHEAPER_LACKS);
     let saves = |rating: &Rating| {
@@ -521,6 +527,7 @@ fn changes(ratings: &Ratings<'_>, iothreads: Iothreads) -> Vec<Change> {
             changes.push(Change { condition, iothreads: other.iothreads });
         }
     };
+    note(Condition::WithoutBounds, choose(ratings.unbound()));
     if operations.len() > 1 {
         for operation in operations {
             let own = ratings.only(|spot| spot.cell.shape().operation().to_string() == operation);

@@ -3,6 +3,7 @@
 //! `ringloom` flattens `TuneArgs`; `settings` turns it into `Settings`, in which every default is filled in.
 
 mod guest;
+mod question;
 mod report;
 mod stack;
 
@@ -13,13 +14,12 @@ use load::{BlockBytes, Operation};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::guest::{Accel, GuestArgs};
+pub(crate) use self::question::QuestionArgs;
 pub use self::report::ReportArgs;
 pub(crate) use self::stack::StackArgs;
 use crate::contender::{Iothreads, Subject};
-use crate::question::Tolerance;
 use crate::repeats::Repeats;
 use crate::units::{BadValue, Bytes, Seconds, Span};
-use crate::weights::Weight;
 
 /// What puts the load on the disk in the subject `host`; guests always use fio, the client its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -113,16 +113,6 @@ pub struct TuneArgs {
     #[arg(long, conflicts_with_all = ["probe", "curve"])]
     pub(crate) full: bool,
 
-    /// How much cells count in the answer, such as randread=3,randwrite:4k=1; the others do not
-    /// [default: all alike, the worst one decides]
-    #[arg(long, value_delimiter = ',', value_name = "OP[:SIZE]=WEIGHT")]
-    pub(crate) weights: Vec<Weight>,
-
-    /// What a number of iothreads that takes less CPU may lack of the best, in percent: more of them are
-    /// recommended only if they are shown to gain more than that
-    #[arg(long, default_value_t, value_name = "PERCENT")]
-    pub(crate) tolerance: Tolerance,
-
     /// Load of the subject host [default: fio, but the client's own where only client and host are
     /// measured, so that both have the same]
     #[arg(long, value_enum)]
@@ -156,6 +146,9 @@ pub struct TuneArgs {
     /// Instead of a sweep: latency at fixed rates of 50, 70 and 90 % of the maximum
     #[arg(long)]
     pub(crate) curve: bool,
+
+    #[command(flatten)]
+    pub(crate) question: QuestionArgs,
 
     #[command(flatten)]
     pub(crate) stack: StackArgs,

@@ -149,7 +149,7 @@ impl Pair {
     fn new(place: usize, a: &Row, b: &Row) -> Self {
         let repeated = |row: &Row| Repeated {
             iops: row.iops,
-            values: row.by_repeat.iter().map(|(_, iops)| *iops).collect(),
+            values: row.by_repeat.iter().map(|(_, figures)| figures.iops).collect(),
         };
         let emulated = a.emulated || b.emulated;
         Self { place, contender: a.contender, emulated, a: repeated(a), b: repeated(b) }

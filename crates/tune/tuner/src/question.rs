@@ -1,14 +1,82 @@
-//! What is asked of the figures: which cells count, and what a cheaper number of iothreads may lack.
+//! What is asked of the figures: what the number of iothreads is to be good for, what it must keep, which cells count, and
+//! what a cheaper number may lack.
 //!
-//! `settings` makes it from the options, `answer` and `search` ask it.
+//! `settings` makes it from the options, `answer` and `search` ask it of the `Figures` of each run.
+//!
+//! Invariants: of two runs the one with the higher merit answers the question better, whatever it is; so shares, resamplings
+//! and the words of certainty are the same for all. A bound is never on what is wanted anyhow (`Question::check`).
+//! Not here: latency at a rate that is not the highest, which a sweep does not measure (`--curve`).
+
+mod bounds;
 
 use std::fmt;
 use std::str::FromStr;
 
+use anyhow::{Result, bail};
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::bounds::{Bound, IopsMin, P99Max};
+use crate::results::Run;
 use crate::units::{BadValue, stored_as_text};
 use crate::weights::Weight;
+
+/// What the number of iothreads is to be good for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Want {
+    /// The most IOPS
+    #[default]
+    Throughput,
+    /// The lowest p99
+    Latency,
+    /// The least CPU time per request
+    Cpu,
+}
+
+/// What questions are asked of: the figures of one run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Figures {
+    pub(crate) iops: f64,
+    /// Missing where no latency was recorded.
+    pub(crate) p99_us: Option<f64>,
+    /// CPU time per request of everything that takes part.
+    pub(crate) cpu_us: Option<f64>,
+}
+
+impl Figures {
+    pub(crate) fn of(run: &Run) -> Self {
+        Self {
+            iops: run.iops(),
+            p99_us: p99_ns(&run.latency_ns).map(|ns| ns as f64 / 1e3),
+            cpu_us: run.cpu_of_all_us(),
+        }
+    }
+
+    /// The higher, the better: of latency and CPU time the reciprocal. Missing where it was not measured.
+    pub(crate) fn merit(&self, want: Want) -> Option<f64> {
+        let per_second = |us: Option<f64>| us.filter(|us| *us > 0.0).map(|us| 1e6 / us);
+        match want {
+            Want::Throughput => Some(self.iops),
+            Want::Latency => per_second(self.p99_us),
+            Want::Cpu => per_second(self.cpu_us),
+        }
+    }
+}
+
+/// What 99 % of the requests did not exceed, of pairs of latency and number of requests. It needs no histogram, of which a
+/// report of many runs would make one for each.
+fn p99_ns(latency_ns: &[(u64, u64)]) -> Option<u64> {
+    let mut pairs = latency_ns.to_vec();
+    pairs.sort_unstable();
+    let all: u128 = pairs.iter().map(|(_, count)| u128::from(*count)).sum();
+    let mut up_to = 0;
+    let is_enough = |(_, count): &&(u64, u64)| {
+        up_to += u128::from(*count);
+        up_to > 0 && up_to * 100 >= all * 99
+    };
+    pairs.iter().find(is_enough).map(|(ns, _)| *ns)
+}
 
 /// What a number of iothreads that takes less CPU may lack of the best, in percent: 1 to 50.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,7 +117,71 @@ stored_as_text!(Tolerance);
 /// What the answer shall be good for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Question {
+    pub(crate) want: Want,
+    /// What every cell that counts must keep.
+    pub(crate) bounds: Vec<Bound>,
     /// How much cells count; none if all count alike and the worst one decides.
     pub(crate) weights: Vec<Weight>,
     pub(crate) tolerance: Tolerance,
+}
+
+impl Question {
+    /// Refuses a bound on what is made good anyhow.
+    ///
+    /// # Errors
+    /// The option and what it is for.
+    pub(crate) fn check(&self) -> Result<()> {
+        for bound in &self.bounds {
+            match (self.want, bound) {
+                (Want::Throughput, Bound::IopsMin(_)) => bail!(
+                    "--iops-min is for --want cpu and latency: --want throughput asks for the most IOPS anyhow"
+                ),
+                (Want::Latency, Bound::P99Max(_)) => bail!(
+                    "--p99-max is for --want throughput and cpu: --want latency asks for the lowest p99 anyhow"
+                ),
+                (Want::Throughput | Want::Cpu, Bound::P99Max(_))
+                | (Want::Latency | Want::Cpu, Bound::IopsMin(_)) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use load::Latency;
+
+    use super::*;
+
+    #[test]
+    fn the_p99_of_a_run_is_that_of_its_histogram() {
+        assert_eq!([p99_ns(&[]), p99_ns(&[(5, 0)])], [None, None]);
+        for pairs in [&[(7, 1)][..], &[(9, 1), (5, 98), (7, 1)], &[(100, 50), (120, 49), (90, 1)]] {
+            let expected = Latency::from_buckets(pairs).percentile(99.0).unwrap();
+            assert_eq!(p99_ns(pairs).map(u128::from), Some(expected.as_nanos()), "{pairs:?}");
+        }
+    }
+
+    #[test]
+    fn a_bound_on_what_is_wanted_is_refused() {
+        let bounds = |texts: &[&str]| -> Vec<Bound> {
+            let bound = |text: &&str| match text.parse() {
+                Ok(p99) => Bound::P99Max(p99),
+                Err(_) => Bound::IopsMin(text.parse().unwrap()),
+            };
+            texts.iter().map(bound).collect()
+        };
+        for (want, texts, refused) in [
+            (Want::Throughput, &["2ms"][..], None),
+            (Want::Throughput, &["50k"], Some("--iops-min is for --want cpu and latency")),
+            (Want::Latency, &["50k"], None),
+            (Want::Latency, &["2ms"], Some("--p99-max is for --want throughput and cpu")),
+            (Want::Cpu, &["2ms", "50k"], None),
+        ] {
+            let question = Question { want, bounds: bounds(texts), ..Question::default() };
+            let error = question.check().err().map(|error| error.to_string());
+            assert_eq!(error.is_some(), refused.is_some(), "{want:?} {texts:?}");
+            assert!(error.zip(refused).is_none_or(|(error, part)| error.starts_with(part)));
+        }
+    }
 }

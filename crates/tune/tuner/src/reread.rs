@@ -3,6 +3,8 @@
 //! Reads with `results::Lenient`, summarises and renders as `run` does after measuring. What is wrong with the file
 //! stands among the notes of the report.
 //!
+//! Another question than was asked then is answered from the same runs; what was written stays as it is.
+//!
 //! Invariants: the results are only read; a file of theirs is never written over. What is printed
 //! (`output`) or written beside `config/` (`kept`) has no control characters, whatever the results say.
 
@@ -15,7 +17,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 pub use self::pair::{RenderedPair, rendered_pair};
-use crate::args::ReportArgs;
+use crate::args::{QuestionArgs, ReportArgs};
 use crate::kept;
 use crate::output::print;
 use crate::report::{Findings, Part, Report, Style};
@@ -36,7 +38,13 @@ pub fn report(args: ReportArgs) -> Result<()> {
     let out = args.out.as_deref();
     let source = Source::find(&args.results)?;
     match &args.other {
+        Some(_) if args.question.is_asked() => {
+            bail!(
+                "a question (--want, --p99-max, --iops-min, --weights, --tolerance) is asked of one result, not of two"
+            )
+        }
         Some(other) => pair::report(&source, &Source::find(other)?, out),
+        None if args.question.is_asked() => asked(&source, &args.question, out),
         None => single(&source, out.map_or_else(|| source.directory(), Ok)?),
     }
 }
@@ -58,13 +66,35 @@ fn refuse_results(out: Option<&Path>, own: Option<&Path>) -> Result<()> {
 
 fn single(source: &Source, out: &Path) -> Result<()> {
     refuse_results(Some(out), Some(&source.path))?;
-    let lenient = Lenient::read(&source.path)?;
+    let all = printed(&Lenient::read(&source.path)?)?;
+    files::write(out, &[&source.path], &all)
+}
+
+/// Asks something else of the same runs. The report beside them stays that of what was asked when they were measured.
+fn asked(source: &Source, question: &QuestionArgs, out: Option<&Path>) -> Result<()> {
+    refuse_results(out, None)?;
+    let mut lenient = Lenient::read(&source.path)?;
+    for group in &mut lenient.groups {
+        group.header.settings.ask(question)?;
+    }
+    let all = printed(&lenient)?;
+    match out {
+        Some(out) => files::write(out, &[&source.path], &all),
+        None => print(
+            "\nNothing is written, and the config/ beside the results is for what was asked when they were \
+             measured; --out DIR keeps this report with its page and its config/.\n",
+        ),
+    }
+}
+
+/// Prints all reports of a file and returns what is to be written of them.
+fn printed(lenient: &Lenient) -> Result<Vec<(String, String)>> {
     let mut all = Vec::new();
-    for Rendered { text, files } in parts_of(&lenient) {
+    for Rendered { text, files } in parts_of(lenient) {
         print(&format!("{text}\n"))?;
         all.extend(files);
     }
-    files::write(out, &[&source.path], &all)
+    Ok(all)
 }
 
 /// A report in all its forms, before `output` and `kept` take from it what a terminal obeys.

@@ -69,15 +69,10 @@ impl<'a> Search<'a> {
         let full = settings.search != Thoroughness::Stages;
         let kept = if settings.budget.is_none() { least } else { 0 };
         let terms = Terms { full, least, most, kept, seed: settings.seed };
-        let places = matrix.entries.iter().map(|entry| Place::new(entry, full)).collect();
-        Self {
-            terms,
-            question: settings.question(),
-            matrix,
-            places,
-            tried: HashSet::new(),
-            settled: None,
-        }
+        let question = settings.question();
+        let place = |entry| Place::new(entry, full, &question);
+        let places = matrix.entries.iter().map(place).collect();
+        Self { terms, question, matrix, places, tried: HashSet::new(), settled: None }
     }
 
     /// A run was measured.

@@ -9,10 +9,10 @@ use anyhow::{Result, bail};
 use guest::MEMORY_MIB_MIN;
 use serde::{Deserialize, Serialize};
 
-use crate::args::{Accel, GuestEngine, LoadKind, Probe, TuneArgs};
+use crate::args::{Accel, GuestEngine, LoadKind, Probe, QuestionArgs, TuneArgs};
 use crate::contender::{Iothreads, Subject};
 use crate::lists::unique;
-use crate::question::{Question, Tolerance};
+use crate::question::{Bound, IopsMin, P99Max, Question, Tolerance, Want};
 use crate::repeats::Repeats;
 use crate::units::{Seconds, Span};
 use crate::variant::Variant;
@@ -74,6 +74,13 @@ pub(crate) struct Settings {
     /// Only the time that the user gave.
     #[serde(default)]
     pub(crate) budget: Option<Span>,
+    /// What the number of iothreads is to be good for, and what it must keep.
+    #[serde(default)]
+    pub(crate) want: Want,
+    #[serde(default)]
+    pub(crate) p99_max: Option<P99Max>,
+    #[serde(default)]
+    pub(crate) iops_min: Option<IopsMin>,
     #[serde(default)]
     pub(crate) weights: Vec<Weight>,
     /// What a number of iothreads that takes less CPU may lack.
@@ -156,8 +163,11 @@ impl Settings {
                 (false, _) => Thoroughness::Listed,
             },
             budget: args.budget,
-            weights: args.weights.clone(),
-            tolerance: args.tolerance,
+            want: args.question.want.unwrap_or_default(),
+            p99_max: args.question.p99_max,
+            iops_min: args.question.iops_min,
+            weights: args.question.weights.clone(),
+            tolerance: args.question.tolerance.unwrap_or_default(),
             load,
             engine: args.engine,
             verify: args.verify,
@@ -207,10 +217,22 @@ impl Settings {
         self.check_pairs()?;
         self.check_guest()?;
         self.check_repeats()?;
-        if self.mode != Mode::Sweep && !self.weights.is_empty() {
-            bail!("--weights is for the answer of a sweep: --probe and --curve give none");
+        self.check_question()
+    }
+
+    fn check_question(&self) -> Result<()> {
+        let asked = [
+            (!self.weights.is_empty(), "--weights"),
+            (self.want != Want::default(), "--want"),
+            (self.p99_max.is_some(), "--p99-max"),
+            (self.iops_min.is_some(), "--iops-min"),
+        ];
+        if let Some((_, option)) = asked.iter().find(|(is_asked, _)| *is_asked)
+            && self.mode != Mode::Sweep
+        {
+            bail!("{option} is for the answer of a sweep: --probe and --curve give none");
         }
-        Ok(())
+        self.question().check()
     }
 
     /// A probe has pairs of jobs. A number in two pairs would leave it open of which of them a run is.
@@ -287,7 +309,30 @@ impl Settings {
 
     /// What the answer shall be good for.
     pub(crate) fn question(&self) -> Question {
-        Question { weights: self.weights.clone(), tolerance: self.tolerance }
+        let p99 = self.p99_max.map(Bound::P99Max);
+        Question {
+            want: self.want,
+            bounds: p99.into_iter().chain(self.iops_min.map(Bound::IopsMin)).collect(),
+            weights: self.weights.clone(),
+            tolerance: self.tolerance,
+        }
+    }
+
+    /// Asks another question of what was measured; bounds are those of the new one if it says what is wanted.
+    ///
+    /// # Errors
+    /// If nothing can be asked of this, or not this.
+    pub(crate) fn ask(&mut self, args: &QuestionArgs) -> Result<()> {
+        if let Some(want) = args.want {
+            (self.want, self.p99_max, self.iops_min) = (want, None, None);
+        }
+        self.p99_max = args.p99_max.or(self.p99_max);
+        self.iops_min = args.iops_min.or(self.iops_min);
+        self.tolerance = args.tolerance.unwrap_or(self.tolerance);
+        if !args.weights.is_empty() {
+            self.weights.clone_from(&args.weights);
+        }
+        self.check_question()
     }
 
     /// Whether the course is decided while it is measured.

@@ -21,6 +21,7 @@ use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::lists::sorted;
 use crate::plan::{Purpose, RunKey};
+use crate::question::{Figures, Want};
 use crate::results::{Part, Run};
 use crate::stats::{self, Estimate};
 use crate::steady::UnsteadyRuns;
@@ -46,10 +47,10 @@ pub(crate) struct Row {
     /// What its runs were for: `Confirm`, or `Sweep` where it was not measured again.
     pub(crate) purpose: Purpose,
     pub(crate) iops: Estimate,
-    /// The IOPS of each repeat.
-    pub(crate) by_repeat: Vec<(u16, f64)>,
-    /// The best IOPS of its runs of purpose `Sweep`: where others were measured again, what it counts with.
-    pub(crate) explored: Option<f64>,
+    /// The figures of each repeat.
+    pub(crate) by_repeat: Vec<(u16, Figures)>,
+    /// Those of its runs of purpose `Sweep`: where others were measured again, the best of them is what it counts with.
+    pub(crate) explored: Vec<Figures>,
     pub(crate) bytes_per_second: f64,
     pub(crate) p50: Option<Duration>,
     pub(crate) p99: Option<Duration>,
@@ -96,6 +97,12 @@ impl Row {
         self.contender.iothreads()
     }
 
+    /// What was wanted of each repeat.
+    pub(crate) fn merits(&self, want: Want) -> impl Iterator<Item = (u16, f64)> {
+        let merit = move |(repeat, figures): &(u16, Figures)| Some((*repeat, figures.merit(want)?));
+        self.by_repeat.iter().filter_map(merit)
+    }
+
     /// Whether it was measured again after the exploration.
     pub(crate) fn is_confirmed(&self) -> bool {
         self.purpose == Purpose::Confirm
@@ -116,19 +123,25 @@ pub(crate) struct CellSummary {
 }
 
 impl CellSummary {
-    /// The counts of a subject and `auto`, block by block.
-    pub(crate) fn blocks(&self, subject: Subject) -> Blocks {
-        self.blocks_of(subject, Contender::iothreads)
+    /// The counts of a subject and `auto`, block by block, by what is wanted of them.
+    pub(crate) fn blocks(&self, subject: Subject, want: Want) -> Blocks {
+        self.blocks_of(subject, want, Contender::iothreads)
     }
 
-    fn blocks_of(&self, subject: Subject, count: fn(Contender) -> Option<Iothreads>) -> Blocks {
+    fn blocks_of(
+        &self,
+        subject: Subject,
+        want: Want,
+        count: fn(Contender) -> Option<Iothreads>,
+    ) -> Blocks {
         let again = self.rows_of(subject).any(Row::is_confirmed);
         let reached = |row: &Row| {
             let is_counted = row.is_confirmed() == again;
+            let of_explored = row.explored.iter().filter_map(|figures| figures.merit(want));
             Some(Reached {
                 iothreads: count(row.contender)?,
-                blocks: if is_counted { row.by_repeat.clone() } else { Vec::new() },
-                explored: row.explored.filter(|_| again),
+                blocks: if is_counted { row.merits(want).collect() } else { Vec::new() },
+                explored: explored(of_explored).filter(|_| again),
             })
         };
         Blocks::of(self.rows_of(subject).filter_map(reached).collect())
@@ -207,7 +220,7 @@ fn cell_summary(runs: &[&Run], cores: usize) -> Option<CellSummary> {
     let subjects = sorted(contenders.iter().map(|it| it.subject()));
     let mut summary = CellSummary { variant, cell, rows, deeper: None, verdicts: Vec::new() };
     // What suffices is a number.
-    let numbers = |subject| summary.blocks_of(subject, Contender::number);
+    let numbers = |subject| summary.blocks_of(subject, Want::Throughput, Contender::number);
     let verdict = |subject| Some((subject, Verdict::of(&numbers(subject))?));
     summary.verdicts = subjects.into_iter().filter_map(verdict).collect();
     Some(summary)
@@ -219,7 +232,7 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         runs.iter().filter(own).copied().collect()
     };
     let (swept, again) = (with(Purpose::Sweep), with(Purpose::Confirm));
-    let explored = explored(swept.iter().map(|run| run.iops()));
+    let explored = swept.iter().map(|run| Figures::of(run)).collect();
     let own = if again.is_empty() { swept } else { again };
     let first = own.first()?;
     let latency = merged(own.iter().map(|run| run.latency()));
@@ -228,7 +241,7 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         contender,
         purpose: first.key.purpose,
         iops: Estimate::of(own.iter().map(|run| run.iops()))?,
-        by_repeat: own.iter().map(|run| (run.key.repeat, run.iops())).collect(),
+        by_repeat: own.iter().map(|run| (run.key.repeat, Figures::of(run))).collect(),
         explored,
         bytes_per_second: median(own.iter().map(|run| run.bytes_per_second()))?,
         p50: latency.percentile(50.0),

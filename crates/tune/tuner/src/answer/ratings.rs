@@ -5,22 +5,23 @@
 //! the highest one below it, because further threads have no queue, and where there may be one, it is said that it was not
 //! compared; below all measured ones, nothing is known and it lacks everything. Nothing stands for `auto`, and it counts as
 //! the highest number. The cheapest of the numbers that are not shown to lack more than the tolerance is picked: a dearer one
-//! only where all cheaper ones are shown to.
+//! only where all cheaper ones are shown to. Where something must be kept, only numbers that are shown to keep it in all cells
+//! are compared with each other.
 
 use std::rc::Rc;
 
-use super::{Place, Spot};
+use super::{Place, Spot, Used};
 use crate::contender::Iothreads;
 use crate::lists::sorted;
-use crate::question::{Question, Tolerance};
-use crate::stats::{Resampler, geometric_mean};
+use crate::question::{Bound, Question, Tolerance};
+use crate::stats::{Resampler, geometric_mean, median};
 use crate::summary::{BLOCKS_MIN, Blocks, Shares, reached, standing_for};
 use crate::weights::{Goal, weight_of};
 
 /// The seed of the bootstrap; a report is the same each time it is rendered.
 const BOOTSTRAP_SEED: u64 = 5;
 
-/// So many of the resamplings show that a number lacks more than the tolerance.
+/// So many of the resamplings show that a number lacks more than the tolerance, or keeps a bound.
 const SHOWN: f64 = 0.8;
 /// CPU times per request that differ by less are equal.
 const SAME_CPU: f64 = 0.05;
@@ -40,7 +41,8 @@ pub(super) struct Choice {
     pub(super) rating: Rating,
     /// The one that lacks least, the fewest of equals; perhaps the same.
     pub(super) best: Rating,
-    /// The share of resamplings in which the choice lacks at most the tolerance more than the best of the resampling.
+    /// The share of resamplings in which the choice keeps the bounds and lacks at most the tolerance more than the best of
+    /// the resampling.
     pub(super) within: f64,
 }
 
@@ -65,12 +67,31 @@ struct Sheet {
     shares: Shares,
     /// Of all that were measured.
     known: Shares,
-    /// What each number of the ratings lacks in each resampling; `None` where one that is compared here was not drawn.
+    /// What each number of the ratings reaches in each resampling; `None` where one that is compared here was not drawn.
     drawn: Rc<Vec<Option<Vec<f64>>>>,
+    /// How each of them stands to the bounds; none where there are no bounds.
+    kept: Rc<Vec<Kept>>,
     /// CPU time per request of everything that takes part, where it was measured.
     cpu: Shares,
     /// The highest number that there is a queue for.
     useful: Iothreads,
+}
+
+/// How a number stands to the bounds in a cell.
+#[derive(Clone, Debug)]
+struct Kept {
+    /// How much of each bound its repeats use, in the middle: above 1 they do not keep it.
+    used: Vec<f64>,
+    /// Whether it keeps all of them in each resampling.
+    drawn: Vec<bool>,
+}
+
+/// In which share of the resamplings a number lacks at most the tolerance more than the best, and keeps the bounds, too.
+#[derive(Clone, Copy, Debug)]
+struct Agreed {
+    iothreads: Iothreads,
+    within: f64,
+    kept: f64,
 }
 
 /// The cells of one subject.
@@ -80,6 +101,8 @@ pub(super) struct Ratings<'a> {
     question: &'a Question,
     /// All numbers that some cell compares, in ascending order.
     compared: Rc<Vec<Iothreads>>,
+    /// Which of them are shown to keep the bounds in every cell.
+    keep: Vec<bool>,
     /// Numbers that cannot be the answer.
     barred: Vec<Iothreads>,
 }
@@ -88,7 +111,7 @@ impl<'a> Ratings<'a> {
     /// Of all places with figures. Rounds are resampled, each with all its cells: what disturbs a round disturbs all of them.
     pub(super) fn new(places: &[Place<'_>], question: &'a Question) -> Self {
         let all: Vec<Blocks> =
-            places.iter().map(|place| place.summary.blocks(place.subject)).collect();
+            places.iter().map(|it| it.summary.blocks(it.subject, question.want)).collect();
         let rounds = sorted(all.iter().flat_map(|blocks| blocks.rounds().iter().copied()));
         let mut resampler = Resampler::new(BOOTSTRAP_SEED);
         let draws: Vec<Vec<u16>> = Resampler::times().map(|_| resampler.draw(&rounds)).collect();
@@ -103,12 +126,15 @@ impl<'a> Ratings<'a> {
                     let is_drawn = |it: &(Iothreads, f64)| share_of(&drawn, it.0).is_some();
                     shares.iter().all(is_drawn).then(|| {
                         let known = known_with(&known, &drawn);
-                        compared.iter().map(|count| lack(&known, *count)).collect()
+                        compared.iter().map(|count| reached_or_none(&known, *count)).collect()
                     })
                 };
                 draws.iter().map(lacks).collect()
             };
+            let stands = |count: &Iothreads| Kept::of(*place, *count, &question.bounds, &draws);
+            let is_bound = !question.bounds.is_empty();
             Sheet {
+                kept: Rc::new(compared.iter().filter(|_| is_bound).map(stands).collect()),
                 spot: place.spot,
                 weight: weight_of(&place.summary.cell, &question.weights),
                 drawn: Rc::new(resampled),
@@ -120,12 +146,31 @@ impl<'a> Ratings<'a> {
             }
         };
         let sheets = places.iter().zip(all).zip(shares).map(sheet).collect();
-        Self { sheets, question, compared: Rc::new(compared), barred: Vec::new() }
+        let compared = Rc::new(compared);
+        Self { sheets, question, compared, keep: Vec::new(), barred: Vec::new() }.judged()
+    }
+
+    /// The same with what keeps the bounds in these cells.
+    fn judged(mut self) -> Self {
+        let places = 0..self.compared.len();
+        self.keep = places.map(|place| self.share_kept(place) >= SHOWN).collect();
+        self
+    }
+
+    /// In which share of the resamplings the number at a place keeps the bounds in all cells.
+    fn share_kept(&self, place: usize) -> f64 {
+        let keeps = |draw: &usize| self.sheets.iter().all(|sheet| sheet.keeps(place, *draw));
+        Resampler::times().filter(keeps).count() as f64 / Resampler::times().len() as f64
     }
 
     /// The same with these numbers as no answer.
     pub(super) fn without(self, numbers: Vec<Iothreads>) -> Self {
         Self { barred: numbers, ..self }
+    }
+
+    /// A cell of which what is wanted was not measured.
+    pub(super) fn unmeasured(&self) -> Option<Spot> {
+        self.sheets.iter().find(|sheet| sheet.shares.is_empty()).map(|sheet| sheet.spot)
     }
 
     /// A cell in which nobody did a request.
@@ -146,7 +191,15 @@ impl<'a> Ratings<'a> {
     /// The same with some of the cells.
     pub(super) fn only(&self, wanted: impl Fn(Spot) -> bool) -> Self {
         let sheets = self.sheets.iter().filter(|sheet| wanted(sheet.spot)).cloned().collect();
-        Self { sheets, barred: self.barred.clone(), compared: Rc::clone(&self.compared), ..*self }
+        let (barred, compared) = (self.barred.clone(), Rc::clone(&self.compared));
+        Self { sheets, barred, compared, keep: Vec::new(), ..*self }.judged()
+    }
+
+    /// The same as if nothing had to be kept.
+    pub(super) fn unbound(&self) -> Self {
+        let mut free = self.only(|_| true);
+        free.sheets.iter_mut().for_each(|sheet| sheet.kept = Rc::default());
+        free.judged()
     }
 
     pub(super) fn spots(&self) -> impl Iterator<Item = Spot> {
@@ -164,9 +217,46 @@ impl<'a> Ratings<'a> {
         sorted(all.filter(|it| !self.barred.contains(it)))
     }
 
-    /// What a number lacks.
+    /// Those that are shown to keep the bounds in every cell.
+    pub(super) fn fit(&self) -> Vec<Iothreads> {
+        let mut numbers = self.numbers();
+        numbers.retain(|count| self.place(count).is_some_and(|place| self.keep[place]));
+        numbers
+    }
+
+    /// The bound of which a number uses most, how much of it, and where. `None` without bounds.
+    pub(super) fn most_used(&self, iothreads: Iothreads) -> Option<Used> {
+        let place = self.place(&iothreads)?;
+        let kept = self.share_kept(place);
+        let used = self.sheets.iter().flat_map(|sheet| {
+            let each = sheet.kept.get(place).into_iter().flat_map(|kept| &kept.used);
+            let each = each.zip(&self.question.bounds);
+            each.map(|(&used, &bound)| Used { iothreads, bound, used, spot: sheet.spot, kept })
+        });
+        used.reduce(|a, b| if b.used > a.used { b } else { a })
+    }
+
+    fn place(&self, iothreads: &Iothreads) -> Option<usize> {
+        self.compared.iter().position(|other| other == iothreads)
+    }
+
+    /// The highest of what all numbers reached, of those that keep the bounds. Without bounds they are shares of the best
+    /// already.
+    fn most(&self, reached: impl Iterator<Item = f64>) -> f64 {
+        if self.sheets.iter().all(|sheet| sheet.kept.is_empty()) {
+            return 1.0;
+        }
+        let kept = reached.zip(&self.keep).filter(|(_, keeps)| **keeps);
+        let most = kept.map(|(reached, _)| reached).fold(0.0, f64::max);
+        if most > 0.0 { most } else { 1.0 }
+    }
+
+    /// What a number lacks to the best of those that keep the bounds.
     pub(super) fn rate(&self, iothreads: Iothreads) -> Option<Rating> {
-        let lack = |sheet: &Sheet| lack(&sheet.known, iothreads);
+        let lack = |sheet: &Sheet| {
+            let all = self.compared.iter().map(|count| reached_or_none(&sheet.known, *count));
+            1.0 - reached_or_none(&sheet.known, iothreads) / self.most(all)
+        };
         let weighted = |sheet: &Sheet| sheet.weight.unwrap_or(1.0) * lack(sheet);
         let all = self.sheets.iter();
         let worst = all.reduce(|a, b| if weighted(b) > weighted(a) { b } else { a })?.spot;
@@ -180,14 +270,16 @@ impl<'a> Ratings<'a> {
     }
 
     /// The number to use: the cheapest that is not shown to lack more than the tolerance, the fewest of equally cheap ones.
+    /// `None` if no number is left.
     pub(super) fn choose(&self) -> Option<Choice> {
-        let numbers = self.numbers();
+        let numbers = self.fit();
         let rated: Vec<Rating> = numbers.iter().filter_map(|count| self.rate(*count)).collect();
         let lower = |a: Rating, b: Rating| if b.shortfall < a.shortfall { b } else { a };
         let best = rated.iter().copied().reduce(lower)?;
-        let within = self.within(&numbers);
+        let agreed = self.agreed(&numbers);
+        let of = |rating: &Rating| agreed.iter().find(|it| it.iothreads == rating.iothreads);
         let is_shown = |rating: &Rating| {
-            let within = share_of(&within, rating.iothreads).unwrap_or(0.0);
+            let within = of(rating).map_or(0.0, |agreed| agreed.within);
             rating.shortfall > best.shortfall + self.tolerance().share() && within <= 1.0 - SHOWN
         };
         let enough: Vec<Rating> = rated.into_iter().filter(|rating| !is_shown(rating)).collect();
@@ -203,7 +295,7 @@ impl<'a> Ratings<'a> {
         // Where no CPU time is known, all are equal.
         let is_cheap = |rating: &Rating| cpu(rating) <= least * (1.0 + SAME_CPU);
         let rating = candidates.into_iter().find(is_cheap)?;
-        Some(Choice { rating, best, within: share_of(&within, rating.iothreads)? })
+        Some(Choice { rating, best, within: of(&rating)?.kept })
     }
 
     /// What one number reaches relative to another in each cell, where both are known.
@@ -215,8 +307,13 @@ impl<'a> Ratings<'a> {
         self.sheets.iter().filter_map(ratio).collect()
     }
 
+    /// What is asked.
+    pub(super) fn question(&self) -> &Question {
+        self.question
+    }
+
     /// What a cheaper number may lack.
-    pub(super) fn tolerance(&self) -> Tolerance {
+    fn tolerance(&self) -> Tolerance {
         self.question.tolerance
     }
 
@@ -227,29 +324,67 @@ impl<'a> Ratings<'a> {
         geometric_mean(self.sheets.iter().map(of).collect::<Option<Vec<f64>>>()?)
     }
 
-    /// In which share of the resamplings each number lacks at most the tolerance more than the best.
-    fn within(&self, numbers: &[Iothreads]) -> Shares {
-        let place = |count: &Iothreads| self.compared.iter().position(|other| other == count);
-        let places: Vec<usize> = numbers.iter().filter_map(place).collect();
-        let mut good = vec![0_usize; numbers.len()];
+    /// How often each number agrees with the answer, of these.
+    fn agreed(&self, numbers: &[Iothreads]) -> Vec<Agreed> {
+        let places: Vec<usize> = numbers.iter().filter_map(|count| self.place(count)).collect();
+        let mut good = vec![(0_usize, 0_usize); numbers.len()];
         let mut of = 0_usize;
         for draw in Resampler::times() {
             let drawn = self.sheets.iter().map(|sheet| sheet.drawn[draw].as_ref());
             let Some(drawn) = drawn.collect::<Option<Vec<_>>>() else { continue };
-            let lack = |place: &usize| self.over_all(drawn.iter().map(|lacks| lacks[*place]));
+            let most: Vec<f64> =
+                drawn.iter().map(|reached| self.most(reached.iter().copied())).collect();
+            let lack = |place: &usize| {
+                self.over_all(drawn.iter().zip(&most).map(|(all, most)| 1.0 - all[*place] / most))
+            };
             let lacks: Vec<f64> = places.iter().map(lack).collect();
             let least = lacks.iter().copied().fold(f64::INFINITY, f64::min);
             of += 1;
-            for (good, lack) in good.iter_mut().zip(lacks) {
-                *good += usize::from(lack <= least + self.tolerance().share());
+            for ((good, lack), place) in good.iter_mut().zip(lacks).zip(&places) {
+                let is_within = lack <= least + self.tolerance().share();
+                let keeps = || self.sheets.iter().all(|sheet| sheet.keeps(*place, draw));
+                good.0 += usize::from(is_within);
+                good.1 += usize::from(is_within && keeps());
             }
         }
-        let share = |(&count, good): (&Iothreads, usize)| (count, good as f64 / of.max(1) as f64);
-        numbers.iter().zip(good).map(share).collect()
+        let share = |good: usize| good as f64 / of.max(1) as f64;
+        let agreed = |(&iothreads, (within, kept)): (&Iothreads, (usize, usize))| Agreed {
+            iothreads,
+            within: share(within),
+            kept: share(kept),
+        };
+        numbers.iter().zip(good).map(agreed).collect()
+    }
+}
+
+impl Kept {
+    /// Of a number, or what stands for it.
+    fn of(place: Place<'_>, iothreads: Iothreads, bounds: &[Bound], draws: &[Vec<u16>]) -> Self {
+        let row = place.row(iothreads);
+        let repeats = row.map_or(&[][..], |row| &row.by_repeat);
+        let all: Vec<u16> = repeats.iter().map(|(repeat, _)| *repeat).collect();
+        let used = |bound: Bound, drawn: &[u16]| {
+            let of = |repeat| repeats.iter().find(|(other, _)| other == repeat);
+            let mut used: Vec<f64> =
+                drawn.iter().filter_map(of).map(|(_, figures)| bound.used(figures)).collect();
+            median(&mut used)
+        };
+        let in_all = |bound: &Bound| used(*bound, &all).unwrap_or(f64::INFINITY);
+        let in_all: Vec<f64> = bounds.iter().map(in_all).collect();
+        let keeps = |drawn: &Vec<u16>| {
+            let mut each = bounds.iter().zip(&in_all);
+            each.all(|(bound, in_all)| used(*bound, drawn).unwrap_or(*in_all) <= 1.0)
+        };
+        Self { drawn: draws.iter().map(keeps).collect(), used: in_all }
     }
 }
 
 impl Sheet {
+    /// Whether the number at a place keeps the bounds in a resampling.
+    fn keeps(&self, place: usize, draw: usize) -> bool {
+        self.kept.get(place).is_none_or(|kept| kept.drawn[draw])
+    }
+
     fn footing(&self, iothreads: Iothreads) -> Footing {
         let blocks = self.blocks.len_of(iothreads);
         let is_compared = share_of(&self.shares, iothreads).is_some();
@@ -275,9 +410,9 @@ fn known_with(known: &Shares, drawn: &Shares) -> Shares {
     known.iter().map(newer).collect()
 }
 
-/// What a number lacks by these shares.
-fn lack(known: &Shares, iothreads: Iothreads) -> f64 {
-    1.0 - reached(known, iothreads).unwrap_or(0.0)
+/// What a number reached by these shares: below all that were measured nothing.
+fn reached_or_none(known: &Shares, iothreads: Iothreads) -> f64 {
+    reached(known, iothreads).unwrap_or(0.0)
 }
 
 fn share_of(shares: &Shares, iothreads: Iothreads) -> Option<f64> {

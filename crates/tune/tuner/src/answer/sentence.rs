@@ -1,11 +1,13 @@
 //! The answer in words. Pure functions.
 
 use super::{
-    Answer, Bent, Certainty, Change, Cheaper, Condition, Dearer, Doubt, Gain, Limit, Nothing, Price,
+    Answer, Bent, Certainty, Change, Cheaper, Condition, Dearer, Doubt, Gain, Limit, Nothing,
+    Price, Spot, Used,
 };
 use crate::bottleneck::Bottleneck;
 use crate::contender::Iothreads;
 use crate::lists::sorted;
+use crate::question::{Bound, Want};
 use crate::repeats::Repeats;
 use crate::units::{counted, percent_gain, short};
 use crate::weights::{Goal, Weight};
@@ -21,17 +23,26 @@ pub(crate) fn sentence(answer: &Answer) -> String {
     }
     if !answer.doubts.is_empty() {
         let reasons: Vec<String> = answer.doubts.iter().map(doubt).collect();
+        let purpose = purpose(answer).map_or_else(String::new, |purpose| format!(" for {purpose}"));
         return format!(
-            "Your machine cannot tell how many iothreads are best: {}. Of what was measured, \
+            "Your machine cannot tell how many iothreads are best{purpose}: {}. Of what was measured, \
              {threads} would be the choice.",
             reasons.join("; ")
         );
     }
-    let mut text = format!("Use {threads}: {}", lack(answer));
-    if let Some(gain) = answer.gain {
-        text.push_str(&gained(gain));
+    let mut text = match purpose(answer) {
+        None => format!("Use {threads}: {}", lack(answer)),
+        Some(purpose) => format!("For {purpose} use {threads}: {}", lack(answer)),
+    };
+    if let Some(Used { bound, used, .. }) = answer.used {
+        let end = if let Bound::P99Max(_) = bound { "most" } else { "least" };
+        text.push_str(&format!(", {} at {end}", bound.reached(used)));
     }
-    if let Some(price) = answer.price {
+    if let Some(gain) = answer.gain {
+        text.push_str(&gained(gain, answer.want));
+    }
+    // Where CPU time is what is wanted, that was told.
+    if let Some(price) = answer.price.filter(|_| answer.want != Want::Cpu) {
         text.push_str(&costs(price));
     }
     text.push_str(&format!("; {}", certainty(answer)));
@@ -67,12 +78,18 @@ pub(crate) fn details(answer: &Answer, repeats: Option<Repeats>) -> Vec<String> 
     if matches!(answer.nothing, Some(Nothing::NumbersFailed(_))) && repeats.is_some() {
         details.push("The same command with --resume tries the failed runs again.".to_owned());
     }
+    if let Some(Nothing::NoneKeeps(Used { bound, .. })) = answer.nothing {
+        details.push(unkept(bound).to_owned());
+    }
     if !answer.recommends() {
         return details;
     }
-    details.extend(limits(answer));
+    if answer.want == Want::Throughput {
+        details.extend(limits(answer));
+    }
     details.extend(answer.dearer.and_then(|dearer| self::dearer(dearer, answer)));
-    details.extend(answer.cheaper.map(cheaper));
+    details.extend(answer.cheaper.map(|cheaper| self::cheaper(cheaper, answer.want)));
+    details.extend(answer.rate.and_then(|rate| self::rate(rate, answer)));
     details.extend(changed(&answer.changes));
     if answer.cpu_bound {
         details.push(
@@ -82,6 +99,32 @@ pub(crate) fn details(answer: &Answer, repeats: Option<Repeats>) -> Vec<String> 
         );
     }
     details
+}
+
+/// What the number is to be good for, unless that is what is usually asked.
+fn purpose(answer: &Answer) -> Option<String> {
+    let wanted = match answer.want {
+        Want::Throughput if answer.bounds.is_empty() => return None,
+        Want::Throughput => "the most IOPS",
+        Want::Latency => "the lowest p99",
+        Want::Cpu => "the least CPU per request",
+    };
+    let bounds: Vec<String> = answer.bounds.iter().map(Bound::to_string).collect();
+    let with = if bounds.is_empty() { "" } else { " with " };
+    Some(format!("{wanted}{with}{}", bounds.join(" and ")))
+}
+
+/// What else can be done where no number keeps a bound.
+fn unkept(bound: Bound) -> &'static str {
+    match bound {
+        Bound::P99Max(_) => {
+            "It is the p99 under the full load of a cell: fewer requests in flight (--jobs, --iodepth) lower it, \
+             --curve measures it at lower rates, and --weights says which cells count."
+        }
+        Bound::IopsMin(_) => {
+            "More requests in flight (--jobs, --iodepth) may bring more, and --weights says which cells count."
+        }
+    }
 }
 
 /// Where there is nothing to recommend, however often it is measured.
@@ -108,6 +151,10 @@ fn nothing(why: &Nothing, iothreads: Iothreads) -> String {
                 weights.join(",")
             )
         }
+        Nothing::NotMeasured(spot) => format!(
+            "What is wanted was not measured in {spot}, so no number of iothreads is recommended for it."
+        ),
+        Nothing::NoneKeeps(nearest) => none_keeps(*nearest),
         Nothing::NumbersFailed(0) => {
             "Every number of iothreads failed in some run, so none is recommended.".to_owned()
         }
@@ -137,30 +184,61 @@ fn doubt(doubt: &Doubt) -> String {
     }
 }
 
+/// No number keeps a bound, and what the nearest one has.
+fn none_keeps(Used { iothreads, bound, used, spot, kept }: Used) -> String {
+    let nearest =
+        format!("the nearest, {}, has {} in {spot}", threads(iothreads), bound.reached(used));
+    if used > 1.0 {
+        return format!("No number of iothreads has {bound} in every cell that counts: {nearest}.");
+    }
+    format!(
+        "No number of iothreads is shown to have {bound} in every cell that counts: {nearest}, but keeps \
+         that in {:.0} % of resamplings only.",
+        (kept * 100.0).floor()
+    )
+}
+
 /// How much the number lacks.
 fn lack(answer: &Answer) -> String {
-    let percent = answer.shortfall * 100.0;
+    // Of what shall be small, how much more it is.
+    let (best, far, percent) = match answer.want {
+        Want::Throughput => ("the best", "below", answer.shortfall * 100.0),
+        Want::Latency => ("the lowest", "above", more(answer.shortfall)),
+        Want::Cpu => ("the least", "above", more(answer.shortfall)),
+    };
+    let best = if answer.bounds.is_empty() {
+        best.to_owned()
+    } else {
+        format!("{best} of those that keep that")
+    };
     let many = answer.cells > 1;
     match (answer.goal, many) {
         (Goal::Weighted, true) if percent < 0.5 => {
-            "within 1 % of the best on weighted average".to_owned()
+            format!("within 1 % of {best} on weighted average")
         }
-        (Goal::Weighted, true) => format!("{percent:.0} % below the best on weighted average"),
-        (_, true) if percent < 0.05 => "the best in every cell".to_owned(),
-        (_, true) if percent < 1.0 => "within 1 % of the best in every cell".to_owned(),
+        (Goal::Weighted, true) => format!("{percent:.0} % {far} {best} on weighted average"),
+        (_, true) if percent < 0.05 => format!("{best} in every cell"),
+        (_, true) if percent < 1.0 => format!("within 1 % of {best} in every cell"),
         (_, true) => {
-            format!("at most {percent:.0} % below the best of each cell ({})", answer.worst)
+            let of = if answer.bounds.is_empty() { "of" } else { "in" };
+            format!("at most {percent:.0} % {far} {best} {of} each cell ({})", answer.worst)
         }
-        (_, false) if percent < 0.05 => "the best".to_owned(),
-        (_, false) if percent < 1.0 => "within 1 % of the best".to_owned(),
-        (_, false) => format!("{percent:.0} % below the best"),
+        (_, false) if percent < 0.05 => best,
+        (_, false) if percent < 1.0 => format!("within 1 % of {best}"),
+        (_, false) => format!("{percent:.0} % {far} {best}"),
     }
 }
 
-fn gained(gain: Gain) -> String {
-    let range = gains(gain.lowest, gain.highest);
+/// By how many percent a reciprocal is higher that lacks so much.
+fn more(shortfall: f64) -> f64 {
+    (1.0 / (1.0 - shortfall) - 1.0) * 100.0
+}
+
+fn gained(gain: Gain, want: Want) -> String {
+    let range = changes_of(want, gain.lowest, gain.highest);
+    let against = if want == Want::Throughput { "over none" } else { "against none" };
     let (words, some) = match (gain.in_doubt, gain.unproved) {
-        (0, 0) => return format!(", {range} over none"),
+        (0, 0) => return format!(", {range} {against}"),
         (0, unproved) => ("of too few repeats to rule out noise", unproved),
         (in_doubt, unproved) => ("which may be noise", in_doubt + unproved),
     };
@@ -168,7 +246,16 @@ fn gained(gain: Gain) -> String {
         cells if cells == some => format!(" ({words})"),
         cells => format!(" ({words} in {some} of {})", counted(cells, "cell")),
     };
-    format!(", {range} over none{doubt}")
+    format!(", {range} {against}{doubt}")
+}
+
+/// What changes by these ratios of what is wanted: `+3 % to +8 %`, `p99 −8 % to −3 %`.
+fn changes_of(want: Want, lowest: f64, highest: f64) -> String {
+    match want {
+        Want::Throughput => gains(lowest, highest),
+        Want::Latency => format!("p99 {}", gains(1.0 / highest, 1.0 / lowest)),
+        Want::Cpu => format!("CPU per request {}", gains(1.0 / highest, 1.0 / lowest)),
+    }
 }
 
 /// `+3 %`, `+3 % to +8 %`.
@@ -187,7 +274,15 @@ fn costs(Price { cpus, none, .. }: Price) -> String {
 /// How sure it is that the number is good enough, and of what the share is one.
 fn certainty(answer: &Answer) -> String {
     let percent = (answer.within * 100.0).floor();
-    let what = format!("no number is better by more than {} %", answer.tolerance);
+    let what = match answer.bounds.is_empty() {
+        true => format!("no number is better by more than {} %", answer.tolerance),
+        false => {
+            format!(
+                "it keeps that and none that does is better by more than {} %",
+                answer.tolerance
+            )
+        }
+    };
     match answer.certainty() {
         Certainty::Sure => format!("sure: in {percent:.0} % of resamplings {what}"),
         Certainty::Likely => format!("likely: in {percent:.0} % of resamplings {what}"),
@@ -216,8 +311,9 @@ fn but(Bent { unsteady, drifted, holes, failed_cells }: Bent) -> String {
 
 /// What the best number would bring and cost.
 fn dearer(dearer: Dearer, answer: &Answer) -> Option<String> {
-    let range = gains(dearer.lowest, dearer.highest);
-    let price = dearer.price.zip(answer.price).map_or_else(String::new, |(dearer, own)| {
+    let range = changes_of(answer.want, dearer.lowest, dearer.highest);
+    let prices = dearer.price.zip(answer.price).filter(|_| answer.want != Want::Cpu);
+    let price = prices.map_or_else(String::new, |(dearer, own)| {
         let [dearer, own] = [dearer.cpus, own.cpus].map(|cpus| format!("{cpus:.1}"));
         if dearer == own { String::new() } else { format!(", for {dearer} CPUs instead of {own}") }
     });
@@ -226,12 +322,25 @@ fn dearer(dearer: Dearer, answer: &Answer) -> Option<String> {
         .then(|| format!("{} would bring {range}{price}.", capitalised(&threads(dearer.iothreads))))
 }
 
-fn cheaper(Cheaper { iothreads, shortfall, saves }: Cheaper) -> String {
-    format!(
-        "{} would lack {:.0} % and cost {saves:.1} CPUs less.",
-        capitalised(&threads(iothreads)),
-        shortfall * 100.0
-    )
+fn cheaper(Cheaper { iothreads, shortfall, saves }: Cheaper, want: Want) -> String {
+    let lacks = match want {
+        Want::Throughput => format!("lack {:.0} %", shortfall * 100.0),
+        Want::Latency => format!("have a p99 {:.0} % higher", more(shortfall)),
+        Want::Cpu => format!("take {:.0} % more per request", more(shortfall)),
+    };
+    format!("{} would {lacks} and cost {saves:.1} CPUs less.", capitalised(&threads(iothreads)))
+}
+
+/// What the number costs in IOPS, where others are wanted more of it.
+fn rate((rate, spot): (f64, Spot), answer: &Answer) -> Option<String> {
+    let lacks = 1.0 - rate;
+    let at_most = if answer.cells > 1 {
+        format!("up to {:.0} % (in {spot})", lacks * 100.0)
+    } else {
+        format!("{:.0} %", lacks * 100.0)
+    };
+    (lacks > answer.tolerance.share())
+        .then(|| format!("Its IOPS are {at_most} below the most that any number reaches."))
 }
 
 /// What limits the cells, the most common first, a sentence each.
@@ -271,6 +380,7 @@ fn changed(changes: &[Change]) -> Option<String> {
         .take(CHANGES_MAX)
         .map(|Change { condition, iothreads }| match condition {
             Condition::Without(spot) => format!("without {spot}: {}", threads(*iothreads)),
+            Condition::WithoutBounds => format!("without a bound: {}", threads(*iothreads)),
             Condition::Only(operation) => format!("for {operation} alone: {}", threads(*iothreads)),
         })
         .collect();

@@ -1,5 +1,7 @@
 //! Which number is recommended, when none is, and how it reads.
 
+mod questions;
+
 use std::ops::Range;
 
 use super::*;

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::QuestionArgs;
+
 /// Options of `ringloom report`.
 #[derive(Args, Clone, Debug)]
 pub struct ReportArgs {
@@ -16,8 +18,11 @@ pub struct ReportArgs {
     pub(crate) other: Option<PathBuf>,
 
     /// Directory of the files: report.md, report.html, report.csv, report.jsonl and config/ of results;
-    /// compare.md and report.html of a comparison [default: the one of the results; of a comparison none
-    /// are written]
+    /// compare.md and report.html of a comparison [default: the one of the results; of a comparison, and
+    /// where another question is asked, none are written]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) question: QuestionArgs,
 }

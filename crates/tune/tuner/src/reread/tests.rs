@@ -341,7 +341,12 @@ fn stored(directory: &Path, name: &str, disks: &[&str]) -> PathBuf {
 /// `ringloom report` of one of them.
 fn reported(results: &Path, out: Option<&Path>) -> Result<()> {
     let out = out.map(Path::to_path_buf);
-    report(ReportArgs { results: results.to_path_buf(), other: None, out })
+    report(ReportArgs {
+        results: results.to_path_buf(),
+        other: None,
+        out,
+        question: QuestionArgs::default(),
+    })
 }
 
 fn names(directory: &Path) -> Vec<String> {
@@ -388,7 +393,13 @@ fn results_may_come_through_a_pipe() {
     assert!(out.join(PAGE).exists() && out.join("config/ringloom/serve.sh").exists());
     let [(_a, a), (_b, b)] = [piped(&["/disks/first"]), piped(&["/disks/second"])];
     let out = directory.path().join("pair");
-    report(ReportArgs { results: a, other: Some(b), out: Some(out.clone()) }).unwrap();
+    report(ReportArgs {
+        results: a,
+        other: Some(b),
+        out: Some(out.clone()),
+        question: QuestionArgs::default(),
+    })
+    .unwrap();
     assert_eq!(names(&out), ["compare.md", PAGE]);
 }
 
@@ -436,7 +447,13 @@ fn a_directory_has_the_files_of_one_report() {
     stored(&b, FILE_NAME, &["/disks/second", "/disks/third"]);
     let of = |results: &Path, other: Option<&PathBuf>| {
         let (results, out) = (results.to_path_buf(), Some(out.clone()));
-        report(ReportArgs { results, other: other.cloned(), out }).unwrap();
+        report(ReportArgs {
+            results,
+            other: other.cloned(),
+            out,
+            question: QuestionArgs::default(),
+        })
+        .unwrap();
         names(&parent.path().join("out"))
     };
     let of_one = ["config", "report.csv", "report.html", "report.jsonl", "report.md"];
@@ -481,7 +498,13 @@ fn nothing_that_is_written_has_control_characters() {
         std::fs::remove_file(out(name)).unwrap();
     }
     assert_clean(&out("single"), &[PAGE, "report.md"]);
-    report(ReportArgs { results: a, other: Some(b), out: Some(out("pair")) }).unwrap();
+    report(ReportArgs {
+        results: a,
+        other: Some(b),
+        out: Some(out("pair")),
+        question: QuestionArgs::default(),
+    })
+    .unwrap();
     assert_clean(&out("pair"), &["compare.md", PAGE]);
 }
 
@@ -492,4 +515,25 @@ fn a_configuration_names_its_disk_byte_for_byte() {
     let served = directory.path().join("config/ringloom/serve.sh");
     let text = std::fs::read_to_string(served).unwrap();
     assert!(text.contains("/disks/a\tb"), "{text}");
+}
+
+#[test]
+fn another_question_is_answered_and_what_was_written_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = stored(&directory.path().join("a"), FILE_NAME, &["/disks/first"]);
+    let ask = |line: &str, other: Option<&Path>, out: Option<&Path>| {
+        let question = crate::args::tests::parse(line).unwrap().question;
+        let [other, out] = [other, out].map(|it| it.map(Path::to_path_buf));
+        report(ReportArgs { results: source.clone(), other, out, question })
+    };
+    ask("--want latency", None, None).unwrap();
+    assert_eq!(names(&directory.path().join("a")), [FILE_NAME], "nothing is written");
+    let out = directory.path().join("out");
+    ask("--want cpu --tolerance 7", None, Some(&out)).unwrap();
+    let text = std::fs::read_to_string(out.join("report.md")).unwrap();
+    assert!(text.contains("For the least CPU per request use no iothread"), "{text}");
+    let error = ask("--want cpu", Some(&source), None).unwrap_err().to_string();
+    assert!(error.contains("is asked of one result, not of two"), "{error}");
+    let error = ask("--iops-min 5k", None, None).unwrap_err().to_string();
+    assert!(error.starts_with("--iops-min is for --want cpu"), "{error}");
 }

@@ -1,8 +1,8 @@
 //! What suits all places of a search at once: the numbers that lack least in the place where they lack most, or with weights
-//! on average.
+//! on average; and those that no bound forbids.
 
 use super::place::Place;
-use crate::contender::{Iothreads, Subject};
+use crate::contender::{Contender, Iothreads, Subject};
 use crate::lists::sorted;
 use crate::question::{Question, Tolerance};
 use crate::summary::{Shares, TIE, reached};
@@ -13,15 +13,37 @@ use crate::weights::{Goal, Weight, weight_of};
 pub(super) struct Overall {
     tolerance: Tolerance,
     of: Vec<(Subject, Shares)>,
+    /// Numbers that clearly miss a bound in some place that counts; none of a subject all of whose numbers do.
+    missing: Vec<Contender>,
 }
 
 impl Overall {
     /// By the blocks before this repeat, and where a number was in few, by the exploration if it took part.
     pub(super) fn of(places: &[Place<'_>], repeat: u16, question: &Question) -> Self {
         let subjects = sorted(places.iter().flat_map(Place::subjects));
-        let least = |subject| (subject, over_all(places, subject, repeat, &question.weights));
-        let of = subjects.into_iter().map(least).collect();
-        Self { tolerance: question.tolerance, of }
+        let missing = |subject: &Subject| missing(places, *subject, repeat, &question.weights);
+        let missing = subjects.iter().flat_map(missing).collect();
+        let mut overall = Self { tolerance: question.tolerance, of: Vec::new(), missing };
+        let least =
+            |subject| (subject, overall.over_all(places, subject, repeat, &question.weights));
+        overall.of = subjects.into_iter().map(least).collect();
+        overall
+    }
+
+    /// The numbers that clearly miss a bound somewhere.
+    pub(super) fn missing(&self) -> Vec<Contender> {
+        self.missing.clone()
+    }
+
+    /// The shares of a place without the numbers that miss a bound somewhere, relative to the best of the others.
+    pub(super) fn rivals(&self, subject: Subject, mut shares: Shares) -> Shares {
+        let all = shares.len();
+        shares.retain(|(count, _)| !self.missing.contains(&Contender::new(subject, *count)));
+        if shares.len() < all {
+            let most = shares.iter().map(|(_, share)| *share).fold(0.0, f64::max);
+            shares.iter_mut().filter(|_| most > 0.0).for_each(|(_, share)| *share /= most);
+        }
+        shares
     }
 
     /// The numbers that may be the answer, and are worth being measured again everywhere.
@@ -41,24 +63,53 @@ impl Overall {
             shares.iter().filter(move |(_, share)| *share >= most - less).map(|(count, _)| *count)
         })
     }
+
+    /// What each number reaches where it reaches least; with weights on their average.
+    fn over_all(
+        &self,
+        places: &[Place<'_>],
+        subject: Subject,
+        repeat: u16,
+        weights: &[Weight],
+    ) -> Shares {
+        let places = counted(places, weights);
+        let places = places
+            .map(|(weight, place)| (weight, self.rivals(subject, place.shares(subject, repeat))));
+        let shares: Vec<(f64, Shares)> = places.filter(|(_, shares)| !shares.is_empty()).collect();
+        let each = shares.iter().flat_map(|(_, shares)| shares);
+        let all = sorted(each.map(|(count, _)| *count));
+        let share = |count: Iothreads| {
+            let lack = |(weight, shares): &(f64, Shares)| {
+                (*weight, 1.0 - reached(shares, count).unwrap_or(0.0))
+            };
+            (count, 1.0 - Goal::of(weights).over_all(shares.iter().map(lack)))
+        };
+        all.into_iter().map(share).collect()
+    }
 }
 
-/// What each number reaches where it reaches least; with weights on their average.
-fn over_all(places: &[Place<'_>], subject: Subject, repeat: u16, weights: &[Weight]) -> Shares {
-    let weighted = |place: &Place<'_>| {
-        let weight = weight_of(&place.entry.cells[0], weights).unwrap_or(1.0);
-        (weight, place.shares(subject, repeat))
-    };
-    let places = places.iter().map(weighted);
-    let shares: Vec<(f64, Shares)> =
-        places.filter(|(weight, shares)| *weight > 0.0 && !shares.is_empty()).collect();
-    let each = shares.iter().flat_map(|(_, shares)| shares);
-    let all = sorted(each.map(|(count, _)| *count));
-    let share = |count: Iothreads| {
-        let lack = |(weight, shares): &(f64, Shares)| {
-            (*weight, 1.0 - reached(shares, count).unwrap_or(0.0))
-        };
-        (count, 1.0 - Goal::of(weights).over_all(shares.iter().map(lack)))
-    };
-    all.into_iter().map(share).collect()
+/// The places that count, with their weights.
+fn counted<'p, 'a>(
+    places: &'p [Place<'a>],
+    weights: &[Weight],
+) -> impl Iterator<Item = (f64, &'p Place<'a>)> {
+    let weighted =
+        |place: &'p Place<'a>| (weight_of(&place.entry.cells[0], weights).unwrap_or(1.0), place);
+    places.iter().map(weighted).filter(|(weight, _)| *weight > 0.0)
+}
+
+/// The numbers of a subject that clearly miss a bound in some place, unless all do: then there is nothing else to look at.
+fn missing(
+    places: &[Place<'_>],
+    subject: Subject,
+    repeat: u16,
+    weights: &[Weight],
+) -> Vec<Contender> {
+    let each = counted(places, weights).flat_map(|(_, place)| place.missing(subject, repeat));
+    let missing = sorted(each);
+    let tried = counted(places, weights).flat_map(|(_, place)| place.shares(subject, repeat));
+    if sorted(tried.map(|(count, _)| count)).iter().all(|count| missing.contains(count)) {
+        return Vec::new();
+    }
+    missing.into_iter().map(|count| Contender::new(subject, count)).collect()
 }

@@ -1,5 +1,8 @@
 //! One cell on one variant in a search: what was found so far, and which contenders are worth the next block.
 //!
+//! What is looked at is the merit by what is wanted. A number that clearly misses a bound in some place is no rival there or
+//! elsewhere, and is given up once it was measured as often as it must be.
+//!
 //! Invariants: only blocks before the one that is asked for decide, so what a resumed search asks for is the same.
 //! Not here: repeats, order and time (`search`), what suits all places at once (`overall`).
 
@@ -9,8 +12,9 @@ use super::overall::Overall;
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::matrix::Entry;
 use crate::plan::{Purpose, RunKey};
+use crate::question::{Bound, Figures, Question, Want};
 use crate::results::Run;
-use crate::stats::Estimate;
+use crate::stats::{Estimate, median};
 use crate::steady::UnsteadyRuns;
 use crate::summary::{Blocks, ENOUGH, Reached, Shares, best, explored, n90};
 
@@ -25,32 +29,50 @@ const LOOKED_AT_EVERY: usize = 3;
 /// Explored numbers below this share of the best cannot be those of the 90 % line.
 const FAR_BELOW: f64 = 0.7;
 
+/// What uses so much of a bound clearly misses it.
+const MISSED: f64 = 1.1;
+
 /// One entry of the matrix with what is known of it.
 #[derive(Clone, Debug)]
 pub(super) struct Place<'a> {
     pub(super) entry: &'a Entry,
     /// Ramp and runtime are so many times the usual ones where the explored runs were not steady.
     pub(super) stretch: u32,
+    want: Want,
+    bounds: Vec<Bound>,
     /// What is explored first.
     pub(super) first: Vec<Contender>,
     explored: BTreeMap<Contender, Explored>,
-    /// IOPS by repeat.
-    again: BTreeMap<Contender, BTreeMap<u16, f64>>,
+    /// By repeat.
+    again: BTreeMap<Contender, BTreeMap<u16, Measured>>,
     /// Repeats that failed.
     failed: BTreeMap<Contender, BTreeSet<u16>>,
     /// What is measured again, and from which repeat on.
     chosen: BTreeMap<Contender, u16>,
+    /// Numbers that clearly miss a bound here or elsewhere.
+    missing: Vec<Contender>,
+}
+
+/// What a run says of the question.
+#[derive(Clone, Copy, Debug)]
+struct Measured {
+    /// Nothing where nothing was done.
+    merit: f64,
+    /// How much of the bounds it uses, of the one of which that is most; nothing without bounds.
+    used: f64,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Explored {
     runs: UnsteadyRuns,
-    iops: Option<f64>,
+    /// Of the best run.
+    merit: Option<f64>,
+    used: Option<f64>,
 }
 
 impl<'a> Place<'a> {
     /// A place of which nothing is known; `full` explores all numbers.
-    pub(super) fn new(entry: &'a Entry, full: bool) -> Self {
+    pub(super) fn new(entry: &'a Entry, full: bool, question: &Question) -> Self {
         let is_first = |contender: &Contender| match contender.number() {
             Some(count) => full || is_far_apart(count, &counts(entry, contender.subject())),
             None => true,
@@ -58,26 +80,36 @@ impl<'a> Place<'a> {
         Self {
             entry,
             stretch: 1,
+            want: question.want,
+            bounds: question.bounds.clone(),
             first: entry.contenders.iter().copied().filter(is_first).collect(),
             explored: BTreeMap::new(),
             again: BTreeMap::new(),
             failed: BTreeMap::new(),
             chosen: BTreeMap::new(),
+            missing: Vec::new(),
         }
     }
 
     pub(super) fn measured(&mut self, run: &Run) {
-        let (contender, iops) = (run.key.contender, run.iops());
+        let contender = run.key.contender;
         // A rate that is no number is reported, but decides nothing.
-        if !iops.is_finite() {
+        if !run.iops().is_finite() {
             return;
         }
+        let figures = Figures::of(run);
+        let merit = figures.merit(self.want).unwrap_or(0.0);
+        let used = self.bounds.iter().map(|bound| bound.used(&figures)).fold(0.0, f64::max);
         if run.key.purpose == Purpose::Sweep {
             let explored = self.explored.entry(contender).or_default();
             explored.runs.note(run.steadiness());
-            explored.iops = self::explored(explored.iops.into_iter().chain([iops]));
+            explored.merit = self::explored(explored.merit.into_iter().chain([merit]));
+            explored.used = Some(explored.used.map_or(used, |other| other.min(used)));
         } else if run.key.purpose == Purpose::Confirm {
-            self.again.entry(contender).or_default().insert(run.key.repeat, iops);
+            self.again
+                .entry(contender)
+                .or_default()
+                .insert(run.key.repeat, Measured { merit, used });
             // A resumed search measures on as it began.
             self.stretch = run.stretch();
         }
@@ -118,7 +150,7 @@ impl<'a> Place<'a> {
     pub(super) fn closer(&self, overall: &Overall) -> Vec<Contender> {
         let mut closer = Vec::new();
         for subject in self.subjects() {
-            let shares = self.shares(subject, 0);
+            let shares = overall.rivals(subject, self.shares(subject, 0));
             let near = [best(&shares), n90(&shares)].into_iter().flatten();
             let near: Vec<Iothreads> = near.chain(overall.fewest(subject)).collect();
             let all = counts(self.entry, subject);
@@ -141,7 +173,7 @@ impl<'a> Place<'a> {
         let mut chosen: Vec<Contender> =
             self.entry.contenders.iter().filter(uncounted).copied().collect();
         for subject in self.subjects() {
-            let mut shares = self.shares(subject, 0);
+            let mut shares = overall.rivals(subject, self.shares(subject, 0));
             let mut counts = vec![Iothreads::NONE];
             counts.extend(overall.good(subject));
             let all = self::counts(self.entry, subject);
@@ -154,6 +186,7 @@ impl<'a> Place<'a> {
             chosen.extend(counts.into_iter().map(|count| Contender::new(subject, count)));
         }
         self.add(chosen, 0);
+        self.missing = overall.missing();
     }
 
     /// Adds what the blocks before this repeat show to matter: the best, those at the 90 % line, and what suits all places.
@@ -161,7 +194,7 @@ impl<'a> Place<'a> {
     pub(super) fn grow(&mut self, overall: &Overall, repeat: u16) {
         let mut more = Vec::new();
         for subject in self.subjects() {
-            let shares = self.shares(subject, repeat);
+            let shares = overall.rivals(subject, self.shares(subject, repeat));
             let enough = n90(&shares);
             let below = shares.iter().rev().find(|(count, _)| Some(*count) < enough);
             let mut counts: Vec<Iothreads> = overall.good(subject).collect();
@@ -169,6 +202,7 @@ impl<'a> Place<'a> {
             more.extend(counts.into_iter().map(|count| Contender::new(subject, count)));
         }
         self.add(more, repeat);
+        self.missing = overall.missing();
     }
 
     fn add(&mut self, mut contenders: Vec<Contender>, from: u16) {
@@ -189,7 +223,7 @@ impl<'a> Place<'a> {
         };
         let open: Vec<Contender> = here.filter(is_open).map(|(contender, _)| *contender).collect();
         let known = |contender: &Contender, at: u16| {
-            let before = self.before(*contender, at).map(|(_, iops)| iops);
+            let before = self.before(*contender, at).map(|(_, merit)| merit);
             Estimate::of(before).is_some_and(|estimate| estimate.is_narrow())
         };
         let is_over = looked_at(repeat, least).any(|at| open.iter().all(|it| known(it, at)));
@@ -234,7 +268,7 @@ impl<'a> Place<'a> {
     /// explored; in ascending order of numbers.
     pub(super) fn shares(&self, subject: Subject, repeat: u16) -> Shares {
         let of = |contender: &Contender| {
-            let explored = self.explored.get(contender).and_then(|explored| explored.iops);
+            let explored = self.explored.get(contender).and_then(|explored| explored.merit);
             let blocks: Vec<(u16, f64)> = self.before(*contender, repeat).collect();
             Some(Reached { iothreads: contender.number()?, blocks, explored })
         };
@@ -242,15 +276,35 @@ impl<'a> Place<'a> {
         let mut reached: Vec<Reached> = own.filter_map(of).collect();
         if reached.iter().all(|it| it.blocks.is_empty()) {
             for one in &mut reached {
-                one.blocks = one.explored.into_iter().map(|iops| (0, iops)).collect();
+                one.blocks = one.explored.into_iter().map(|merit| (0, merit)).collect();
             }
         }
         Blocks::of(reached).all_shares()
     }
 
     fn before(&self, contender: Contender, repeat: u16) -> impl Iterator<Item = (u16, f64)> {
+        self.runs_before(contender, repeat).map(|(repeat, measured)| (repeat, measured.merit))
+    }
+
+    fn runs_before(
+        &self,
+        contender: Contender,
+        repeat: u16,
+    ) -> impl Iterator<Item = (u16, Measured)> {
         let runs = self.again.get(&contender).into_iter().flatten();
-        runs.map(|(repeat, iops)| (*repeat, *iops)).filter(move |(other, _)| *other < repeat)
+        runs.map(|(repeat, run)| (*repeat, *run)).filter(move |(other, _)| *other < repeat)
+    }
+
+    /// The numbers of a subject that clearly miss a bound, by the blocks before this repeat or else when they were explored.
+    pub(super) fn missing(&self, subject: Subject, repeat: u16) -> Vec<Iothreads> {
+        let misses = |count: &Iothreads| {
+            let contender = Contender::new(subject, *count);
+            let again = self.runs_before(contender, repeat).map(|(_, run)| run.used);
+            let again = median(&mut again.collect::<Vec<_>>());
+            let used = again.or_else(|| self.explored.get(&contender)?.used);
+            used.is_some_and(|used| used > MISSED)
+        };
+        counts(self.entry, subject).into_iter().filter(misses).collect()
     }
 
     /// Whether it was tried `least` times and did no request in any of them.
@@ -258,30 +312,34 @@ impl<'a> Place<'a> {
         let failed = self.failed.get(&contender).into_iter().flatten();
         let failed = failed.filter(|other| **other < repeat).count();
         let (mut tried, mut works) = (failed, false);
-        for (_, iops) in self.before(contender, repeat) {
+        for (_, merit) in self.before(contender, repeat) {
             tried += 1;
-            works |= iops > 0.0;
+            works |= merit > 0.0;
         }
         !works && tried >= usize::from(least)
     }
 
-    /// Whether it stayed far below the best in all blocks; the baseline never is.
+    /// Whether it misses a bound, or stayed far below the best in all blocks; the baseline never is.
     fn is_beaten(&self, contender: Contender, repeat: u16) -> bool {
         if contender.number().is_none_or(|count| count == Iothreads::NONE) {
             return false;
+        }
+        if self.missing.contains(&contender) {
+            return true;
         }
         let subject = contender.subject();
         let own = self.entry.contenders.iter().filter(|it| it.subject() == subject);
         let tried = own.filter(|it| self.before(**it, repeat).next().is_some());
         let tried: Vec<Iothreads> = tried.filter_map(|it| it.number()).collect();
         let mut shares = self.shares(subject, repeat);
-        shares.retain(|(count, _)| tried.contains(count));
+        let misses = |count| self.missing.contains(&Contender::new(subject, count));
+        shares.retain(|(count, _)| tried.contains(count) && !misses(*count));
         let Some(rival) = best(&shares).map(|count| Contender::new(subject, count)) else {
             return false;
         };
-        let close = |(block, iops): (u16, f64)| {
+        let close = |(block, merit): (u16, f64)| {
             let most = self.before(rival, repeat).find(|(other, _)| *other == block);
-            most.map(|(_, most)| iops > BEATEN * most)
+            most.map(|(_, most)| merit > BEATEN * most)
         };
         let blocks: Vec<bool> = self.before(contender, repeat).filter_map(close).collect();
         !blocks.is_empty() && blocks.iter().all(|close| !close)

@@ -363,3 +363,34 @@ fn the_outlook_is_close_to_what_is_done() {
     assert!((0.8..1.3).contains(&ratio), "{outlook} expected, {done} done");
     assert!(matrix.has(Subject::Client));
 }
+
+#[test]
+fn what_is_repeated_follows_the_question() {
+    // More iothreads do more; p99 falls up to 2 and then rises.
+    let measure = |line: &str| {
+        let (settings, matrix) = matrix(&format!("{ONE_CELL} {line}"), 16);
+        let mut search = Search::new(&matrix, &settings);
+        let mut again = Vec::new();
+        while let Some(block) = search.next(&|_| true) {
+            for planned in block {
+                let number = planned.key.contender.number();
+                let count = number.map_or(0, Iothreads::count);
+                let iops = 1000 * u64::from(10 + count);
+                let RunKey { cell, contender, repeat, .. } = planned.key;
+                let mut run = run(cell, contender, repeat, iops);
+                let p99_us = 1000 + 100 * u64::from(count.abs_diff(2));
+                run.latency_ns = vec![(p99_us * 1000, iops)];
+                run.key = planned.key;
+                search.measured(&run);
+                let is_again = run.key.purpose == Purpose::Confirm;
+                again.extend(number.filter(|_| is_again && run.key.repeat == 5).map(|_| count));
+            }
+        }
+        again.sort_unstable();
+        again
+    };
+    // none is the baseline.
+    assert_eq!(measure(""), [0, 16], "the best is repeated to the end");
+    assert_eq!(measure("--want latency"), [0, 1, 2, 3]);
+    assert_eq!(measure("--p99-max 1250us"), [0, 2, 3, 4], "6 misses it clearly");
+}

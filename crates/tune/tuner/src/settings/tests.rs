@@ -50,6 +50,8 @@ fn repeats_and_the_time_fit_what_is_asked() {
     for line in ["--curve --subject host", "--probe hysteresis --subject host"] {
         let error = check(&format!("{line} --weights randread=1")).unwrap_err();
         assert!(error.contains("--weights is for the answer of a sweep"), "{error}");
+        let error = check(&format!("{line} --want latency")).unwrap_err();
+        assert!(error.contains("--want is for the answer of a sweep"), "{error}");
     }
     let error = check("--curve --subject host --repeats 3-5").unwrap_err();
     assert!(error.contains("plain number"), "{error}");
@@ -231,4 +233,21 @@ fn differences_name_the_options() {
     differences.sort_unstable();
     assert_eq!(differences, expected);
     assert!(old.differences(&old).is_empty());
+}
+
+#[test]
+fn another_question_takes_the_place_of_the_recorded_one() {
+    let asked = |recorded: &str, line: &str| {
+        let mut settings = settings(recorded, 2);
+        let result = settings.ask(&parse(line).unwrap().question);
+        result.map(|()| settings.question()).map_err(|error| error.to_string())
+    };
+    let of = |line: &str| Ok(settings(line, 2).question());
+    let cpu = "--want cpu --iops-min 50k --tolerance 3 --weights randread=1";
+    assert_eq!(asked(cpu, ""), of(cpu));
+    let latency = "--want latency --tolerance 3 --weights randread=1";
+    assert_eq!(asked(cpu, "--want latency"), of(latency), "bounds are of what was wanted");
+    assert_eq!(asked("", "--p99-max 2ms --tolerance 7"), of("--p99-max 2ms --tolerance 7"));
+    assert!(asked("", "--iops-min 1k").unwrap_err().contains("--iops-min is for --want cpu"));
+    assert!(asked("--curve --subject host", "--want cpu").unwrap_err().contains("of a sweep"));
 }

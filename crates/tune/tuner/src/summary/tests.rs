@@ -3,6 +3,7 @@
 use super::*;
 use crate::cell::Cell;
 use crate::cell::tests::{cell, client};
+use crate::question::Want;
 use crate::results::tests::run;
 
 fn estimate(values: &[f64]) -> Estimate {
@@ -68,7 +69,7 @@ fn of_a_listed_number_its_few_blocks_count_not_its_best_run() {
         );
     }
     runs.extend([0, 1].map(|repeat| run(cell, client(2), repeat, 90)));
-    let blocks = summarise(&runs, 2)[0].blocks(Subject::Client);
+    let blocks = summarise(&runs, 2)[0].blocks(Subject::Client, Want::Throughput);
     assert_eq!(blocks.other_shares(), [(Iothreads::new(2), 0.9)]);
 }
 
@@ -90,7 +91,7 @@ fn one_that_was_measured_again_has_its_figures_from_those_runs_alone() {
     runs.extend([(0, 50), (1, 100), (2, 105)].map(|(n, iops)| again(client(n), 1, iops)));
     let summary = &summarise(&runs, 2)[0];
     let [none, one, two, four] = &summary.rows[..] else { panic!("{summary:?}") };
-    assert_eq!((one.iops, one.explored), (estimate(&[100.0, 100.0]), Some(120.0)));
+    assert_eq!((one.iops, one.explored[0].iops), (estimate(&[100.0, 100.0]), 120.0));
     assert_eq!(two.to_none, Some(estimate(&[2.1, 2.1])));
     assert!(none.is_confirmed() && !four.is_confirmed());
     assert_eq!(four.iops, estimate(&[60.0]));
@@ -105,6 +106,8 @@ fn of_two_explored_runs_the_better_counts() {
     let cell = cell("randread", 4096, 2, 16);
     let again = |contender, repeat, operations| again(cell, contender, repeat, operations);
     let mut runs = vec![run(cell, client(1), 0, 1000), run(cell, client(1), 1, 400)];
+    runs.push(run(cell, client(2), 0, 500));
     runs.extend([0, 1, 2].map(|repeat| again(client(1), repeat, 900)));
-    assert_eq!(summarise(&runs, 2)[0].rows[0].explored, Some(1000.0));
+    let blocks = summarise(&runs, 2)[0].blocks(Subject::Client, Want::Throughput);
+    assert_eq!(blocks.other_shares(), [(Iothreads::new(2), 0.5)]);
 }

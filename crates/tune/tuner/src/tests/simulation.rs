@@ -5,5 +5,6 @@
 //! docs/statistics.md has the table.
 
 mod claims;
+mod questions;
 mod score;
 mod session;

@@ -90,7 +90,7 @@ const DISTURBED: [&str; 9] = [
     "cache-cliff",
 ];
 
-fn seeds() -> u64 {
+pub(super) fn seeds() -> u64 {
     std::env::var("RINGLOOM_SEEDS").map_or(SEEDS, |seeds| seeds.parse().unwrap())
 }
 

@@ -32,7 +32,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    fn note(&mut self, right: bool) {
+    pub(super) fn note(&mut self, right: bool) {
         self.right += usize::from(right);
         self.of += 1;
     }

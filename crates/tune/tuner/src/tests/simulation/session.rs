@@ -57,7 +57,19 @@ pub(super) enum Boots {
 
 /// Runs a command to its end.
 pub(super) fn session(machine: &mut Machine, seed: u64, budget: Budget, boots: Boots) -> Session {
-    let (settings, matrix, cells) = prepared(machine.loads(), seed);
+    let loads = machine.loads().to_vec();
+    session_of(machine, &loads, seed, (budget, boots), "")
+}
+
+/// The same with these loads and options.
+pub(super) fn session_of(
+    machine: &mut Machine,
+    loads: &[Load],
+    seed: u64,
+    (budget, boots): (Budget, Boots),
+    options: &str,
+) -> Session {
+    let (settings, matrix, cells) = prepared(loads, seed, options);
     let mut course = Course::new(&matrix, &settings, &Recorded::default());
     let mut runs: Vec<Run> = Vec::new();
     let mut now_s = 0.0;
@@ -88,13 +100,13 @@ pub(super) fn session(machine: &mut Machine, seed: u64, budget: Budget, boots: B
 }
 
 /// A matrix of just these loads; a command line has all combinations of its lists.
-fn prepared(loads: &[Load], seed: u64) -> (Settings, Matrix, Vec<(Cell, Load)>) {
+fn prepared(loads: &[Load], seed: u64, options: &str) -> (Settings, Matrix, Vec<(Cell, Load)>) {
     let line = |load: &Load| {
         let Load { op, bytes, jobs, iodepth } = load;
         settings(
             &format!(
                 "--subject host,vm:qemu --vcpus 16 --queues 16 --ramp {RAMP_S} --runtime {RUNTIME_S} --seed {seed} \
-                 --op {} --bs {bytes} --jobs {jobs} --iodepth {iodepth}",
+                 --op {} --bs {bytes} --jobs {jobs} --iodepth {iodepth} {options}",
                 op.name()
             ),
             CORES,
@@ -153,8 +165,8 @@ fn recorded(planned: &PlannedRun, ran: &Ran, started_s: f64) -> Run {
     run.stretched = planned.stretch > 1;
     run.started_unix_s = STARTED_UNIX_S + whole(started_s);
     run.elapsed_ns = RECORDED_S * 1_000_000_000;
-    // Nothing here is about latency, and histograms take time.
-    run.latency_ns.clear();
+    // One latency for all requests: histograms take time.
+    run.latency_ns = vec![(ran.p99_ns, run.operations)];
     let length_ns = run.elapsed_ns / 5;
     let requests = |rate: f64| (length_ns, whole(rate * seconds(RECORDED_S / 5)));
     run.windows = ran.windows.into_iter().map(requests).collect();
