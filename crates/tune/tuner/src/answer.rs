@@ -535,9 +535,11 @@ fn changes(ratings: &Ratings<'_>, iothreads: Iothreads) -> Vec<Change> {
         }
     }
     if ratings.spots().count() > 2 {
-        // Another cell is not what a number lacks most in, so without it the numbers lack what they lack.
-        let rated = ratings.numbers().into_iter().filter_map(|count| ratings.rate(count));
-        let decisive = unique(rated.map(|rating| rating.worst));
+        // Another cell is not what a number lacks most in, or nearest to a bound, so without it the numbers lack what they lack.
+        let numbers = ratings.numbers();
+        let rated = numbers.iter().filter_map(|count| ratings.rate(*count)).map(|it| it.worst);
+        let used = numbers.iter().filter_map(|count| ratings.most_used(*count)).map(|it| it.spot);
+        let decisive = unique(rated.chain(used));
         for spot in ratings.spots().filter(|spot| decisive.contains(spot)) {
             note(Condition::Without(spot), choose(ratings.only(|other| other != spot)));
         }

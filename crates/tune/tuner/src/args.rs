@@ -18,6 +18,8 @@ pub(crate) use self::question::QuestionArgs;
 pub use self::report::ReportArgs;
 pub(crate) use self::stack::StackArgs;
 use crate::contender::{Iothreads, Subject};
+use crate::job::JobFile;
+use crate::profile::Profile;
 use crate::repeats::Repeats;
 use crate::units::{BadValue, Bytes, Seconds, Span};
 
@@ -42,6 +44,13 @@ pub(crate) enum GuestEngine {
     Libaio,
     /// Blocking calls, for an iodepth of 1
     Psync,
+}
+
+impl GuestEngine {
+    /// As fio names it.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map(|it| it.get_name().to_owned()).unwrap_or_default()
+    }
 }
 
 /// A question other than a sweep.
@@ -89,6 +98,15 @@ pub struct TuneArgs {
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) iodepth: Vec<u16>,
 
+    /// A named load instead of op, bs, jobs and iodepth: cells and their weights
+    #[arg(long, value_enum, conflicts_with_all = ["job", "op", "bs", "jobs", "iodepth", "full", "probe"])]
+    pub(crate) profile: Option<Profile>,
+
+    /// A fio job file instead of op, bs, jobs and iodepth: each job of it is a cell
+    #[arg(long, value_name = "FILE", value_parser = JobFile::read,
+          conflicts_with_all = ["op", "bs", "jobs", "iodepth", "full", "probe"])]
+    pub(crate) job: Option<JobFile>,
+
     /// Measured seconds of one run [default: 1; 5 with fio]
     #[arg(long, value_name = "SECONDS", value_parser = runtime)]
     pub(crate) runtime: Option<Seconds>,
@@ -118,9 +136,10 @@ pub struct TuneArgs {
     #[arg(long, value_enum)]
     pub(crate) load: Option<LoadKind>,
 
-    /// How fio hands requests to the kernel in guests; on the host that is --aio
-    #[arg(long, value_enum, default_value = "io_uring")]
-    pub(crate) engine: GuestEngine,
+    /// How fio hands requests to the kernel in guests; on the host that is --aio [default: that of --job,
+    /// else io_uring]
+    #[arg(long, value_enum)]
+    pub(crate) engine: Option<GuestEngine>,
 
     /// Write, read back and compare some of the disk before each run that writes
     #[arg(long)]
@@ -184,6 +203,24 @@ pub struct TuneArgs {
     /// qemu-storage-daemon
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) daemon: Option<PathBuf>,
+}
+
+impl TuneArgs {
+    /// Refuses what the settings cannot tell any more.
+    ///
+    /// # Errors
+    /// If an option says something else than the job file.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        let of_job = self.job.as_ref().and_then(|job| job.engine);
+        match (self.engine, of_job) {
+            (Some(own), Some(other)) if own != other => anyhow::bail!(
+                "--engine {}: the file of --job says ioengine={}",
+                own.name(),
+                other.name()
+            ),
+            _ => Ok(()),
+        }
+    }
 }
 
 fn runtime(text: &str) -> Result<Seconds, String> {

@@ -94,6 +94,12 @@ impl Matrix {
             );
         }
         let measured: Vec<Cell> = entries.iter().flat_map(|entry| &entry.cells).copied().collect();
+        if let Some(cell) = skipped.first().filter(|_| settings.profile.is_some()) {
+            bail!(
+                "--profile: {cell} writes, and without it that is another load: --destructive allows it \
+                 (all data is lost)"
+            );
+        }
         weights::check(&settings.weights, &measured, &skipped)?;
         Ok(Self { entries, skipped, pruned })
     }
@@ -115,6 +121,9 @@ impl Matrix {
 }
 
 fn cells(settings: &Settings) -> Result<Vec<Cell>> {
+    if !settings.cells.is_empty() {
+        return Ok(settings.cells.clone());
+    }
     let mut cells = Vec::new();
     for op in &settings.op {
         for &bs in &settings.bs {
@@ -372,6 +381,14 @@ pub(crate) mod tests {
         assert!(matrix(line, Writes::Allowed).is_ok());
         let error = matrix(line, Writes::Skipped).unwrap_err().to_string();
         assert!(error.starts_with("--weights randwrite=1: these cells write"), "{error}");
+    }
+
+    #[test]
+    fn a_profile_of_which_a_part_may_not_be_measured_is_refused() {
+        let both = matrix("--profile backup", Writes::Allowed).unwrap();
+        assert_eq!(both.entries.len(), 2);
+        let error = format!("{:#}", matrix("--profile backup", Writes::Skipped).unwrap_err());
+        assert!(error.starts_with("--profile: write 1M jobs=1 iodepth=8 writes"), "{error}");
     }
 
     #[test]

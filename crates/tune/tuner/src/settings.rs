@@ -10,8 +10,10 @@ use guest::MEMORY_MIB_MIN;
 use serde::{Deserialize, Serialize};
 
 use crate::args::{Accel, GuestEngine, LoadKind, Probe, QuestionArgs, TuneArgs};
+use crate::cell::Cell;
 use crate::contender::{Iothreads, Subject};
 use crate::lists::unique;
+use crate::profile::Profile;
 use crate::question::{Bound, IopsMin, P99Max, Question, Tolerance, Want};
 use crate::repeats::Repeats;
 use crate::units::{Seconds, Span};
@@ -61,6 +63,12 @@ pub(crate) struct Settings {
     pub(crate) mode: Mode,
     pub(crate) subject: Vec<Subject>,
     pub(crate) iothreads: Vec<Iothreads>,
+    #[serde(default)]
+    pub(crate) profile: Option<Profile>,
+    /// Those of `--profile` or `--job`; none where all combinations of the next four are measured, which else tell what is in
+    /// these.
+    #[serde(default)]
+    pub(crate) cells: Vec<Cell>,
     pub(crate) op: Vec<String>,
     pub(crate) bs: Vec<u32>,
     pub(crate) jobs: Vec<u16>,
@@ -124,7 +132,8 @@ impl Settings {
     pub(crate) fn new(args: &TuneArgs, cores: usize, seed: u64) -> Self {
         let mode = mode(args);
         let subject = unique(args.subject.iter().copied());
-        let jobs = jobs(args, mode, cores);
+        let cells = cells(args, jobs(args, mode, cores)[0]);
+        let Lists { op, bs, jobs, iodepth } = Lists::new(args, mode, cores, &cells);
         let guest = GuestSettings::new(args, cores);
         let load = args.load.unwrap_or_else(|| default_load(&subject));
         let fio = load == LoadKind::Fio && subject.contains(&Subject::Host)
@@ -151,9 +160,10 @@ impl Settings {
         Self {
             mode,
             iothreads,
-            op: operations(args, mode),
-            bs: blocks(args, mode),
-            iodepth: iodepth(args, mode),
+            op,
+            bs,
+            iodepth,
+            profile: args.profile,
             runtime: args.runtime.unwrap_or_else(|| Seconds::new(runtime)),
             ramp: args.ramp.unwrap_or_else(|| Seconds::new(ramp)),
             repeats,
@@ -166,10 +176,11 @@ impl Settings {
             want: args.question.want.unwrap_or_default(),
             p99_max: args.question.p99_max,
             iops_min: args.question.iops_min,
-            weights: args.question.weights.clone(),
+            weights: weights(args, mode),
             tolerance: args.question.tolerance.unwrap_or_default(),
             load,
-            engine: args.engine,
+            engine: engine(args),
+            cells,
             verify: args.verify,
             precondition: args.precondition,
             sentinel: args.sentinel,
@@ -397,6 +408,52 @@ fn iodepth(args: &TuneArgs, mode: Mode) -> Vec<u16> {
         ([], Mode::Sweep | Mode::Curve) => vec![16],
         (given, _) => unique(given.iter().copied()),
     }
+}
+
+/// Those that are named together.
+fn cells(args: &TuneArgs, jobs: u16) -> Vec<Cell> {
+    let of_job = || args.job.as_ref().map(|job| job.cells.clone()).unwrap_or_default();
+    args.profile.map_or_else(of_job, |profile| profile.cells(jobs))
+}
+
+/// What is in the cells.
+struct Lists {
+    op: Vec<String>,
+    bs: Vec<u32>,
+    jobs: Vec<u16>,
+    iodepth: Vec<u16>,
+}
+
+impl Lists {
+    /// Of cells that are named together, or else those of the options.
+    fn new(args: &TuneArgs, mode: Mode, cores: usize, cells: &[Cell]) -> Self {
+        if cells.is_empty() {
+            let (op, bs) = (operations(args, mode), blocks(args, mode));
+            return Self { op, bs, jobs: jobs(args, mode, cores), iodepth: iodepth(args, mode) };
+        }
+        Self {
+            op: each_of(cells, |it| it.shape().operation().to_string()),
+            bs: each_of(cells, |it| it.shape().block().get()),
+            jobs: each_of(cells, |it| it.shape().jobs()),
+            iodepth: each_of(cells, |it| it.shape().iodepth()),
+        }
+    }
+}
+
+fn each_of<T: PartialEq>(cells: &[Cell], figure: fn(&Cell) -> T) -> Vec<T> {
+    unique(cells.iter().map(figure))
+}
+
+/// Those of a profile, unless others were given or nothing counts.
+fn weights(args: &TuneArgs, mode: Mode) -> Vec<Weight> {
+    let given = &args.question.weights;
+    let profile = args.profile.filter(|_| given.is_empty() && mode == Mode::Sweep);
+    profile.map_or_else(|| given.clone(), Profile::weights)
+}
+
+fn engine(args: &TuneArgs) -> GuestEngine {
+    let of_job = || args.job.as_ref().and_then(|job| job.engine);
+    args.engine.or_else(of_job).unwrap_or(GuestEngine::IoUring)
 }
 
 fn operations(args: &TuneArgs, mode: Mode) -> Vec<String> {

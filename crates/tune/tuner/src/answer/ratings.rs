@@ -153,8 +153,13 @@ impl<'a> Ratings<'a> {
     /// The same with what keeps the bounds in these cells.
     fn judged(mut self) -> Self {
         let places = 0..self.compared.len();
-        self.keep = places.map(|place| self.share_kept(place) >= SHOWN).collect();
+        let is_bound = self.is_bound();
+        self.keep = places.map(|place| !is_bound || self.share_kept(place) >= SHOWN).collect();
         self
+    }
+
+    fn is_bound(&self) -> bool {
+        self.sheets.iter().any(|sheet| !sheet.kept.is_empty())
     }
 
     /// In which share of the resamplings the number at a place keeps the bounds in all cells.
@@ -243,7 +248,7 @@ impl<'a> Ratings<'a> {
     /// The highest of what all numbers reached, of those that keep the bounds. Without bounds they are shares of the best
     /// already.
     fn most(&self, reached: impl Iterator<Item = f64>) -> f64 {
-        if self.sheets.iter().all(|sheet| sheet.kept.is_empty()) {
+        if !self.is_bound() {
             return 1.0;
         }
         let kept = reached.zip(&self.keep).filter(|(_, keeps)| **keeps);

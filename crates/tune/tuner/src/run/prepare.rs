@@ -71,6 +71,7 @@ impl Prepared {
         let seed = stored.map_or_else(new_seed, |stored| stored.header.settings.seed);
         let settings = Settings::new(args, machine.cores, seed);
         settings.check()?;
+        args.check()?;
         if let Some(stored) = stored {
             check_same(out, &settings.differences(&stored.header.settings))?;
         }

@@ -251,3 +251,37 @@ fn another_question_takes_the_place_of_the_recorded_one() {
     assert!(asked("", "--iops-min 1k").unwrap_err().contains("--iops-min is for --want cpu"));
     assert!(asked("--curve --subject host", "--want cpu").unwrap_err().contains("of a sweep"));
 }
+
+#[test]
+fn a_profile_or_a_job_file_takes_the_place_of_lists() {
+    let oltp = settings("--profile oltp", 64);
+    assert_eq!((&oltp.bs[..], &oltp.jobs[..]), (&[8192, 16_384][..], &[4, 1][..]));
+    let weights: Vec<String> = oltp.weights.iter().map(ToString::to_string).collect();
+    assert_eq!(weights, ["70/30:8k=4", "write:16k=1"]);
+    let own = settings("--profile oltp --weights write=1", 64);
+    assert_eq!((own.weights.len(), own.cells == oltp.cells), (1, true));
+    // A curve has no answer, and so no weights.
+    settings("--profile oltp --curve --subject host", 2).check().unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, "[a]\nrw=randread\nbs=16k\nnumjobs=3\nioengine=libaio\n").unwrap();
+    let name = file.path().display().to_string();
+    let job = settings(&format!("--job {name}"), 2);
+    assert_eq!(
+        (&job.op[..], &job.bs[..], &job.jobs[..]),
+        (&["randread".to_owned()][..], &[16_384][..], &[3][..])
+    );
+    assert_eq!(job.engine, GuestEngine::Libaio);
+    parse(&format!("--job {name} --engine libaio")).unwrap().check().unwrap();
+    let other = parse(&format!("--job {name} --engine psync")).unwrap().check().unwrap_err();
+    assert_eq!(other.to_string(), "--engine psync: the file of --job says ioengine=libaio");
+    for line in ["--profile oltp --op read", "--profile vdi --full", "--profile none"] {
+        assert!(parse(line).unwrap_err().contains("--profile"), "{line}");
+    }
+    std::fs::write(&file, "[a]\nfilename=/dev/sda\n").unwrap();
+    let error = parse(&format!("--job {name}")).unwrap_err();
+    assert!(
+        error.contains("--job <FILE>") && error.contains("[a] filename=/dev/sda: the disk"),
+        "{error}"
+    );
+    assert!(parse(&format!("--job {name} --profile vdi")).is_err());
+}

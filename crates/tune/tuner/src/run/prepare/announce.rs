@@ -18,6 +18,7 @@ use crate::scratch::{TRIAL_BYTES, fill_rate};
 use crate::settings::Settings;
 use crate::storage::stays;
 use crate::units::{Bytes, Span, counted, human_time};
+use crate::weights::weight_of;
 
 /// Less than so many times the trial is filled before a trial is worth it.
 const TRIAL_SHARE: u64 = 4;
@@ -101,6 +102,11 @@ impl Prepared {
             crate::report::repeats(settings.repeats),
             settings.seed
         ));
+        for cell in &settings.cells {
+            let weight = weight_of(cell, &settings.weights);
+            let weight = weight.map_or_else(String::new, |weight| format!(", weight {weight}"));
+            say(&format!("Cell: {cell}{weight}."));
+        }
         if let Some(reason) = &self.programs.emulated_because {
             say(&format!("Guests are {}: {reason}.", crate::report::EMULATED));
         }
