@@ -8,6 +8,8 @@
 //! Invariants: spans are in the order of time and every change above the threshold, which is at least `CHANGE_MAX`, is in
 //! one: a jump between neighbours, or what all jumps leave unexplained between the extremes.
 
+use std::collections::BTreeMap;
+
 use crate::calendar::{Date, time_of_day};
 use crate::contender::Contender;
 use crate::lists::unique;
@@ -22,8 +24,9 @@ const TELL_NOISE_FROM: usize = 6;
 /// A sentinel is smoothed by so many to each side; by fewer where neighbours show that the machine changes quickly.
 const BESIDE: usize = 2;
 const BESIDE_CHANGING: usize = 1;
-/// A change of so many standard deviations of one sentinel is no noise: smoothed ones differ by half as much.
-const DEVIATIONS: f64 = 3.0;
+/// A change of so many standard deviations of one sentinel is no noise: smoothed ones differ by half as much, but those of two
+/// states, or that stall, more often by more than a normal distribution has it.
+const DEVIATIONS: f64 = 4.5;
 /// So many percent of the changes between neighbours are not larger than the one that tells the noise: a step, or the ends of
 /// a stall, are among the others.
 const QUIET_PERCENT: usize = 85;
@@ -35,8 +38,8 @@ const LOUD: usize = 3;
 /// 8,000 trials each of normal and lognormal noise of 3 to 20 %.
 const QUIET_DEVIATIONS_OF_FEW: [f64; 10] =
     [0.34, 0.47, 0.61, 1.04, 1.06, 1.12, 1.15, 1.16, 1.18, 1.18];
-/// How unlikely neighbours are by chance as alike as they are: 5 %, in standard deviations.
-const ALIKE: f64 = -1.645;
+/// How unlikely neighbours are by chance as alike as they are: 2.5 % of each of two contenders, in standard deviations.
+const ALIKE: f64 = -1.96;
 
 /// A time in which the sentinel changed too much.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,12 +59,30 @@ pub(crate) fn flagged(runs: &[Run]) -> Vec<Flag> {
     let mut flags: Vec<Flag> = Vec::new();
     for contender in contenders {
         let own = sentinels().filter(|run| run.key.contender == contender);
-        let own: Vec<_> = own.map(|run| (run.started_unix_s, run.iops())).collect();
-        let mut new = flagged_of(&own);
+        let mut new = flagged_of(&by_round(&own.collect::<Vec<_>>()));
         new.retain(|flag| !flags.iter().any(|known| known.overlaps(flag)));
         flags.extend(new);
     }
     flags
+}
+
+/// `(started_unix_s, iops)` of each sentinel; of each round, where there are enough of them, the median of its own: a boot changes
+/// all of them, and so is a part of the noise.
+fn by_round(runs: &[&Run]) -> Vec<(u64, f64)> {
+    let mut rounds = BTreeMap::<Option<u16>, Vec<&Run>>::new();
+    for run in runs {
+        rounds.entry(run.round).or_default().push(run);
+    }
+    if rounds.len() < TELL_NOISE_FROM {
+        return runs.iter().map(|run| (run.started_unix_s, run.iops())).collect();
+    }
+    let of_round = |runs: Vec<&Run>| {
+        let started = runs.iter().map(|run| run.started_unix_s).min()?;
+        let mut rates: Vec<f64> = runs.iter().map(|run| run.iops()).collect();
+        rates.retain(|rate| rate.is_finite());
+        Some((started, stats::median(&mut rates)?))
+    };
+    rounds.into_values().filter_map(of_round).collect()
 }
 
 /// From `(started_unix_s, iops)` of each sentinel.
