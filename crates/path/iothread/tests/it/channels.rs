@@ -206,8 +206,10 @@ fn touches_memory_late(habits: Habits, reactors: ReactorChoice) -> bool {
     rig.remote.wait_for(BEGUN);
     rig.iothread.abandon(&rig.node);
     placed.stop();
-    assert_eq!(guest.poll().len(), usize::from(SLOTS));
-    assert!((0..SLOTS).all(|slot| guest.status(slot) == 1), "what was given up has failed");
+    // What had not been taken by then is still in the ring.
+    let over = guest.poll();
+    assert!(over.len() >= BEGUN, "{over:?}");
+    assert!(over.iter().all(|slot| guest.status(*slot) == 1), "what was given up has failed");
     rig.remote.go_on();
     rig.remote.wait_until_idle();
     (0..SLOTS).any(|slot| *guest.data(slot) != [0xee; BLOCK])
