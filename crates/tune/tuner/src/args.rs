@@ -187,6 +187,10 @@ pub struct TuneArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 
+    /// Print the report as a line of JSON, for programs
+    #[arg(long)]
+    pub(crate) json: bool,
+
     /// Go on with an interrupted run: same options, same directory (by default the newest)
     #[arg(long)]
     pub(crate) resume: bool,

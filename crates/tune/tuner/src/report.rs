@@ -2,7 +2,7 @@
 //!
 //! Each child renders one part; `text` has the words and numbers of all.
 //! The same text goes to standard output (`Style::Plain`) and to `report.md` (`Style::Markdown`); `html` makes a page of it,
-//! `rows` CSV and lines of JSON.
+//! `rows` CSV and lines of JSON, `json` what `--json` prints instead of the text.
 
 mod advice;
 mod around;
@@ -13,6 +13,7 @@ mod curve;
 mod failed;
 mod form;
 mod html;
+mod json;
 mod least;
 mod part;
 mod probe;
@@ -123,6 +124,11 @@ impl<'a> Report<'a> {
         ]
         .concat();
         text + &advice::render(style, &self.advice)
+    }
+
+    /// The report as a line of JSON.
+    pub(crate) fn json(&self) -> String {
+        json::render(&self.advice, &rows::records(&self.cells), &self.notes)
     }
 
     /// The files of the report, by name: Markdown, the page, the rows as CSV and as lines of JSON, and the configurations.

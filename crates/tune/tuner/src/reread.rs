@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 pub use self::pair::{RenderedPair, rendered_pair};
-use crate::args::{QuestionArgs, ReportArgs};
+use crate::args::ReportArgs;
 use crate::kept;
 use crate::output::print;
 use crate::report::{Findings, Part, Report, Style};
@@ -44,7 +44,7 @@ pub fn report(args: ReportArgs) -> Result<()> {
             )
         }
         Some(other) => pair::report(&source, &Source::find(other)?, out),
-        None if args.question.is_asked() => asked(&source, &args.question, out),
+        None if args.question.is_asked() || args.json => asked(&source, &args, out),
         None => single(&source, out.map_or_else(|| source.directory(), Ok)?),
     }
 }
@@ -66,20 +66,24 @@ fn refuse_results(out: Option<&Path>, own: Option<&Path>) -> Result<()> {
 
 fn single(source: &Source, out: &Path) -> Result<()> {
     refuse_results(Some(out), Some(&source.path))?;
-    let all = printed(&Lenient::read(&source.path)?)?;
-    files::write(out, &[&source.path], &all)
+    let all = printed(&Lenient::read(&source.path)?, false)?;
+    print(&files::write(out, &[&source.path], &all)?)
 }
 
-/// Asks something else of the same runs. The report beside them stays that of what was asked when they were measured.
-fn asked(source: &Source, question: &QuestionArgs, out: Option<&Path>) -> Result<()> {
+/// Asks something else of the same runs, or for programs. The report beside them stays that of what was asked when they were measured.
+fn asked(source: &Source, args: &ReportArgs, out: Option<&Path>) -> Result<()> {
     refuse_results(out, None)?;
     let mut lenient = Lenient::read(&source.path)?;
     for group in &mut lenient.groups {
-        group.header.settings.ask(question)?;
+        group.header.settings.ask(&args.question)?;
     }
-    let all = printed(&lenient)?;
+    let all = printed(&lenient, args.json)?;
     match out {
-        Some(out) => files::write(out, &[&source.path], &all),
+        Some(out) => {
+            let written = files::write(out, &[&source.path], &all)?;
+            if args.json { Ok(()) } else { print(&written) }
+        }
+        None if args.json => Ok(()),
         None => print(
             "\nNothing is written, and the config/ beside the results is for what was asked when they were \
              measured; --out DIR keeps this report with its page and its config/.\n",
@@ -88,10 +92,10 @@ fn asked(source: &Source, question: &QuestionArgs, out: Option<&Path>) -> Result
 }
 
 /// Prints all reports of a file and returns what is to be written of them.
-fn printed(lenient: &Lenient) -> Result<Vec<(String, String)>> {
+fn printed(lenient: &Lenient, as_json: bool) -> Result<Vec<(String, String)>> {
     let mut all = Vec::new();
-    for Rendered { text, files } in parts_of(lenient) {
-        print(&format!("{text}\n"))?;
+    for Rendered { text, json, files } in parts_of(lenient) {
+        print(&if as_json { json } else { format!("{text}\n") })?;
         all.extend(files);
     }
     Ok(all)
@@ -102,6 +106,8 @@ fn printed(lenient: &Lenient) -> Result<Vec<(String, String)>> {
 pub struct Rendered {
     /// What `ringloom report` prints.
     pub text: String,
+    /// What it prints with `--json`.
+    pub json: String,
     /// By name, which is a path below the directory of the report.
     pub files: Vec<(String, String)>,
 }
@@ -123,7 +129,8 @@ fn parts_of(lenient: &Lenient) -> impl Iterator<Item = Rendered> {
         let notes = notes(group, problems, part.number(), groups.len());
         let findings = findings(group, &notes);
         let report = Report::of_part(part, &findings);
-        Rendered { text: report.text(Style::Plain, ""), files: report.files() }
+        let (text, json) = (report.text(Style::Plain, ""), report.json());
+        Rendered { text, json, files: report.files() }
     })
 }
 

@@ -92,7 +92,7 @@ fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) ->
         prepared.tell_notes();
         return Ok(());
     }
-    let Some(time) = time else { return report_again(&prepared, place, out) };
+    let Some(time) = time else { return report_again(args, &prepared, place, out) };
     let announced = clock::now();
     let filling = clock::now();
     let storages = prepared.storages(interrupt)?;
@@ -155,17 +155,17 @@ fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) ->
         drop(findings.keep(out));
         return Err(error);
     }
-    findings.conclude(out)
+    findings.conclude(out, args.json)
 }
 
 /// Writes the report of a command that has nothing left to measure: its runs are those of the header that they were measured
 /// under.
-fn report_again(prepared: &Prepared, place: Place, out: &Path) -> Result<()> {
+fn report_again(args: &TuneArgs, prepared: &Prepared, place: Place, out: &Path) -> Result<()> {
     let Place::Stored(stored) = place else { bail!("there is nothing to measure") };
     let header = Header { settings: prepared.settings.clone(), ..stored.header.clone() };
     let results = Results::resume(out, *stored, &header)?;
     let Prepared { matrix, notes, .. } = prepared;
-    Material { header: &header, matrix, notes, results: &results }.conclude(out)
+    Material { header: &header, matrix, notes, results: &results }.conclude(out, args.json)
 }
 
 /// A run that fails is recorded and told, and the next one is tried: one cell may ask too much of a disk, a guest may hang
@@ -269,8 +269,8 @@ impl Material<'_> {
         self.with(|report| keep(report, out))
     }
 
-    /// Writes the report to its files and to standard output.
-    fn print(&self, out: &Path) -> Result<()> {
+    /// Writes the report to its files and to standard output, there as text or as JSON.
+    fn print(&self, out: &Path, json: bool) -> Result<()> {
         let written = format!(
             "Report: {}\nRaw results: {}\n",
             out.join("report.html").display(),
@@ -278,13 +278,16 @@ impl Material<'_> {
         );
         self.with(|report| {
             keep(report, out)?;
+            if json {
+                return output::print(&report.json());
+            }
             output::print(&format!("\n{}\n", report.text(Style::Plain, &written)))
         })
     }
 
     /// Prints the report and says what failed.
-    fn conclude(&self, out: &Path) -> Result<()> {
-        self.print(out)?;
+    fn conclude(&self, out: &Path, json: bool) -> Result<()> {
+        self.print(out, json)?;
         let (failed, all) = (self.results.failed_now(), self.results.recorded().failures().len());
         if all > failed {
             let before = counted(all - failed, "run");

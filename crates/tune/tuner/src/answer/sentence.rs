@@ -265,8 +265,10 @@ fn gains(lowest: f64, highest: f64) -> String {
 }
 
 fn costs(Price { cpus, none, .. }: Price) -> String {
-    let cpus = format!("{cpus:.1}");
-    let none = none.map(|none| format!("{none:.1}")).filter(|none| *none != cpus);
+    let words =
+        |cpus: f64| if cpus < 0.05 { "less than 0.1".to_owned() } else { format!("{cpus:.1}") };
+    let cpus = words(cpus);
+    let none = none.map(words).filter(|none| *none != cpus);
     let instead = none.map_or_else(String::new, |none| format!(" instead of {none}"));
     format!(", for {cpus} CPUs{instead} where it costs most")
 }

@@ -23,6 +23,10 @@ pub struct ReportArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 
+    /// Print the report as a line of JSON, for programs
+    #[arg(long, conflicts_with = "other")]
+    pub(crate) json: bool,
+
     #[command(flatten)]
     pub(crate) question: QuestionArgs,
 }

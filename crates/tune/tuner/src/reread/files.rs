@@ -5,13 +5,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::kept;
-use crate::output::print;
 
-/// Writes the files, none of them over these sources, and prints where they are.
+/// Writes the files, none of them over these sources. Returns the line that tells where they are.
 ///
 /// # Errors
 /// The file that cannot be written or removed, or that is one of the sources; then nothing is written.
-pub(super) fn write(out: &Path, sources: &[&Path], files: &[(String, String)]) -> Result<()> {
+pub(super) fn write(out: &Path, sources: &[&Path], files: &[(String, String)]) -> Result<String> {
     std::fs::create_dir_all(out).with_context(|| format!("create {}", out.display()))?;
     let paths: Vec<PathBuf> = files.iter().map(|(name, _)| out.join(name)).collect();
     let is_source = |path: &&PathBuf| sources.iter().any(|source| kept::is_same(source, path));
@@ -21,7 +20,7 @@ pub(super) fn write(out: &Path, sources: &[&Path], files: &[(String, String)]) -
     kept::write(out, sources, files)
         .with_context(|| format!("write to {} (--out names another directory)", out.display()))?;
     let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
-    print(&format!("Written: {}\n", names.join(", ")))
+    Ok(format!("Written: {}\n", names.join(", ")))
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub(super) fn report(a: &Source, b: &Source, out: Option<&Path>) -> Result<()> {
     let Some(out) = out else { return print(&unwritten(COMPARISON)) };
     print("\n")?;
     let files = [(COMPARISON.to_owned(), markdown), (PAGE.to_owned(), page)];
-    files::write(out, &[&a.path, &b.path], &files)
+    print(&files::write(out, &[&a.path, &b.path], &files)?)
 }
 
 /// A comparison of two results files in all its forms.

@@ -5,8 +5,10 @@ use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
 
 use proptest::prelude::*;
+use serde_json::Value;
 
 use super::*;
+use crate::args::QuestionArgs;
 use crate::cell::tests::{cell, client};
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::kept::COMPARISON;
@@ -345,6 +347,7 @@ fn reported(results: &Path, out: Option<&Path>) -> Result<()> {
         results: results.to_path_buf(),
         other: None,
         out,
+        json: false,
         question: QuestionArgs::default(),
     })
 }
@@ -397,6 +400,7 @@ fn results_may_come_through_a_pipe() {
         results: a,
         other: Some(b),
         out: Some(out.clone()),
+        json: false,
         question: QuestionArgs::default(),
     })
     .unwrap();
@@ -451,6 +455,7 @@ fn a_directory_has_the_files_of_one_report() {
             results,
             other: other.cloned(),
             out,
+            json: false,
             question: QuestionArgs::default(),
         })
         .unwrap();
@@ -502,10 +507,37 @@ fn nothing_that_is_written_has_control_characters() {
         results: a,
         other: Some(b),
         out: Some(out("pair")),
+        json: false,
         question: QuestionArgs::default(),
     })
     .unwrap();
     assert_clean(&out("pair"), &["compare.md", PAGE]);
+}
+
+#[test]
+fn programs_read_the_same_as_one_line_of_json() {
+    const DOCUMENT: &str = include_str!("../../../../../docs/report.md");
+    let all = rendered(results_of(&["/disks/first", "/disks/second"]).as_bytes()).unwrap();
+    assert_eq!(all.len(), 2);
+    for Rendered { text, json, .. } in all {
+        assert_eq!(json.find('\n'), Some(json.len() - 1));
+        let document: Value = serde_json::from_str(&json).unwrap();
+        for name in document.as_object().unwrap().keys() {
+            assert!(DOCUMENT.contains(&format!("| `{name}` |")), "{name}");
+        }
+        let answer = &document["answers"][0];
+        for name in answer.as_object().unwrap().keys() {
+            let is_told = DOCUMENT.contains(&format!("`answers[].{name}`")) || name == "details";
+            assert!(is_told, "{name}");
+        }
+        let flat = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat(&text).contains(&flat(answer["sentence"].as_str().unwrap())), "{json}");
+        let command = answer["command"].as_str().unwrap();
+        assert!(text.contains(command) && command.contains("ringloom serve"), "{json}");
+        assert!(answer["iothreads"].is_string() && answer["certainty"].is_string(), "{json}");
+        let rows = document["rows"].as_array().unwrap();
+        assert!(rows.iter().any(|row| row["iothreads"] == answer["iothreads"]), "{json}");
+    }
 }
 
 #[test]
@@ -524,7 +556,7 @@ fn another_question_is_answered_and_what_was_written_stays() {
     let ask = |line: &str, other: Option<&Path>, out: Option<&Path>| {
         let question = crate::args::tests::parse(line).unwrap().question;
         let [other, out] = [other, out].map(|it| it.map(Path::to_path_buf));
-        report(ReportArgs { results: source.clone(), other, out, question })
+        report(ReportArgs { results: source.clone(), other, out, json: false, question })
     };
     ask("--want latency", None, None).unwrap();
     assert_eq!(names(&directory.path().join("a")), [FILE_NAME], "nothing is written");

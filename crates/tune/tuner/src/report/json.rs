@@ -1,0 +1,80 @@
+//! The report for programs: one JSON object with what to use, the rows of all cells and the notes. Pure functions.
+//!
+//! Invariants: what is missing or no finite number is null; sentences are those of the text. docs/report.md lists the fields.
+//! Limits: probes and curves are not in it (results.jsonl has all).
+
+use serde::Serialize;
+
+use super::advice::Advice;
+use super::rows::Record;
+use crate::answer::{Certainty, Limit};
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    answers: Vec<Use<'a>>,
+    rows: &'a [Record],
+    notes: &'a [String],
+}
+
+/// What to use for one subject.
+#[derive(Debug, Serialize)]
+struct Use<'a> {
+    subject: String,
+    /// `none`, a number or `auto`; missing where nothing is recommended.
+    iothreads: Option<String>,
+    /// `sure`, `likely` or `in doubt`; missing where nothing is recommended.
+    certainty: Option<&'static str>,
+    /// The share of resamplings in which no number is better by more than the tolerance.
+    within: f64,
+    sentence: &'a str,
+    details: &'a [String],
+    /// The line to paste.
+    command: Option<&'a str>,
+    limits: Vec<Limited>,
+}
+
+/// What limits the number in a cell.
+#[derive(Debug, Serialize)]
+struct Limited {
+    cell: String,
+    limit: String,
+    iops: f64,
+    host_iops: Option<f64>,
+}
+
+/// The report as a line of JSON.
+pub(super) fn render(advice: &[Advice], rows: &[Record], notes: &[String]) -> String {
+    let document = Document { answers: advice.iter().map(Use::of).collect(), rows, notes };
+    serde_json::to_string(&document).expect("a report has only plain fields") + "\n"
+}
+
+impl<'a> Use<'a> {
+    fn of(advice: &'a Advice) -> Self {
+        let answer = &advice.answer;
+        let recommends = answer.recommends();
+        let certainty = match answer.certainty() {
+            Certainty::Sure => "sure",
+            Certainty::Likely => "likely",
+            Certainty::Doubtful => "in doubt",
+        };
+        Self {
+            subject: answer.subject.to_string(),
+            iothreads: recommends.then(|| answer.iothreads.to_string()),
+            certainty: recommends.then_some(certainty),
+            within: answer.within,
+            sentence: &advice.sentence,
+            details: &advice.details,
+            command: advice.command.as_deref(),
+            limits: answer.limits.iter().map(Limited::of).collect(),
+        }
+    }
+}
+
+impl Limited {
+    fn of(limit: &Limit) -> Self {
+        let Limit { spot, bottleneck, iops, host } = limit;
+        let (cell, limit) = (spot.to_string(), bottleneck.to_string());
+        Self { cell, limit, iops: *iops, host_iops: *host }
+    }
+}
