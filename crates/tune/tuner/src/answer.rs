@@ -49,6 +49,17 @@ pub(crate) enum Certainty {
     Sure,
 }
 
+impl Certainty {
+    /// As all reports have it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Doubtful => "in doubt",
+            Self::Likely => "likely",
+            Self::Sure => "sure",
+        }
+    }
+}
+
 /// What to use for one subject, or why that cannot be told.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Answer {

@@ -143,16 +143,17 @@ impl Bench<'_> {
         if let Some(guests) = &mut self.guests {
             guests.end();
         }
+        let mut filled = None;
         if let Some(renewal) = self.renewal.as_ref().filter(|_| !is_first) {
             // Until that is done, the next run begins the round once more.
             self.round = None;
             self.progress.before("the disk is filled anew");
             let begun = clock::now();
             renewal.renew(&mut self.storages, round, self.tools, self.interrupt)?;
-            self.pace = self.pace.clone().with_fill(begun.elapsed());
+            filled = Some(begun.elapsed());
         }
         self.round = Some(round);
-        self.pace.begin(round);
+        self.pace.begin(round, filled);
         Ok(())
     }
 

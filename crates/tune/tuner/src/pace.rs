@@ -94,9 +94,10 @@ impl Pace {
         Self { fill, ..self }
     }
 
-    /// A round begins: its guests are still to be booted, its files are filled.
-    pub(crate) fn begin(&mut self, round: u16) {
+    /// A round begins: its guests are still to be booted, its files are filled, if they were, after so long.
+    pub(crate) fn begin(&mut self, round: u16, filled: Option<Duration>) {
         (self.round, self.guests) = (Some(round), 0);
+        self.fill = filled.unwrap_or(self.fill);
     }
 
     /// What a run should take if it is the next one.

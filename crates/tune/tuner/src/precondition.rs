@@ -8,6 +8,7 @@
 use anyhow::{Context, Result, bail};
 
 use crate::cell::Cell;
+use crate::lists::unique;
 use crate::matrix::Matrix;
 use crate::measure::Bench;
 use crate::plan::{PlannedRun, Purpose, RunKey, watched};
@@ -117,13 +118,7 @@ pub(crate) fn carry_out(
 /// What became of each cell, a sentence each.
 pub(crate) fn sentences(runs: &[Run]) -> Vec<String> {
     let own = || runs.iter().filter(|run| run.key.purpose == Purpose::Precondition);
-    let mut cells: Vec<(Variant, Cell)> = Vec::new();
-    for run in own() {
-        let of = (run.key.variant, run.key.cell);
-        if !cells.contains(&of) {
-            cells.push(of);
-        }
-    }
+    let cells = unique(own().map(|run| (run.key.variant, run.key.cell)));
     let sentence = |(variant, cell): (Variant, Cell)| {
         let mut rounds: Vec<&Run> =
             own().filter(|run| (run.key.variant, run.key.cell) == (variant, cell)).collect();

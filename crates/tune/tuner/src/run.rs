@@ -94,17 +94,16 @@ fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) ->
     }
     let Some(time) = time else { return report_again(args, &prepared, place, out) };
     let announced = clock::now();
-    let filling = clock::now();
     let storages = prepared.storages(interrupt)?;
-    let fill = filling.elapsed();
+    let fill = announced.elapsed();
     let renewed = prepared.renewed(fill);
     prepared.tell_notes();
     let header = prepared.header(&storages, interrupt)?;
     let mut results = place.open(out, &header)?;
     let pace = prepared.pace();
     let pace = if renewed.is_some() { pace.with_fill(fill) } else { pace };
-    let Prepared { daemon, tools, matrix, fio, fleet, given, notes, .. } = prepared;
-    let Prepared { mapper, directory, size, .. } = prepared;
+    let Prepared { daemon, tools, matrix, fio, fleet, given, notes, mapper, .. } = prepared;
+    let Prepared { directory, size, .. } = prepared;
     let seed = header.settings.seed;
     let renewal = |plan| Renewal { plan, directory: &directory, size, seed, mapper: &mapper };
     let renewal = renewed.as_ref().map(renewal);

@@ -8,10 +8,12 @@
 
 use std::collections::BTreeMap;
 
+use crate::cell::Cell;
 use crate::contender::Contender;
 use crate::lists::unique;
-use crate::plan::{Purpose, RunKey};
+use crate::plan::Purpose;
 use crate::results::Run;
+use crate::variant::Variant;
 
 /// Fewer rounds do not tell what differs between them.
 const ROUNDS_MIN: usize = 4;
@@ -29,24 +31,24 @@ pub(crate) struct Spread {
 /// Those of each contender that is measured as a sentinel, where there are enough rounds.
 pub(crate) fn spreads(runs: &[Run]) -> Vec<Spread> {
     let sentinels = runs.iter().map(|run| &run.key).filter(|key| key.purpose == Purpose::Sentinel);
-    let watched = unique(sentinels.map(|key| key.contender));
-    let of = |contender| {
-        let key = runs.iter().map(|run| &run.key);
-        let mut own = key.filter(|key| key.purpose == Purpose::Sentinel);
-        let key = own.find(|key| key.contender == contender)?;
-        let (within, between) = deviations(&by_round(runs, key))?;
-        Some(Spread { contender, within, between })
+    // All of a contender are in the same cell.
+    let watched = unique(sentinels.map(|key| (key.contender, key.variant, key.cell)));
+    let of = |watched: Watched| {
+        let (within, between) = deviations(&by_round(runs, watched))?;
+        Some(Spread { contender: watched.0, within, between })
     };
     watched.into_iter().filter_map(of).collect()
 }
 
+/// What a sentinel measures again and again.
+type Watched = (Contender, Variant, Cell);
+
 /// The logarithms of the rates of all runs that do the same as a sentinel.
-fn by_round(runs: &[Run], sentinel: &RunKey) -> Vec<Vec<f64>> {
+fn by_round(runs: &[Run], watched: Watched) -> Vec<Vec<f64>> {
     let mut rounds = BTreeMap::<u16, Vec<f64>>::new();
     for run in runs {
         let key = &run.key;
-        let is_same = (key.contender, key.variant, key.cell)
-            == (sentinel.contender, sentinel.variant, sentinel.cell)
+        let is_same = (key.contender, key.variant, key.cell) == watched
             && (key.purpose == Purpose::Sentinel || key.purpose.is_compared());
         let rate = run.iops();
         if let Some(round) = run.round.filter(|_| is_same && rate.is_finite() && rate > 0.0) {

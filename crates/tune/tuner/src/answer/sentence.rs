@@ -285,13 +285,12 @@ fn certainty(answer: &Answer) -> String {
             )
         }
     };
-    match answer.certainty() {
-        Certainty::Sure => format!("sure: in {percent:.0} % of resamplings {what}"),
-        Certainty::Likely => format!("likely: in {percent:.0} % of resamplings {what}"),
-        Certainty::Doubtful => {
-            format!("in doubt: in only {percent:.0} % of resamplings {what} (none is shown to be)")
-        }
-    }
+    let certainty = answer.certainty();
+    let (only, none) = match certainty {
+        Certainty::Sure | Certainty::Likely => ("", ""),
+        Certainty::Doubtful => ("only ", " (none is shown to be)"),
+    };
+    format!("{}: in {only}{percent:.0} % of resamplings {what}{none}", certainty.name())
 }
 
 /// What resamplings do not see.

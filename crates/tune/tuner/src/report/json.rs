@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::advice::Advice;
 use super::rows::Record;
-use crate::answer::{Certainty, Limit};
+use crate::answer::Limit;
 
 /// What is printed.
 #[derive(Debug, Serialize)]
@@ -53,15 +53,10 @@ impl<'a> Use<'a> {
     fn of(advice: &'a Advice) -> Self {
         let answer = &advice.answer;
         let recommends = answer.recommends();
-        let certainty = match answer.certainty() {
-            Certainty::Sure => "sure",
-            Certainty::Likely => "likely",
-            Certainty::Doubtful => "in doubt",
-        };
         Self {
             subject: answer.subject.to_string(),
             iothreads: recommends.then(|| answer.iothreads.to_string()),
-            certainty: recommends.then_some(certainty),
+            certainty: recommends.then(|| answer.certainty().name()),
             within: answer.within,
             sentence: &advice.sentence,
             details: &advice.details,

@@ -169,15 +169,7 @@ impl Prepared {
         if self.target.is_some() || !self.has_storage() {
             return None;
         }
-        if self.settings.precondition {
-            self.notes.push(
-                "the disk is written before it is measured, so all repeats use the same: another place on the disk may \
-                 give other figures"
-                    .to_owned(),
-            );
-            return None;
-        }
-        match stays(fill) {
+        match stays(fill, self.settings.precondition) {
             Some(note) => {
                 self.notes.push(note);
                 None

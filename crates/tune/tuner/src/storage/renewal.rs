@@ -47,12 +47,17 @@ impl Renewal<'_> {
     }
 }
 
-/// Why storage that took so long to make stays as it is, if it does: a sentence without its full stop.
-pub(crate) fn stays(took: Duration) -> Option<String> {
-    (took > FILLED_WITHIN).then(|| {
-        format!(
-            "the disk took {} to fill, so all repeats use the same: another place on the disk may give other figures",
-            human_time(took)
-        )
-    })
+/// Why storage that took so long to make, and may be preconditioned, stays as it is, if it does: a sentence without its full
+/// stop.
+pub(crate) fn stays(took: Duration, preconditioned: bool) -> Option<String> {
+    let why = if preconditioned {
+        "is written before it is measured".to_owned()
+    } else if took > FILLED_WITHIN {
+        format!("took {} to fill", human_time(took))
+    } else {
+        return None;
+    };
+    Some(format!(
+        "the disk {why}, so all repeats use the same: another place on the disk may give other figures"
+    ))
 }

@@ -85,7 +85,8 @@ impl Prepared {
         let bytes = self.target.as_ref().map_or(fill, |target| target.bytes);
         let overwriting = Pace::filling(bytes.saturating_mul(passes), rate);
         let before = Pace::before_runs(fill_time) + overwriting + pace.total(&settling);
-        let pace = if stays(fill_time).is_none() { pace.with_fill(fill_time) } else { pace };
+        let stays = stays(fill_time, settings.precondition).is_some();
+        let pace = if stays { pace } else { pace.with_fill(fill_time) };
         let ahead = Ahead::new(matrix, settings, &pace, recorded);
         let time = ahead.time(before)?;
         let limit = ahead.limit(time);
