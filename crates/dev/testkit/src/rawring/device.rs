@@ -258,8 +258,9 @@ impl RawDevice {
         must(request::SET_VRING_NUM, &state(ring.size().into()))?;
         must(request::SET_VRING_BASE, &state(index.into()))?;
         must(request::SET_VRING_ADDR, &self.ring_addresses(queue, None))?;
-        self.send_ring_fd(request::SET_VRING_KICK, queue, ring.kick_fd())?;
+        // A ring starts with its kick, and the peer ends at a request that it cannot interrupt for.
         self.send_ring_fd(request::SET_VRING_CALL, queue, ring.call_fd())?;
+        self.send_ring_fd(request::SET_VRING_KICK, queue, ring.kick_fd())?;
         must(request::SET_VRING_ENABLE, &state(1))
     }
 
