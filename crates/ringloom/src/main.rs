@@ -64,7 +64,7 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// The command line of `ringloom tune`, which measures a disk with different numbers of iothreads and recommends one.
+/// Measures a disk with different numbers of iothreads and recommends one
 #[derive(Debug, Parser)]
 #[command(name = "ringloom tune", version)]
 struct TuneCommand {

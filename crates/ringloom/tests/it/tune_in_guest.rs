@@ -51,7 +51,7 @@ left() {{
 }}
 begin() {{
     what=$1; shift
-    {RINGLOOM} tune {brief} --out /results/$what \"$@\" > /results/$what.log 2>&1 &
+    {RINGLOOM} tune \"$@\" {brief} --out /results/$what > /results/$what.log 2>&1 &
     pid=$!
 }}
 end() {{
@@ -74,7 +74,7 @@ interrupted() {{
 }}
 making() {{ dmsetup ls | grep -q striped; }}
 measuring() {{ pidof fio > /dev/null; }}
-measured delay --subject host --load fio --probe hysteresis --delay {DELAY_MS}ms --jobs 4,40 --runtime 3
+measured delay probe --subject host --load fio --delay {DELAY_MS}ms --jobs 4,40 --runtime 3
 measured stripes --subject host,client --iothreads 1 --stripe 4x64k --delay 0,2ms --jobs 2 --runtime 1
 section daemon cat /results/stripes/daemon.log
 interrupted making

@@ -9,7 +9,7 @@ mod stack;
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use load::{BlockBytes, Operation};
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,7 @@ use crate::contender::{Iothreads, Subject};
 use crate::job::JobFile;
 use crate::profile::Profile;
 use crate::repeats::Repeats;
+use crate::settings::Mode;
 use crate::units::{BadValue, Bytes, Seconds, Span};
 
 /// What puts the load on the disk in the subject `host`; guests always use fio, the client its own.
@@ -53,20 +54,66 @@ impl GuestEngine {
     }
 }
 
-/// A question other than a sweep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Probe {
-    /// Few jobs, many, few again: does the second low differ from the first, and on how many CPUs
-    Hysteresis,
+/// Another question than how many iothreads to use.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum OtherQuestion {
+    /// Whether a disk that was overloaded stays slow: few jobs, many, few again
+    Probe(Box<MeasureArgs>),
+    /// Latency at fixed rates of 50, 70 and 90 % of the maximum
+    Curve(Box<MeasureArgs>),
 }
 
 /// Options of `ringloom tune`.
 #[derive(Args, Clone, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "a switch of the command line is a bool to clap")]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct TuneArgs {
+    /// Instead of it the one of the other question is used, if one is asked.
+    #[command(flatten)]
+    measure: MeasureArgs,
+
+    /// Time for everything, such as 90s, 10m or 2h; an interval that is not narrow by then stays wide
+    /// [default: what six repeats take]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) budget: Option<Span>,
+
+    /// Measure the published matrix, all of it: 2k to 1M, 1 to 16 jobs, iodepth 1 to 16, four operations,
+    /// none to 16 iothreads, without leaving numbers out. Takes hours
+    #[arg(long, conflicts_with_all = ["profile", "job"])]
+    pub(crate) full: bool,
+
+    #[command(flatten)]
+    pub(crate) question: QuestionArgs,
+
+    #[command(subcommand)]
+    other: Option<OtherQuestion>,
+}
+
+impl TuneArgs {
+    /// What is measured and how.
+    pub(crate) fn measure(&self) -> &MeasureArgs {
+        match &self.other {
+            Some(OtherQuestion::Probe(measure) | OtherQuestion::Curve(measure)) => measure,
+            None => &self.measure,
+        }
+    }
+
+    /// What is asked.
+    pub(crate) fn mode(&self) -> Mode {
+        match self.other {
+            Some(OtherQuestion::Probe(_)) => Mode::Hysteresis,
+            Some(OtherQuestion::Curve(_)) => Mode::Curve,
+            None => Mode::Sweep,
+        }
+    }
+}
+
+/// What is measured and how, whatever is asked.
+#[derive(Args, Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "a switch of the command line is a bool to clap")]
+pub(crate) struct MeasureArgs {
     /// Disk to measure: a file or block device. It is only read unless --destructive is given.
     /// Without it, a scratch file in the current directory is made, measured and removed
+    #[arg(value_parser = disk)]
     pub(crate) path: Option<PathBuf>,
 
     /// What to measure
@@ -77,34 +124,34 @@ pub struct TuneArgs {
     /// finds to pay
     /// [default: none,1,2,3,4,6,8,12,16 up to cores, jobs and queues, searched in stages;
     /// none,1,2,4,8,16 with a plain --repeats N; auto beside them where ringloom serves;
-    /// none with --probe and --curve]
+    /// none with probe and curve]
     #[arg(long, value_delimiter = ',', value_name = "none,1,2,…,auto")]
     pub(crate) iothreads: Vec<Iothreads>,
 
     /// Operations: randread, randwrite, read, write, or a random mix such as 80/20 (80 % reads)
-    /// [default: randread,randwrite; --probe and --curve: randread]
+    /// [default: randread,randwrite; probe and curve: randread]
     #[arg(long, value_delimiter = ',')]
     pub(crate) op: Vec<Operation>,
 
-    /// Block sizes, with k or M [default: 4k,64k; --probe and --curve: 4k]
+    /// Block sizes, with k or M [default: 4k,64k; probe and curve: 4k]
     #[arg(long, value_delimiter = ',', value_parser = block_size)]
     pub(crate) bs: Vec<BlockBytes>,
 
-    /// Jobs: threads of the load [default: the cores, between 2 and 4; --probe hysteresis: 48,480]
+    /// Jobs: threads of the load [default: the cores, between 2 and 4; probe: 48,480]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) jobs: Vec<u16>,
 
-    /// Requests each job keeps in flight [default: 16; --probe hysteresis: 1]
+    /// Requests each job keeps in flight [default: 16; probe: 1]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) iodepth: Vec<u16>,
 
     /// A named load instead of op, bs, jobs and iodepth: cells and their weights
-    #[arg(long, value_enum, conflicts_with_all = ["job", "op", "bs", "jobs", "iodepth", "full", "probe"])]
+    #[arg(long, value_enum, conflicts_with_all = ["job", "op", "bs", "jobs", "iodepth"])]
     pub(crate) profile: Option<Profile>,
 
     /// A fio job file instead of op, bs, jobs and iodepth: each job of it is a cell
     #[arg(long, value_name = "FILE", value_parser = JobFile::read,
-          conflicts_with_all = ["op", "bs", "jobs", "iodepth", "full", "probe"])]
+          conflicts_with_all = ["op", "bs", "jobs", "iodepth"])]
     pub(crate) job: Option<JobFile>,
 
     /// Measured seconds of one run [default: 1; 5 with fio]
@@ -117,19 +164,9 @@ pub struct TuneArgs {
 
     /// How often what may be the answer is measured: at least and at most, until it is known to 3 %;
     /// a plain number measures everything so often, without a search
-    /// [default: 3-12; --probe: 6; --curve: 3]
+    /// [default: 3-12; probe: 6; curve: 3]
     #[arg(long, value_name = "LEAST-MOST")]
     pub(crate) repeats: Option<Repeats>,
-
-    /// Time for everything, such as 90s, 10m or 2h; an interval that is not narrow by then stays wide
-    /// [default: what six repeats take]
-    #[arg(long, value_name = "TIME")]
-    pub(crate) budget: Option<Span>,
-
-    /// Measure the published matrix, all of it: 2k to 1M, 1 to 16 jobs, iodepth 1 to 16, four operations,
-    /// none to 16 iothreads, without leaving numbers out. Takes hours
-    #[arg(long, conflicts_with_all = ["probe", "curve"])]
-    pub(crate) full: bool,
 
     /// Load of the subject host [default: fio, but the client's own where only client and host are
     /// measured, so that both have the same]
@@ -157,17 +194,6 @@ pub struct TuneArgs {
     /// Repeat one baseline run after every so many runs, to show drift; 0 is never
     #[arg(long, default_value_t = 20, value_name = "RUNS")]
     pub(crate) sentinel: u16,
-
-    /// Instead of a sweep: answer another question
-    #[arg(long, value_enum, conflicts_with = "curve")]
-    pub(crate) probe: Option<Probe>,
-
-    /// Instead of a sweep: latency at fixed rates of 50, 70 and 90 % of the maximum
-    #[arg(long)]
-    pub(crate) curve: bool,
-
-    #[command(flatten)]
-    pub(crate) question: QuestionArgs,
 
     #[command(flatten)]
     pub(crate) stack: StackArgs,
@@ -209,7 +235,7 @@ pub struct TuneArgs {
     pub(crate) daemon: Option<PathBuf>,
 }
 
-impl TuneArgs {
+impl MeasureArgs {
     /// Refuses what the settings cannot tell any more.
     ///
     /// # Errors
@@ -225,6 +251,15 @@ impl TuneArgs {
             _ => Ok(()),
         }
     }
+}
+
+/// A word that is another question is not taken for a disk.
+fn disk(text: &str) -> Result<PathBuf, String> {
+    let mut questions = OtherQuestion::augment_subcommands(clap::Command::new("tune"));
+    if questions.find_subcommand_mut(text).is_some() {
+        return Err(format!("{text} comes before its options; a disk of that name is ./{text}"));
+    }
+    Ok(text.into())
 }
 
 fn runtime(text: &str) -> Result<Seconds, String> {
@@ -287,14 +322,29 @@ pub(crate) mod tests {
         check_refused("--ssh-config c", &["--guest"]);
         check_refused("--size 1G disk.img", &["--size", "[PATH]"]);
         check_refused("--iothread 2", &["--iothread", "--iothreads"]);
-        check_refused("--probe hysteresis --curve", &["--probe", "--curve"]);
+        check_refused("--op read probe", &["comes before its options", "./probe"]);
+        check_refused("probe curve", &["curve"]);
+        check_refused("curve --budget 1m", &["--budget"]);
+        check_refused("probe --want cpu", &["--want"]);
         check_refused("--device scsi", &["'scsi'", "virtio-scsi"]);
         check_refused("--vms 0", &["0", "1..=16"]);
     }
 
     #[test]
+    fn the_disk_of_another_question_is_named_after_it() {
+        let args = parse("probe disk.img --op read").unwrap();
+        assert_eq!(
+            (args.mode(), &args.measure().path),
+            (Mode::Hysteresis, &Some("disk.img".into()))
+        );
+        let args = parse("./probe").unwrap();
+        assert_eq!((args.mode(), &args.measure().path), (Mode::Sweep, &Some("./probe".into())));
+    }
+
+    #[test]
     fn a_run_may_have_no_ramp_and_be_short() {
         let args = parse("--runtime 0.05 --ramp 0").unwrap();
+        let args = args.measure();
         assert_eq!((args.runtime, args.ramp), (Some(Seconds::new(0.05)), Some(Seconds::new(0.0))));
     }
 }

@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn only_a_probe_that_was_cut_begins_anew() {
-        let line = "--probe hysteresis --jobs 2,8,4,16 --subject host --repeats 2";
+        let line = "probe --jobs 2,8,4,16 --subject host --repeats 2";
         let settings = settings(line, 2);
         let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
         let left = |done: &[usize]| -> Vec<RunKey> {

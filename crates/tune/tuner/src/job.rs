@@ -48,7 +48,7 @@ const REFUSED: [(&str, &str); 6] = [
     ),
     (
         "rate rate_iops rate_min rate_process thinktime latency_target",
-        "a load that waits is another one: --curve has fixed rates",
+        "a load that waits is another one: tune curve has fixed rates",
     ),
     ("client server remote-config", "another machine is measured with --guest"),
 ];

@@ -408,7 +408,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_probe_has_no_more_jobs_than_the_client() {
-        let line = "--probe hysteresis --subject client --jobs 48,480";
+        let line = "probe --subject client --jobs 48,480";
         let error = matrix(line, Writes::Allowed).unwrap_err().to_string();
         assert!(error.contains("at most 256 jobs, not 480"), "{error}");
     }

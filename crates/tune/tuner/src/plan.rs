@@ -339,9 +339,7 @@ mod tests {
 
     #[test]
     fn no_two_runs_have_the_same_key() {
-        for line in
-            ["--repeats 4", "--probe hysteresis --jobs 2,8,4,16", "--curve --iothreads none,1"]
-        {
+        for line in ["--repeats 4", "probe --jobs 2,8,4,16", "curve --iothreads none,1"] {
             let (_, runs) = planned(line, 3);
             let keys: HashSet<_> = runs.iter().map(|run| run.key.clone()).collect();
             assert_eq!(keys.len(), runs.len(), "{line}");
@@ -372,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_probe_goes_up_and_comes_down_again() {
-        let (_, runs) = planned("--probe hysteresis --jobs 2,8 --repeats 1 --subject host", 1);
+        let (_, runs) = planned("probe --jobs 2,8 --repeats 1 --subject host", 1);
         let jobs: Vec<_> = runs.iter().map(|run| run.key.cell.shape().jobs()).collect();
         assert_eq!(jobs, [2, 8, 2]);
         assert!(runs.iter().all(|run| run.jobs_max == 8));
@@ -385,7 +383,7 @@ mod tests {
     #[test]
     fn phases_of_two_pairs_do_not_follow_each_other() {
         let jobs = [2, 8, 4, 16];
-        let (_, runs) = planned("--probe hysteresis --jobs 2,8,4,16 --repeats 1 --subject host", 1);
+        let (_, runs) = planned("probe --jobs 2,8,4,16 --repeats 1 --subject host", 1);
         let own: Vec<_> = runs.iter().map(|run| run.key.cell.shape().jobs()).collect();
         assert_eq!(own, [2, 8, 2, 4, 16, 4]);
         for (place, run) in runs.iter().enumerate() {
@@ -399,7 +397,7 @@ mod tests {
 
     #[test]
     fn a_key_with_any_step_has_a_name_and_a_place() {
-        let (_, runs) = planned("--probe hysteresis --jobs 2,8 --repeats 1 --subject host", 1);
+        let (_, runs) = planned("probe --jobs 2,8 --repeats 1 --subject host", 1);
         let mut key = runs[0].key.clone();
         key.step = u32::MAX;
         for purpose in [Purpose::Sweep, Purpose::Confirm, Purpose::Sentinel, Purpose::Probe] {
@@ -411,7 +409,7 @@ mod tests {
 
     #[test]
     fn a_curve_knows_its_maximum_first() {
-        let (_, runs) = planned("--curve --repeats 1 --subject host", 1);
+        let (_, runs) = planned("curve --repeats 1 --subject host", 1);
         let steps: Vec<_> = runs.iter().map(|run| run.key.step).collect();
         assert_eq!(steps, [100, 50, 70, 90]);
     }

@@ -5,7 +5,7 @@
 //!
 //! Invariants: of two runs the one with the higher merit answers the question better, whatever it is; so shares, resamplings
 //! and the words of certainty are the same for all. A bound is never on what is wanted anyhow (`Question::check`).
-//! Not here: latency at a rate that is not the highest, which a sweep does not measure (`--curve`).
+//! Not here: latency at a rate that is not the highest, which a sweep does not measure (`tune curve`).
 
 mod bounds;
 

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 
 use self::prepare::Prepared;
 use crate::Interrupted;
-use crate::args::TuneArgs;
+use crate::args::{MeasureArgs, TuneArgs};
 use crate::clock;
 use crate::course::Course;
 use crate::interrupt::Interrupt;
@@ -50,7 +50,7 @@ const EXIT_FAILED: u8 = 1;
 )]
 pub fn run(args: TuneArgs) -> Result<()> {
     let interrupt = Interrupt::listen().context("listen to signals")?;
-    let (out, place) = place(&args, Path::new(""))?;
+    let (out, place) = place(args.measure(), Path::new(""))?;
     tune(&args, (&out, place), &interrupt)
 }
 
@@ -88,7 +88,7 @@ fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) ->
     let started = clock::now();
     let mut prepared = Prepared::new(args, place.stored(), out, interrupt)?;
     let time = prepared.announce(place.stored(), interrupt)?;
-    if args.dry_run {
+    if args.measure().dry_run {
         prepared.tell_notes();
         return Ok(());
     }
@@ -120,7 +120,7 @@ fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) ->
     } else {
         Left::Runs(course.outlook(None).len())
     };
-    let progress = Progress::new(left, args.interval);
+    let progress = Progress::new(left, args.measure().interval);
     let mut bench = Bench {
         daemon,
         settings: &header.settings,
@@ -154,7 +154,7 @@ fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) ->
         drop(findings.keep(out));
         return Err(error);
     }
-    findings.conclude(out, args.json)
+    findings.conclude(out, args.measure().json)
 }
 
 /// Writes the report of a command that has nothing left to measure: its runs are those of the header that they were measured
@@ -164,7 +164,8 @@ fn report_again(args: &TuneArgs, prepared: &Prepared, place: Place, out: &Path) 
     let header = Header { settings: prepared.settings.clone(), ..stored.header.clone() };
     let results = Results::resume(out, *stored, &header)?;
     let Prepared { matrix, notes, .. } = prepared;
-    Material { header: &header, matrix, notes, results: &results }.conclude(out, args.json)
+    Material { header: &header, matrix, notes, results: &results }
+        .conclude(out, args.measure().json)
 }
 
 /// A run that fails is recorded and told, and the next one is tried: one cell may ask too much of a disk, a guest may hang
@@ -315,7 +316,7 @@ fn keep(report: &Report<'_>, out: &Path) -> Result<()> {
 }
 
 /// Takes the directory named, or the first free of the default names; to resume, the one written last.
-fn place(args: &TuneArgs, parent: &Path) -> Result<(PathBuf, Place)> {
+fn place(args: &MeasureArgs, parent: &Path) -> Result<(PathBuf, Place)> {
     let out = match &args.out {
         Some(out) if out.exists() && !out.is_dir() => {
             bail!("--out {}: it is no directory", out.display())
@@ -433,7 +434,7 @@ mod tests {
         let file = parent.path().join(FILE_NAME);
         let refused = |options: &str, out: &Path| {
             let args = parse(&format!("--out {} {options}", out.display())).unwrap();
-            place(&args, parent.path()).unwrap_err().to_string()
+            place(args.measure(), parent.path()).unwrap_err().to_string()
         };
         let results = serde_json::to_string(&header("")).unwrap() + "\n";
         std::fs::write(&file, &results).unwrap();

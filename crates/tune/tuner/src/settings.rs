@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use guest::MEMORY_MIB_MIN;
 use serde::{Deserialize, Serialize};
 
-use crate::args::{Accel, GuestEngine, LoadKind, Probe, QuestionArgs, TuneArgs};
+use crate::args::{Accel, GuestEngine, LoadKind, MeasureArgs, QuestionArgs, TuneArgs};
 use crate::cell::Cell;
 use crate::contender::{Iothreads, Subject};
 use crate::lists::unique;
@@ -129,11 +129,11 @@ pub(crate) struct GuestSettings {
 
 impl Settings {
     /// Fills in what depends on the machine. `seed` is used if the user gave none.
-    pub(crate) fn new(args: &TuneArgs, cores: usize, seed: u64) -> Self {
-        let mode = mode(args);
+    pub(crate) fn new(tune: &TuneArgs, cores: usize, seed: u64) -> Self {
+        let (args, mode) = (tune.measure(), tune.mode());
         let subject = unique(args.subject.iter().copied());
-        let cells = cells(args, jobs(args, mode, cores)[0]);
-        let Lists { op, bs, jobs, iodepth } = Lists::new(args, mode, cores, &cells);
+        let cells = cells(args, jobs(tune, cores)[0]);
+        let Lists { op, bs, jobs, iodepth } = Lists::new(tune, cores, &cells);
         let guest = GuestSettings::new(args, cores);
         let load = args.load.unwrap_or_else(|| default_load(&subject));
         let fio = load == LoadKind::Fio && subject.contains(&Subject::Host)
@@ -147,7 +147,7 @@ impl Settings {
         });
         let until = matches!(repeats, Repeats::Until { .. });
         let mut iothreads = match (&args.iothreads[..], mode) {
-            ([], Mode::Sweep) if args.full => SEARCHED.map(Iothreads::new).to_vec(),
+            ([], Mode::Sweep) if tune.full => SEARCHED.map(Iothreads::new).to_vec(),
             ([], Mode::Sweep) if until => up_to(&SEARCHED, useful(&subject, &jobs, &guest, cores)),
             ([], Mode::Sweep) => up_to(&DOUBLED, useful(&subject, &jobs, &guest, cores)),
             ([], Mode::Hysteresis | Mode::Curve) => vec![Iothreads::NONE],
@@ -167,17 +167,17 @@ impl Settings {
             runtime: args.runtime.unwrap_or_else(|| Seconds::new(runtime)),
             ramp: args.ramp.unwrap_or_else(|| Seconds::new(ramp)),
             repeats,
-            search: match (args.full, mode) {
+            search: match (tune.full, mode) {
                 (true, _) => Thoroughness::Full,
                 (false, Mode::Sweep) if until && args.iothreads.is_empty() => Thoroughness::Stages,
                 (false, _) => Thoroughness::Listed,
             },
-            budget: args.budget,
-            want: args.question.want.unwrap_or_default(),
-            p99_max: args.question.p99_max,
-            iops_min: args.question.iops_min,
-            weights: weights(args, mode),
-            tolerance: args.question.tolerance.unwrap_or_default(),
+            budget: tune.budget,
+            want: tune.question.want.unwrap_or_default(),
+            p99_max: tune.question.p99_max,
+            iops_min: tune.question.iops_min,
+            weights: weights(tune),
+            tolerance: tune.question.tolerance.unwrap_or_default(),
             load,
             engine: engine(args),
             cells,
@@ -220,7 +220,7 @@ impl Settings {
             bail!("--verify is done by fio: measure client, or host with --load own, without it");
         }
         if self.mode == Mode::Curve && (own || client) {
-            bail!("--curve needs fio for its fixed rates: --subject host,vm:qemu,vm:ringloom");
+            bail!("tune curve needs fio for its fixed rates: --subject host,vm:qemu,vm:ringloom");
         }
         if self.engine == GuestEngine::Psync && self.iodepth.iter().any(|&iodepth| iodepth > 1) {
             bail!("--engine psync: blocking calls keep one request in flight: --iodepth 1");
@@ -241,7 +241,7 @@ impl Settings {
         if let Some((_, option)) = asked.iter().find(|(is_asked, _)| *is_asked)
             && self.mode != Mode::Sweep
         {
-            bail!("{option} is for the answer of a sweep: --probe and --curve give none");
+            bail!("{option} is for the answer of a sweep: tune probe and tune curve give none");
         }
         self.question().check()
     }
@@ -251,10 +251,13 @@ impl Settings {
         if self.mode != Mode::Hysteresis {
             return Ok(());
         }
+        if !self.cells.is_empty() {
+            bail!("tune probe varies the jobs: give it --op, --bs, --jobs and --iodepth");
+        }
         let is_pair = |pair: &[u16]| matches!(pair, [low, high] if low < high);
         if !self.jobs.chunks(2).all(is_pair) {
             bail!(
-                "--probe hysteresis needs pairs of numbers of jobs, the low one first; each comes \
+                "tune probe needs pairs of numbers of jobs, the low one first; each comes \
                  down again by itself: --jobs 48,480 runs 48, 480 and 48"
             );
         }
@@ -265,10 +268,10 @@ impl Settings {
             let Some((other, jobs)) = twice else { continue };
             let [other, pair] = [other, pair].map(|it| format!("{},{}", it[0], it[1]));
             if other == pair {
-                bail!("--probe hysteresis: the pair {pair} is there twice: --repeats repeats it");
+                bail!("tune probe: the pair {pair} is there twice: --repeats repeats it");
             }
             bail!(
-                "--probe hysteresis: {jobs} jobs are in two pairs, {other} and {pair}, whose runs \
+                "tune probe: {jobs} jobs are in two pairs, {other} and {pair}, whose runs \
                  could not be told apart: leave one out here, and measure it with --jobs {pair} in \
                  a command of its own"
             );
@@ -309,7 +312,10 @@ impl Settings {
     fn check_repeats(&self) -> Result<()> {
         match (self.mode, self.repeats) {
             (Mode::Hysteresis | Mode::Curve, Repeats::Until { .. }) => {
-                bail!("--repeats {}: --probe and --curve have a plain number of them", self.repeats)
+                bail!(
+                    "--repeats {}: tune probe and tune curve have a plain number of them",
+                    self.repeats
+                )
             }
             (_, Repeats::Fixed(_)) if self.budget.is_some() => bail!(
                 "--budget is for repeats that end when enough is known, such as --repeats 3-12"
@@ -361,7 +367,7 @@ impl Settings {
 }
 
 impl GuestSettings {
-    fn new(args: &TuneArgs, cores: usize) -> Self {
+    fn new(args: &MeasureArgs, cores: usize) -> Self {
         let guest = &args.guest;
         let vcpus = guest
             .vcpus
@@ -380,18 +386,10 @@ impl GuestSettings {
     }
 }
 
-fn mode(args: &TuneArgs) -> Mode {
-    match (args.probe, args.curve) {
-        (Some(Probe::Hysteresis), _) => Mode::Hysteresis,
-        (None, true) => Mode::Curve,
-        (None, false) => Mode::Sweep,
-    }
-}
-
-fn jobs(args: &TuneArgs, mode: Mode, cores: usize) -> Vec<u16> {
-    match (&args.jobs[..], mode) {
+fn jobs(tune: &TuneArgs, cores: usize) -> Vec<u16> {
+    match (&tune.measure().jobs[..], tune.mode()) {
         ([], Mode::Hysteresis) => vec![48, 480],
-        ([], Mode::Sweep) if args.full => PUBLISHED_LOAD.to_vec(),
+        ([], Mode::Sweep) if tune.full => PUBLISHED_LOAD.to_vec(),
         ([], Mode::Sweep | Mode::Curve) => {
             vec![u16::try_from(cores.clamp(2, 4)).expect("at most 4")]
         }
@@ -401,17 +399,17 @@ fn jobs(args: &TuneArgs, mode: Mode, cores: usize) -> Vec<u16> {
     }
 }
 
-fn iodepth(args: &TuneArgs, mode: Mode) -> Vec<u16> {
-    match (&args.iodepth[..], mode) {
+fn iodepth(tune: &TuneArgs) -> Vec<u16> {
+    match (&tune.measure().iodepth[..], tune.mode()) {
         ([], Mode::Hysteresis) => vec![1],
-        ([], Mode::Sweep) if args.full => PUBLISHED_LOAD.to_vec(),
+        ([], Mode::Sweep) if tune.full => PUBLISHED_LOAD.to_vec(),
         ([], Mode::Sweep | Mode::Curve) => vec![16],
         (given, _) => unique(given.iter().copied()),
     }
 }
 
 /// Those that are named together.
-fn cells(args: &TuneArgs, jobs: u16) -> Vec<Cell> {
+fn cells(args: &MeasureArgs, jobs: u16) -> Vec<Cell> {
     let of_job = || args.job.as_ref().map(|job| job.cells.clone()).unwrap_or_default();
     args.profile.map_or_else(of_job, |profile| profile.cells(jobs))
 }
@@ -426,10 +424,10 @@ struct Lists {
 
 impl Lists {
     /// Of cells that are named together, or else those of the options.
-    fn new(args: &TuneArgs, mode: Mode, cores: usize, cells: &[Cell]) -> Self {
+    fn new(tune: &TuneArgs, cores: usize, cells: &[Cell]) -> Self {
         if cells.is_empty() {
-            let (op, bs) = (operations(args, mode), blocks(args, mode));
-            return Self { op, bs, jobs: jobs(args, mode, cores), iodepth: iodepth(args, mode) };
+            let (op, bs) = (operations(tune), blocks(tune));
+            return Self { op, bs, jobs: jobs(tune, cores), iodepth: iodepth(tune) };
         }
         Self {
             op: each_of(cells, |it| it.shape().operation().to_string()),
@@ -445,20 +443,21 @@ fn each_of<T: PartialEq>(cells: &[Cell], figure: fn(&Cell) -> T) -> Vec<T> {
 }
 
 /// Those of a profile, unless others were given or nothing counts.
-fn weights(args: &TuneArgs, mode: Mode) -> Vec<Weight> {
-    let given = &args.question.weights;
-    let profile = args.profile.filter(|_| given.is_empty() && mode == Mode::Sweep);
+fn weights(tune: &TuneArgs) -> Vec<Weight> {
+    let given = &tune.question.weights;
+    let counts = given.is_empty() && tune.mode() == Mode::Sweep;
+    let profile = tune.measure().profile.filter(|_| counts);
     profile.map_or_else(|| given.clone(), Profile::weights)
 }
 
-fn engine(args: &TuneArgs) -> GuestEngine {
+fn engine(args: &MeasureArgs) -> GuestEngine {
     let of_job = || args.job.as_ref().and_then(|job| job.engine);
     args.engine.or_else(of_job).unwrap_or(GuestEngine::IoUring)
 }
 
-fn operations(args: &TuneArgs, mode: Mode) -> Vec<String> {
-    let names: &[&str] = match (&args.op[..], mode) {
-        ([], Mode::Sweep) if args.full => &["read", "randread", "write", "randwrite"],
+fn operations(tune: &TuneArgs) -> Vec<String> {
+    let names: &[&str] = match (&tune.measure().op[..], tune.mode()) {
+        ([], Mode::Sweep) if tune.full => &["read", "randread", "write", "randwrite"],
         ([], Mode::Sweep) => &["randread", "randwrite"],
         ([], Mode::Hysteresis | Mode::Curve) => &["randread"],
         (given, _) => return unique(given.iter().map(ToString::to_string)),
@@ -467,9 +466,9 @@ fn operations(args: &TuneArgs, mode: Mode) -> Vec<String> {
 }
 
 /// In bytes.
-fn blocks(args: &TuneArgs, mode: Mode) -> Vec<u32> {
-    match (&args.bs[..], mode) {
-        ([], Mode::Sweep) if args.full => vec![2 << 10, 4 << 10, 32 << 10, 1 << 20],
+fn blocks(tune: &TuneArgs) -> Vec<u32> {
+    match (&tune.measure().bs[..], tune.mode()) {
+        ([], Mode::Sweep) if tune.full => vec![2 << 10, 4 << 10, 32 << 10, 1 << 20],
         ([], Mode::Sweep) => vec![4 << 10, 64 << 10],
         ([], Mode::Hysteresis | Mode::Curve) => vec![4 << 10],
         (given, _) => unique(given.iter().map(|bytes| bytes.get())),
@@ -485,7 +484,7 @@ fn default_load(subjects: &[Subject]) -> LoadKind {
 
 /// Whether `auto` is beside these numbers: where ringloom serves, which another daemon need not be, and more than one
 /// iothread can be of use.
-fn has_auto(args: &TuneArgs, numbers: &[Iothreads]) -> bool {
+fn has_auto(args: &MeasureArgs, numbers: &[Iothreads]) -> bool {
     let is_served = |subject: &Subject| matches!(subject, Subject::Client | Subject::VmRingloom);
     let is_one_of_several = numbers.iter().any(|it| it.count() > 1);
     args.daemon.is_none() && args.subject.iter().any(is_served) && is_one_of_several
@@ -507,7 +506,7 @@ fn up_to(counts: &[u16], most: usize) -> Vec<Iothreads> {
 }
 
 /// All combinations, each once.
-fn variants(args: &TuneArgs) -> Vec<Variant> {
+fn variants(args: &MeasureArgs) -> Vec<Variant> {
     let stack = &args.stack;
     let mut variants = vec![Variant::default()];
     variants = each(&variants, &stack.device, |variant, value| variant.device = *value);

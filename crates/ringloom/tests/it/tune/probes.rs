@@ -70,7 +70,7 @@ fn check(rig: &Rig, contender_name: &str, levels: [f64; 2], delay_s: f64) -> Res
 #[test]
 fn the_client_on_a_slow_disk_does_what_the_delay_allows() {
     with_rig(|rig| {
-        let line = "--subject client --jobs 2,16 --iodepth 1 --probe hysteresis --delay 2ms \
+        let line = "probe --subject client --jobs 2,16 --iodepth 1 --delay 2ms \
                     --size 16M --repeats 3 --runtime 0.5 --ramp 0.2 --seed 3";
         let ran = rig.measure(line)?;
         ensure!(ran.stdout.contains("low again"), "{}", ran.stdout);
@@ -82,7 +82,7 @@ fn the_client_on_a_slow_disk_does_what_the_delay_allows() {
 #[test]
 fn a_guest_on_a_slow_disk_does_what_the_delay_allows() {
     with_guest(|rig| {
-        let line = "--subject vm:ringloom --jobs 2,16 --iodepth 1 --probe hysteresis --delay 40ms \
+        let line = "probe --subject vm:ringloom --jobs 2,16 --iodepth 1 --delay 40ms \
                     --size 16M --repeats 2 --runtime 1.5 --ramp 0.5 --seed 3";
         rig.measure(&format!("{line} {}", emulated()))?;
         check(rig, "vm:ringloom none", [2.0, 16.0], 0.04)
@@ -93,8 +93,7 @@ fn a_guest_on_a_slow_disk_does_what_the_delay_allows() {
 #[test]
 fn a_curve_has_the_latency_at_shares_of_the_maximum() {
     with_rig(|rig| {
-        let line =
-            "--curve --subject host --size 16M --repeats 3 --runtime 0.7 --ramp 0.2 --seed 4";
+        let line = "curve --subject host --size 16M --repeats 3 --runtime 0.7 --ramp 0.2 --seed 4";
         rig.measure(line)?;
         let lines = rig.lines()?;
         check_sound(&lines)?;

@@ -119,7 +119,7 @@ fn unkept(bound: Bound) -> &'static str {
     match bound {
         Bound::P99Max(_) => {
             "It is the p99 under the full load of a cell: fewer requests in flight (--jobs, --iodepth) lower it, \
-             --curve measures it at lower rates, and --weights says which cells count."
+             tune curve measures it at lower rates, and --weights says which cells count."
         }
         Bound::IopsMin(_) => {
             "More requests in flight (--jobs, --iodepth) may bring more, and --weights says which cells count."

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use load::{fio, host};
 
-use crate::args::{LoadKind, TuneArgs};
+use crate::args::{LoadKind, MeasureArgs, TuneArgs};
 use crate::clock;
 use crate::contender::{Contender, Subject};
 use crate::daemon::Daemon;
@@ -61,7 +61,7 @@ impl Prepared {
     /// # Errors
     /// Whatever cannot be met, in the words of the user's options.
     pub(super) fn new(
-        args: &TuneArgs,
+        tune: &TuneArgs,
         stored: Option<&Stored>,
         out: &Path,
         interrupt: &Interrupt,
@@ -69,7 +69,8 @@ impl Prepared {
         let machine = Machine::read();
         // A resumed run keeps its seed unless the user insists on another, which is then refused.
         let seed = stored.map_or_else(new_seed, |stored| stored.header.settings.seed);
-        let settings = Settings::new(args, machine.cores, seed);
+        let settings = Settings::new(tune, machine.cores, seed);
+        let args = tune.measure();
         settings.check()?;
         args.check()?;
         if let Some(stored) = stored {
@@ -130,7 +131,7 @@ impl Prepared {
         self.storage_plan().check(&self.workshop(interrupt, &|_| {}))
     }
 
-    fn with_fleet(mut self, args: &TuneArgs, out: &Path, interrupt: &Interrupt) -> Result<Self> {
+    fn with_fleet(mut self, args: &MeasureArgs, out: &Path, interrupt: &Interrupt) -> Result<Self> {
         let booted = self.matrix.has(Subject::VmQemu) || self.matrix.has(Subject::VmRingloom);
         if !booted {
             return Ok(self);
@@ -223,12 +224,12 @@ fn new_seed() -> u64 {
     u64::from(now.subsec_nanos()) ^ (now.as_secs() & 0xffff)
 }
 
-fn user_target(path: &Path, args: &TuneArgs) -> Result<Target> {
+fn user_target(path: &Path, args: &MeasureArgs) -> Result<Target> {
     let path = std::path::absolute(path).with_context(|| format!("disk {}", path.display()))?;
     Target::open(&path, Origin::User, writes(args))
 }
 
-fn daemon(args: &TuneArgs) -> Result<Daemon> {
+fn daemon(args: &MeasureArgs) -> Result<Daemon> {
     match &args.daemon {
         Some(program) => Ok(Daemon::at(program.clone())),
         None => Daemon::this_program().context("find this program"),
@@ -236,7 +237,7 @@ fn daemon(args: &TuneArgs) -> Result<Daemon> {
 }
 
 /// Refuses a PATH that nobody measures, and the permission to destroy nothing.
-fn check_path(args: &TuneArgs, settings: &Settings) -> Result<()> {
+fn check_path(args: &MeasureArgs, settings: &Settings) -> Result<()> {
     let is_given = |subject: &Subject| *subject == Subject::VmGiven;
     match &args.path {
         Some(path) if settings.subject.iter().all(is_given) => bail!(
@@ -253,7 +254,7 @@ fn check_path(args: &TuneArgs, settings: &Settings) -> Result<()> {
 }
 
 /// Whether the disk may and can be written beforehand.
-fn check_precondition(args: &TuneArgs, settings: &Settings) -> Result<()> {
+fn check_precondition(args: &MeasureArgs, settings: &Settings) -> Result<()> {
     if !settings.precondition {
         return Ok(());
     }
@@ -268,12 +269,12 @@ fn check_precondition(args: &TuneArgs, settings: &Settings) -> Result<()> {
     precondition::check(&settings.variants)
 }
 
-fn writes(args: &TuneArgs) -> Writes {
+fn writes(args: &MeasureArgs) -> Writes {
     if args.destructive { Writes::Allowed } else { Writes::Skipped }
 }
 
 /// The user's own guest, logged in to.
-fn given(settings: &Settings, args: &TuneArgs, interrupt: &Interrupt) -> Result<Option<Given>> {
+fn given(settings: &Settings, args: &MeasureArgs, interrupt: &Interrupt) -> Result<Option<Given>> {
     let Some(address) = &settings.guest.guest else { return Ok(None) };
     let terms = Terms {
         address: address.parse()?,
@@ -290,7 +291,7 @@ fn matrix(
     settings: &Settings,
     mapper: &Mapper,
     (target, given): (Option<&Target>, Option<&Given>),
-    args: &TuneArgs,
+    args: &MeasureArgs,
 ) -> Result<Matrix> {
     let is_here = settings.subject.iter().any(|subject| *subject != Subject::VmGiven);
     let here = match target {

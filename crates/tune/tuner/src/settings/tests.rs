@@ -44,16 +44,15 @@ fn full_is_the_published_matrix() {
 #[test]
 fn repeats_and_the_time_fit_what_is_asked() {
     let check = |line: &str| settings(line, 2).check().map_err(|error| error.to_string());
-    assert!(check("--budget 10m").is_ok() && check("--curve --subject host").is_ok());
+    assert!(check("--budget 10m").is_ok() && check("curve --subject host").is_ok());
     assert!(check("--budget 10m --repeats 3").unwrap_err().contains("--repeats 3-12"));
     assert!(check("--weights randread=1,randwrite:64k=2").is_ok());
-    for line in ["--curve --subject host", "--probe hysteresis --subject host"] {
-        let error = check(&format!("{line} --weights randread=1")).unwrap_err();
-        assert!(error.contains("--weights is for the answer of a sweep"), "{error}");
-        let error = check(&format!("{line} --want latency")).unwrap_err();
-        assert!(error.contains("--want is for the answer of a sweep"), "{error}");
+    for line in ["curve --subject host", "probe --subject host"] {
+        for asked in ["--weights randread=1", "--want latency", "--budget 10m", "--full"] {
+            assert!(parse(&format!("{line} {asked}")).is_err(), "{line} {asked}");
+        }
     }
-    let error = check("--curve --subject host --repeats 3-5").unwrap_err();
+    let error = check("curve --subject host --repeats 3-5").unwrap_err();
     assert!(error.contains("plain number"), "{error}");
 }
 
@@ -126,8 +125,8 @@ fn the_default_numbers_of_iothreads_are_those_that_the_help_tells() {
     for (line, counts, when) in [
         ("", &SEARCHED[..], "up to cores, jobs and queues"),
         ("--repeats 3", &DOUBLED, "with a plain --repeats N"),
-        ("--probe hysteresis", &[0], "with --probe and --curve"),
-        ("--curve", &[0], "with --probe and --curve"),
+        ("probe", &[0], "with probe and curve"),
+        ("curve", &[0], "with probe and curve"),
     ] {
         let told = format!(" {} {when}", names(counts));
         assert!(help("iothreads").contains(&told), "{told}");
@@ -151,8 +150,8 @@ fn the_help_names_the_defaults_that_are_taken() {
         assert!(help.ends_with(&told), "{help}: {told}");
     }
     let repeats = settings("", 2).repeats;
-    let [probe, curve] = ["--probe hysteresis", "--curve"].map(|it| settings(it, 2).repeats);
-    let told = format!("[default: {repeats}; --probe: {probe}; --curve: {curve}]");
+    let [probe, curve] = ["probe", "curve"].map(|it| settings(it, 2).repeats);
+    let told = format!("[default: {repeats}; probe: {probe}; curve: {curve}]");
     assert!(help("repeats").contains(&told), "{told}");
 }
 
@@ -169,7 +168,7 @@ fn all_combinations_are_variants() {
 
 #[test]
 fn a_probe_has_its_own_defaults() {
-    let settings = settings("--probe hysteresis --subject host", 2);
+    let settings = settings("probe --subject host", 2);
     assert_eq!((settings.jobs, settings.iodepth), (vec![48, 480], vec![1]));
     assert_eq!(settings.mode, Mode::Hysteresis);
 }
@@ -177,7 +176,7 @@ fn a_probe_has_its_own_defaults() {
 #[test]
 fn a_probe_needs_pairs_of_jobs_that_share_no_number() {
     let check = |jobs: &str| {
-        let settings = settings(&format!("--probe hysteresis --subject host --jobs {jobs}"), 2);
+        let settings = settings(&format!("probe --subject host --jobs {jobs}"), 2);
         settings.check().map(|()| settings.jobs).map_err(|error| error.to_string())
     };
     assert_eq!(check("2,8,4,16"), Ok(vec![2, 8, 4, 16]));
@@ -249,7 +248,7 @@ fn another_question_takes_the_place_of_the_recorded_one() {
     assert_eq!(asked(cpu, "--want latency"), of(latency), "bounds are of what was wanted");
     assert_eq!(asked("", "--p99-max 2ms --tolerance 7"), of("--p99-max 2ms --tolerance 7"));
     assert!(asked("", "--iops-min 1k").unwrap_err().contains("--iops-min is for --want cpu"));
-    assert!(asked("--curve --subject host", "--want cpu").unwrap_err().contains("of a sweep"));
+    assert!(asked("curve --subject host", "--want cpu").unwrap_err().contains("of a sweep"));
 }
 
 #[test]
@@ -261,7 +260,7 @@ fn a_profile_or_a_job_file_takes_the_place_of_lists() {
     let own = settings("--profile oltp --weights write=1", 64);
     assert_eq!((own.weights.len(), own.cells == oltp.cells), (1, true));
     // A curve has no answer, and so no weights.
-    settings("--profile oltp --curve --subject host", 2).check().unwrap();
+    settings("curve --profile oltp --subject host", 2).check().unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&file, "[a]\nrw=randread\nbs=16k\nnumjobs=3\nioengine=libaio\n").unwrap();
     let name = file.path().display().to_string();
@@ -271,8 +270,9 @@ fn a_profile_or_a_job_file_takes_the_place_of_lists() {
         (&["randread".to_owned()][..], &[16_384][..], &[3][..])
     );
     assert_eq!(job.engine, GuestEngine::Libaio);
-    parse(&format!("--job {name} --engine libaio")).unwrap().check().unwrap();
-    let other = parse(&format!("--job {name} --engine psync")).unwrap().check().unwrap_err();
+    parse(&format!("--job {name} --engine libaio")).unwrap().measure().check().unwrap();
+    let other = parse(&format!("--job {name} --engine psync")).unwrap();
+    let other = other.measure().check().unwrap_err();
     assert_eq!(other.to_string(), "--engine psync: the file of --job says ioengine=libaio");
     for line in ["--profile oltp --op read", "--profile vdi --full", "--profile none"] {
         assert!(parse(line).unwrap_err().contains("--profile"), "{line}");

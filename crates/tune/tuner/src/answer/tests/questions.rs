@@ -138,7 +138,7 @@ fn where_no_number_keeps_a_bound_the_nearest_is_named() {
         "No number of iothreads has a p99 of at most 500us in every cell that counts: the nearest, 1 \
          iothread, has p99 800 µs in randwrite 4k jobs=8 iodepth=1.",
     );
-    assert!(details[0].contains("--curve measures it at lower rates"), "{details:?}");
+    assert!(details[0].contains("tune curve measures it at lower rates"), "{details:?}");
     told(
         &runs,
         "--want latency --iops-min 100k",
