@@ -4,9 +4,11 @@
 
 use std::fs::OpenOptions;
 use std::path::Path;
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
+use crate::clock::now;
 use crate::console::{end_of, reason_in};
 use crate::{Accelerator, Guest, Initramfs, Kernel, MachineSpec, QemuProgram, Watch};
 
@@ -18,12 +20,12 @@ const NAME: &str = "kvm-trial";
 /// one is `watch`'s.
 ///
 /// Takes a second or two where KVM works, as long as it takes QEMU to give up where it does not, and at most
-/// the limit of a boot.
+/// `limit` and the limit of a boot.
 pub fn try_kvm(
     qemu: &QemuProgram,
-    kernel: &Kernel,
-    equipment: &Initramfs,
+    (kernel, equipment): (&Kernel, &Initramfs),
     directory: &Path,
+    limit: Duration,
     watch: Watch<'_>,
 ) -> Result<Result<(), String>> {
     if let Err(error) = OpenOptions::new().read(true).write(true).open(DEVICE) {
@@ -38,7 +40,14 @@ pub fn try_kvm(
         cold_disk: None,
         name: NAME.to_owned(),
     };
-    match Guest::boot(qemu, kernel, equipment, &spec, directory, watch) {
+    let deadline = now() + limit;
+    let in_time = &mut || match watch() {
+        Ok(()) if now() > deadline => {
+            bail!("the guest did not come up within {} s", limit.as_secs())
+        }
+        other => other,
+    };
+    match Guest::boot(qemu, kernel, equipment, &spec, directory, in_time) {
         Ok(guest) => guest.stop().map(Ok),
         Err(error) => {
             // It may be the watch's: then it says so again.

@@ -116,8 +116,9 @@ pub(crate) struct MeasureArgs {
     #[arg(value_parser = disk)]
     pub(crate) path: Option<PathBuf>,
 
-    /// What to measure
-    #[arg(long, value_delimiter = ',', value_enum, default_value = "client,host")]
+    /// What to measure [default: host,vm:qemu where a guest comes up under KVM within 10 s, else client,host;
+    /// vm:ringloom with --daemon and --iothreads auto; vm:given with --guest]
+    #[arg(long, value_delimiter = ',', value_enum)]
     pub(crate) subject: Vec<Subject>,
 
     /// Numbers of iothreads to compare; none is the disk without an iothread, auto as many as ringloom

@@ -29,6 +29,19 @@ const OBEY_LIMIT: Duration = Duration::from_secs(20);
 /// A boot that failed after so long has hung.
 const HANGS: Duration = Duration::from_secs(60);
 
+/// How guests are made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Conditions<'a> {
+    /// The program that the user named.
+    pub(crate) qemu: Option<&'a Path>,
+    /// The most disks of a guest.
+    pub(crate) slots: u16,
+    /// Where consoles are kept.
+    pub(crate) logs: &'a Path,
+    /// What a guest under KVM may take to come up.
+    pub(crate) kvm_limit: Duration,
+}
+
 /// What guests are booted from, and the guests.
 #[derive(Debug)]
 pub(crate) struct Fleet {
@@ -59,17 +72,16 @@ pub(crate) struct Pins {
 }
 
 impl Fleet {
-    /// Finds QEMU and the kernel, makes the initramfs, tries KVM. Consoles are kept in `logs`.
+    /// Finds QEMU and the kernel, makes the initramfs, tries KVM.
     ///
     /// # Errors
     /// What is missing, and how to get it.
     pub(crate) fn prepare(
         settings: &GuestSettings,
-        qemu: Option<&Path>,
-        slots: u16,
-        logs: &Path,
+        conditions: Conditions<'_>,
         interrupt: &Interrupt,
     ) -> Result<Self> {
+        let Conditions { qemu, slots, logs, kvm_limit } = conditions;
         let pins = Pins::new(settings)?;
         spec(settings, Accelerator::Tcg, slots).check()?;
         if let Some(node) = settings.numa_node {
@@ -89,7 +101,7 @@ impl Fleet {
             Accel::Tcg => Err("--accel tcg".to_owned()),
             Accel::Auto | Accel::Kvm => {
                 say("Trying KVM with a small guest.");
-                try_kvm(&qemu, &kernel, &initramfs, logs, watch)?
+                try_kvm(&qemu, (&kernel, &initramfs), logs, kvm_limit, watch)?
             }
         };
         let (accelerator, emulated_because) = match kvm {

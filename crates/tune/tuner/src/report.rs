@@ -26,6 +26,7 @@ use self::configurations::Configurations;
 pub(crate) use self::configurations::names as configuration_names;
 pub(crate) use self::part::Part;
 use crate::cell::Cell;
+use crate::contender::Subject;
 use crate::drift::flagged;
 use crate::markdown::escaped;
 use crate::repeats::Repeats;
@@ -150,13 +151,30 @@ impl<'a> Report<'a> {
 
 fn head(style: Style, header: &Header) -> String {
     let facts = facts(header).map(|(name, fact)| (name, one_line(&fact)));
+    let unmeasured = unmeasured(header).map(|it| wrapped(style, it));
     match style {
-        Style::Plain => facts.iter().map(|(_, fact)| wrapped(style, fact)).collect(),
+        Style::Plain => {
+            let facts = facts.iter().map(|(_, fact)| wrapped(style, fact));
+            unmeasured.into_iter().chain(facts).collect()
+        }
         Style::Markdown => {
+            let unmeasured = unmeasured.map_or_else(String::new, |it| format!("{it}\n"));
             let fact = |(name, fact): &(&str, String)| format!("- {name}: {}\n", escaped(fact));
             let facts: String = facts.iter().map(fact).collect();
-            format!("# ringloom tune\n\n{facts}")
+            format!("# ringloom tune\n\n{unmeasured}{facts}")
         }
+    }
+}
+
+/// What a reader who thinks of virtual machines must know first.
+fn unmeasured(header: &Header) -> Option<&'static str> {
+    let has = |is_it: fn(&Subject) -> bool| header.settings.subject.iter().any(is_it);
+    if header.is_unknown() || has(|it| it.is_vm()) {
+        None
+    } else if has(|it| *it == Subject::Client) {
+        Some("No guest was measured, but a client of ringloom serve on this host.")
+    } else {
+        Some("No guest was measured, but this host alone.")
     }
 }
 

@@ -128,10 +128,10 @@ pub(crate) struct GuestSettings {
 }
 
 impl Settings {
-    /// Fills in what depends on the machine. `seed` is used if the user gave none.
-    pub(crate) fn new(tune: &TuneArgs, cores: usize, seed: u64) -> Self {
+    /// Fills in what depends on the machine. `subjects` are those of the user or what can be measured here. `seed` is used if the user gave none.
+    pub(crate) fn new(tune: &TuneArgs, subjects: &[Subject], cores: usize, seed: u64) -> Self {
         let (args, mode) = (tune.measure(), tune.mode());
-        let subject = unique(args.subject.iter().copied());
+        let subject = unique(subjects.iter().copied());
         let cells = cells(args, jobs(tune, cores)[0]);
         let Lists { op, bs, jobs, iodepth } = Lists::new(tune, cores, &cells);
         let guest = GuestSettings::new(args, cores);
@@ -153,7 +153,8 @@ impl Settings {
             ([], Mode::Hysteresis | Mode::Curve) => vec![Iothreads::NONE],
             (given, _) => unique(given.iter().copied()),
         };
-        if args.iothreads.is_empty() && mode == Mode::Sweep && has_auto(args, &iothreads) {
+        if args.iothreads.is_empty() && mode == Mode::Sweep && has_auto(args, &subject, &iothreads)
+        {
             iothreads.push(Iothreads::AUTO);
         }
         iothreads.sort_unstable();
@@ -367,7 +368,7 @@ impl Settings {
 }
 
 impl GuestSettings {
-    fn new(args: &MeasureArgs, cores: usize) -> Self {
+    pub(crate) fn new(args: &MeasureArgs, cores: usize) -> Self {
         let guest = &args.guest;
         let vcpus = guest
             .vcpus
@@ -405,6 +406,15 @@ fn iodepth(tune: &TuneArgs) -> Vec<u16> {
         ([], Mode::Sweep) if tune.full => PUBLISHED_LOAD.to_vec(),
         ([], Mode::Sweep | Mode::Curve) => vec![16],
         (given, _) => unique(given.iter().copied()),
+    }
+}
+
+/// What is measured where no guest can be: needs no QEMU.
+pub(crate) fn without_guests(mode: Mode) -> Vec<Subject> {
+    match mode {
+        Mode::Sweep | Mode::Hysteresis => vec![Subject::Client, Subject::Host],
+        // A client has no fixed rates.
+        Mode::Curve => vec![Subject::Host],
     }
 }
 
@@ -484,10 +494,10 @@ fn default_load(subjects: &[Subject]) -> LoadKind {
 
 /// Whether `auto` is beside these numbers: where ringloom serves, which another daemon need not be, and more than one
 /// iothread can be of use.
-fn has_auto(args: &MeasureArgs, numbers: &[Iothreads]) -> bool {
+fn has_auto(args: &MeasureArgs, subjects: &[Subject], numbers: &[Iothreads]) -> bool {
     let is_served = |subject: &Subject| matches!(subject, Subject::Client | Subject::VmRingloom);
     let is_one_of_several = numbers.iter().any(|it| it.count() > 1);
-    args.daemon.is_none() && args.subject.iter().any(is_served) && is_one_of_several
+    args.daemon.is_none() && subjects.iter().any(is_served) && is_one_of_several
 }
 
 /// How many iothreads can be of use: a client's job has one queue; a guest's disk has its own number of them.
@@ -506,7 +516,7 @@ fn up_to(counts: &[u16], most: usize) -> Vec<Iothreads> {
 }
 
 /// All combinations, each once.
-fn variants(args: &MeasureArgs) -> Vec<Variant> {
+pub(crate) fn variants(args: &MeasureArgs) -> Vec<Variant> {
     let stack = &args.stack;
     let mut variants = vec![Variant::default()];
     variants = each(&variants, &stack.device, |variant, value| variant.device = *value);

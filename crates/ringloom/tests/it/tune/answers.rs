@@ -12,8 +12,7 @@ use super::{LIMIT, Ran, with_rig};
 use crate::support::is_root;
 
 /// One cell in the default search, briefly.
-const SHORT: &str =
-    "--op randread --bs 4k --size 64M --runtime 0.3 --ramp 0.1 --repeats 3-4 --seed 5";
+const SHORT: &str = "--subject client,host --op randread --bs 4k --size 64M --runtime 0.3 --ramp 0.1 --repeats 3-4 --seed 5";
 /// What is said where other tests had the CPUs.
 const DISTURBED: &str = "Other programs on the CPUs of the host limit the rate";
 /// What the CPUs are the limit of.

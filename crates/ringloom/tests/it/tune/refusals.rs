@@ -38,6 +38,35 @@ fn a_fio_that_is_missing_or_too_old_is_refused() {
     });
 }
 
+/// Guests that the user does not insist on are left out, which both the start and the report say.
+#[test]
+fn without_guests_a_client_is_measured() {
+    with_rig(|_| {
+        let rig = Rig::new()?;
+        let programs = talker(&rig, "fio", "fio-3.33")?;
+        let rig = rig.with_search_path(&[&programs]);
+        let ran = rig.run(&format!("{BRIEF} --iothreads none"))?;
+        ensure!(ran.status.success(), "{ran:?}");
+        let said = "No guest is measured: qemu-system-x86_64";
+        ensure!(ran.stderr.starts_with(said), "{}", ran.stderr);
+        let said = "No guest was measured, but a client of ringloom serve on this host.\n";
+        ensure!(ran.stdout.trim_start().starts_with(said), "{}", ran.stdout);
+        ensure!(rig.lines()?.len() == 2, "client and host: {}", ran.stdout);
+        rig.refuse(&format!("{BRIEF} --accel kvm --out no"), &["qemu-system-x86_64"])
+    });
+}
+
+/// With `--accel tcg` the user insists on guests.
+#[test]
+fn guests_are_measured_where_they_run() {
+    with_guest(|rig| {
+        let ran = rig.run(&format!("{BRIEF} --dry-run {}", emulated()))?;
+        ensure!(ran.status.success() && !ran.stderr.contains("No guest"), "{ran:?}");
+        ensure!(ran.stderr.contains("Guests are emulated"), "{}", ran.stderr);
+        rig.check_nothing_left(&[])
+    });
+}
+
 #[test]
 fn a_guest_without_qemu_or_kernel_is_refused() {
     with_guest(|rig| {

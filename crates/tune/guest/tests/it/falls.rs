@@ -60,7 +60,7 @@ pub(crate) fn a_boot_that_is_watched(rig: &Rig) {
 pub(crate) fn kvm(rig: &Rig) {
     let Rig { qemu, kernel, equipment, .. } = rig;
     let begin = Deadline::after(LIMIT);
-    match try_kvm(qemu, kernel, equipment, &rig.logs(), &mut patient).unwrap() {
+    match try_kvm(qemu, (kernel, equipment), &rig.logs(), LIMIT, &mut patient).unwrap() {
         Ok(()) => note("KVM works"),
         Err(reason) => {
             note(&reason);

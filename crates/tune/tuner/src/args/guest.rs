@@ -26,7 +26,7 @@ pub(crate) enum Accel {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Guests (vm:qemu, vm:ringloom)")]
 pub(crate) struct GuestArgs {
-    /// Your own guest for vm:given: ssh://[USER@]HOST[:PORT]/DEVICE. fio must be there, and a key that
+    /// Your own guest, measured as vm:given: ssh://[USER@]HOST[:PORT]/DEVICE. fio must be there, and a key that
     /// asks for nothing
     #[arg(long, value_name = "ssh://…")]
     pub(crate) guest: Option<String>,

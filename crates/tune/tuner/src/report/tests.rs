@@ -41,6 +41,7 @@ fn the_plain_report_is_exact() {
     let findings = Findings { skipped: &skipped, notes: &notes, ..findings(&header, &runs) };
     let text = Report::new(&findings).text(Style::Plain, "");
     let expected = "\
+No guest was measured, but a client of ringloom serve on this host.
 a scratch file: 1G on ext4, O_DIRECT
 3 cores, Test CPU, Linux 6.1.0 x86_64
 daemon 1.0
@@ -99,7 +100,7 @@ fn the_markdown_report_has_the_same_parts() {
     let runs: Vec<_> = runs().into_iter().filter(|run| run.bytes < 800 << 20).collect();
     let text = Report::new(&findings(&header, &runs)).text(Style::Markdown, "");
     for part in [
-        "# ringloom tune\n\n- Disk: /images/my disk.img: 1G on ext4, O_DIRECT\n",
+        "# ringloom tune\n\nNo guest was measured, but a client of ringloom serve on this host.\n\n- Disk: /images/my disk.img: 1G on ext4, O_DIRECT\n",
         "\n## randread 4k, 2 jobs × iodepth 16\n\n| subject | IOPS | interval |",
         "| client 2 | 31.1k | (31.0k–31.1k) | 127 | 100 | 100 | 100 | 10.0 | 0.25 | 1.9/3 | +55 % | 62 % |\n\n\
          best: 2, n90: 1\n",
@@ -180,7 +181,8 @@ fn a_path_with_line_breaks_stays_on_its_line() {
 #[test]
 fn a_report_without_clients_recommends_nothing() {
     let runs = [run(cell("read", 4096, 1, 1), Contender::HOST, 0, 5)];
-    let text = Report::new(&findings(&header(""), &runs)).text(Style::Plain, "");
+    let text = Report::new(&findings(&header("--subject host"), &runs)).text(Style::Plain, "");
+    assert!(text.starts_with("No guest was measured, but this host alone."), "{text}");
     assert!(!text.contains("best:") && !text.contains("ringloom serve"), "{text}");
 }
 
@@ -195,4 +197,8 @@ fn the_head_names_the_programs_that_took_part() {
         programs(&header),
         "daemon 1.0, fio 3.33, QEMU 10.0.2, guests with Linux 6.12.95, run by kvm"
     );
+    for subjects in ["vm:qemu,host", "client,vm:ringloom"] {
+        let header = crate::results::tests::header(&format!("--subject {subjects}"));
+        assert_eq!(unmeasured(&header), None, "{subjects}");
+    }
 }

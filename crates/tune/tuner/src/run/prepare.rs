@@ -4,6 +4,7 @@
 
 mod announce;
 mod record;
+mod subjects;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use crate::clock;
 use crate::contender::{Contender, Subject};
 use crate::daemon::Daemon;
 use crate::environment::Environment;
-use crate::fleet::Fleet;
+use crate::fleet::{Conditions, Fleet};
 use crate::given::{Given, Terms};
 use crate::interrupt::Interrupt;
 use crate::lists::unique;
@@ -31,6 +32,9 @@ use crate::storage::{Mapper, StoragePlan, Storages, Tools, Workshop, stays};
 use crate::target::{Origin, Target};
 use crate::units::Bytes;
 use crate::variant::Variant;
+
+/// What a guest under KVM may take to come up on a busy host.
+const BOOT_LIMIT: Duration = Duration::from_secs(60);
 
 /// What is settled before the first run.
 #[derive(Debug)]
@@ -69,23 +73,28 @@ impl Prepared {
         let machine = Machine::read();
         // A resumed run keeps its seed unless the user insists on another, which is then refused.
         let seed = stored.map_or_else(new_seed, |stored| stored.header.settings.seed);
-        let settings = Settings::new(tune, machine.cores, seed);
         let args = tune.measure();
-        settings.check()?;
         args.check()?;
+        let daemon = daemon(args)?;
+        let mut programs = Programs { daemon: daemon.version()?, ..Programs::default() };
+        let target = args.path.as_deref().map(|path| user_target(path, args)).transpose()?;
+        let (subjects, fleet) = match (&args.subject[..], stored) {
+            ([], Some(stored)) => (stored.header.settings.subject.clone(), None),
+            ([], None) => subjects::of_this_host(tune, machine.cores, out, interrupt)?,
+            (given, _) => (given.to_vec(), None),
+        };
+        let settings = Settings::new(tune, &subjects, machine.cores, seed);
+        settings.check()?;
         if let Some(stored) = stored {
             check_same(out, &settings.differences(&stored.header.settings))?;
         }
         check_path(args, &settings)?;
         check_precondition(args, &settings)?;
-        let daemon = daemon(args)?;
-        let mut programs = Programs { daemon: daemon.version()?, ..Programs::default() };
         let tools = Tools::of_system();
         let mapper = match &args.path {
             None => Mapper::for_variants(&settings.variants, &tools, interrupt)?,
             Some(_) => Mapper::for_path(),
         };
-        let target = args.path.as_deref().map(|path| user_target(path, args)).transpose()?;
         let mut notes = Vec::new();
         if let Some(target) = &target {
             notes.extend(target.notes.clone());
@@ -102,7 +111,7 @@ impl Prepared {
             tools,
             matrix,
             fio,
-            fleet: None,
+            fleet,
             given,
             notes,
             settings,
@@ -136,9 +145,11 @@ impl Prepared {
         if !booted {
             return Ok(self);
         }
-        let (guest, slots) = (&self.settings.guest, self.settings.disks_max());
-        let logs = out.join("guests");
-        let fleet = Fleet::prepare(guest, args.guest.qemu.as_deref(), slots, &logs, interrupt)?;
+        let (slots, logs) = (self.settings.disks_max(), &out.join("guests"));
+        let qemu = args.guest.qemu.as_deref();
+        let conditions = Conditions { qemu, slots, logs, kvm_limit: BOOT_LIMIT };
+        let prepare = || Fleet::prepare(&self.settings.guest, conditions, interrupt);
+        let fleet = self.fleet.take().map_or_else(prepare, Ok)?;
         self.programs.qemu = Some(fleet.qemu_version().to_owned());
         self.programs.qemu_io_uring = Some(fleet.qemu_has_io_uring());
         self.programs.guest_kernel = Some(fleet.kernel_version().to_owned());

@@ -4,7 +4,10 @@ use super::*;
 use crate::args::tests::{help, parse};
 
 pub(crate) fn settings(line: &str, cores: usize) -> Settings {
-    Settings::new(&parse(line).unwrap(), cores, 42)
+    let args = parse(line).unwrap();
+    let without_guests = || without_guests(args.mode());
+    let subjects = Some(args.measure().subject.clone()).filter(|it| !it.is_empty());
+    Settings::new(&args, &subjects.unwrap_or_else(without_guests), cores, 42)
 }
 
 #[test]

@@ -8,11 +8,13 @@ use crate::process::{Bed, QEMU_STORAGE_DAEMON, Ran};
 
 const QUICK: &str = "--daemon /usr/bin/qemu-storage-daemon --iothreads none,1 --jobs 1 --repeats 2 \
                      --runtime 0.1 --ramp 0.05 --seed 5 --iodepth 4";
+/// Whatever guests this machine can run.
+const BOTH: &str = "--subject client,host";
 
 #[test]
 fn a_scratch_file_is_measured_reported_and_removed() {
     let Some(bed) = Bed::with_qemu() else { return };
-    let ran = bed.run(&format!("{QUICK} --size 16M --op randread,80/20,write --bs 4k"));
+    let ran = bed.run(&format!("{QUICK} {BOTH} --size 16M --op randread,80/20,write --bs 4k"));
     let ran = ran.expect_success();
     assert!(
         ran.stderr.contains("18 runs (3 cells, 2 repeats), after filling 16M"),
@@ -56,7 +58,7 @@ fn a_scratch_file_is_measured_reported_and_removed() {
 #[test]
 fn a_dry_run_tells_the_time_and_leaves_nothing() {
     let Some(bed) = Bed::with_qemu() else { return };
-    let ran = bed.run(&format!("{QUICK} --size 16M --op randread --bs 4k --dry-run"));
+    let ran = bed.run(&format!("{QUICK} {BOTH} --size 16M --op randread --bs 4k --dry-run"));
     let ran = ran.expect_success();
     let told = "6 runs (1 cell, 2 repeats), after filling 16M";
     assert!(ran.stderr.contains(told) && !ran.stdout.contains("best"), "{}", ran.stderr);
@@ -66,7 +68,7 @@ fn a_dry_run_tells_the_time_and_leaves_nothing() {
 #[test]
 fn a_search_measures_again_what_matters_and_keeps_to_its_time() {
     let Some(bed) = Bed::with_qemu() else { return };
-    let options = QUICK.replace("--repeats 2", "--repeats 3-12 --budget 20s");
+    let options = QUICK.replace("--repeats 2", "--repeats 3-12 --budget 20s") + " " + BOTH;
     let ran = bed.run(&format!("{options} --size 16M --op randread --bs 4k")).expect_success();
     assert!(ran.stderr.contains("About 20 s: some "), "{}", ran.stderr);
     let lines = bed.results("ringloom-report");
@@ -90,7 +92,8 @@ fn a_search_measures_again_what_matters_and_keeps_to_its_time() {
 fn a_disk_of_the_user_is_only_read() {
     let Some(bed) = Bed::with_qemu() else { return };
     let disk = bed.disk(8);
-    let ran = bed.run(&format!("{QUICK} --op randread,randwrite,50/50 --bs 4k {}", disk.display()));
+    let ran = bed
+        .run(&format!("{QUICK} {BOTH} --op randread,randwrite,50/50 --bs 4k {}", disk.display()));
     let ran = ran.expect_success();
     assert!(ran.stderr.contains("Skipped: randwrite 4k jobs=1 iodepth=4"), "{}", ran.stderr);
     assert!(ran.stdout.contains("50/50 4k jobs=1 iodepth=4"), "{}", ran.stdout);
@@ -101,7 +104,7 @@ fn a_disk_of_the_user_is_only_read() {
 fn a_disk_is_overwritten_only_when_asked() {
     let Some(bed) = Bed::with_qemu() else { return };
     let disk = bed.disk(4);
-    let options = format!("{QUICK} --op write --bs 64k --destructive {}", disk.display());
+    let options = format!("{QUICK} {BOTH} --op write --bs 64k --destructive {}", disk.display());
     bed.run(&options).expect_success();
     let data = std::fs::read(&disk).unwrap();
     assert_eq!(data.len(), 4 << 20);
@@ -111,8 +114,8 @@ fn a_disk_is_overwritten_only_when_asked() {
 #[test]
 fn an_interrupt_leaves_the_results_and_nothing_else() {
     let Some(bed) = Bed::with_qemu() else { return };
-    let options =
-        QUICK.replace("--runtime 0.1", "--runtime 1") + " --size 16M --op randread --bs 4k";
+    let options = QUICK.replace("--runtime 0.1", "--runtime 1")
+        + " --subject client,host --size 16M --op randread --bs 4k";
     let child = bed.start(&options);
     let results = bed.path().join("ringloom-report/results.jsonl");
     let two_runs = || {

@@ -8,7 +8,7 @@ use super::{Figure, View, files};
 use crate::calendar::{Date, time_of_day};
 use crate::contender::Subject;
 use crate::report::advice::Advice;
-use crate::report::facts;
+use crate::report::{facts, unmeasured};
 use crate::results::Header;
 use crate::stats::geometric_mean;
 use crate::summary::form::{PublishedForm, gains, ratios};
@@ -37,6 +37,7 @@ pub(super) fn render(view: &View<'_>) -> Markup {
                     (counted(header.machine.cores, "core")) " · seed " (header.settings.seed)
                 }
             }
+            @if let Some(it) = unmeasured(header) { p class="hint" { (it) } }
             (verdict(view))
             (figures(view))
         }
