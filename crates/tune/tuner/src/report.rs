@@ -15,6 +15,7 @@ mod form;
 mod html;
 mod json;
 mod least;
+mod pairs;
 mod part;
 mod probe;
 mod rows;
@@ -25,6 +26,7 @@ use self::advice::Advice;
 use self::configurations::Configurations;
 pub(crate) use self::configurations::names as configuration_names;
 pub(crate) use self::part::Part;
+use crate::answer::Nothing;
 use crate::cell::Cell;
 use crate::contender::Subject;
 use crate::drift::flagged;
@@ -32,7 +34,8 @@ use crate::markdown::escaped;
 use crate::repeats::Repeats;
 use crate::results::{Failure, Header, Programs, Run};
 use crate::summary::{
-    CellSummary, Curve, FailedCell, Probe, curves, failed as failed_cells, probes, summarise,
+    CellSummary, Curve, FailedCell, Pair, Probe, curves, failed as failed_cells, pairs as paired,
+    probes, summarise,
 };
 use crate::target::Origin;
 use crate::units::counted;
@@ -73,6 +76,8 @@ pub(crate) struct Report<'a> {
     cells: Vec<CellSummary>,
     /// In which runs failed.
     failed: Vec<FailedCell>,
+    /// Ways to serve a disk against each other.
+    pairs: Vec<Pair>,
     probes: Vec<Probe>,
     curves: Vec<Curve>,
     /// What bends the numbers, what failed and what was left out, a sentence each.
@@ -93,11 +98,16 @@ impl<'a> Report<'a> {
         let Findings { header, runs, failures, .. } = *findings;
         let cells = summarise(runs, header.machine.cores);
         let drift = flagged(runs);
-        let advice = advice::all(part, findings, &drift, &cells);
+        let pairs = paired(&cells);
+        let mut advice = advice::all(part, findings, &drift, &cells);
+        // What was asked then is which way is better.
+        let one_number = |it: &Advice| it.answer.nothing == Some(Nothing::OneNumber);
+        advice.retain(|it| pairs.is_empty() || !one_number(it));
         Self {
             part,
             findings,
             failed: failed_cells(failures),
+            pairs,
             probes: probes(runs, &header.settings.jobs),
             curves: curves(runs),
             notes: around::sentences(findings, &drift),
@@ -116,6 +126,7 @@ impl<'a> Report<'a> {
             head(style, findings.header),
             cells::render(style, findings.header, cells),
             failed::render(style, &self.failed, cells),
+            pairs::render(style, &self.pairs),
             // A terminal is too narrow for it.
             if style == Style::Markdown { form::render(style, cells) } else { String::new() },
             probe::render(style, &self.probes),
@@ -129,7 +140,7 @@ impl<'a> Report<'a> {
 
     /// The report as a line of JSON.
     pub(crate) fn json(&self) -> String {
-        json::render(&self.advice, &rows::records(&self.cells), &self.notes)
+        json::render(&self.advice, &rows::records(&self.cells), &self.pairs, &self.notes)
     }
 
     /// The files of the report, by name: Markdown, the page, the rows as CSV and as lines of JSON, and the configurations.

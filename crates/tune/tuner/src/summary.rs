@@ -10,6 +10,7 @@ mod blocks;
 mod curve;
 mod failed;
 pub(crate) mod form;
+mod pairs;
 mod probe;
 
 use std::collections::HashMap;
@@ -32,6 +33,7 @@ pub(crate) use self::blocks::{
 };
 pub(crate) use self::curve::{Curve, Point, curves};
 pub(crate) use self::failed::{FailedCell, FailedContender, failed};
+pub(crate) use self::pairs::{Pair, PairRow, pairs};
 pub(crate) use self::probe::{Memory, Phase, Probe, REMEMBERS_FROM, probes};
 
 #[cfg(test)]

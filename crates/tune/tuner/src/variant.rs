@@ -90,6 +90,19 @@ pub(crate) enum Layers {
 }
 
 impl Variant {
+    /// What is chosen besides the number of guests and disks, as it is called.
+    pub(crate) fn choices(&self) -> [String; 6] {
+        let Self { device, image, aio, fs, stripe, delay, .. } = *self;
+        [
+            device.to_string(),
+            format!("{image:#}"),
+            format!("aio={aio}"),
+            fs.to_string(),
+            format!("stripe {stripe}"),
+            format!("delay {delay}"),
+        ]
+    }
+
     /// How many disks there are in all.
     pub(crate) fn disks_in_all(&self) -> u16 {
         self.vms * self.disks

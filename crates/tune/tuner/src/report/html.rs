@@ -25,6 +25,7 @@ mod files;
 mod filters;
 mod grids;
 mod head;
+mod pairs;
 mod plot;
 mod probes;
 mod single;
@@ -69,6 +70,7 @@ pub(super) fn page(report: &Report<'_>) -> String {
         (filters::render(&view))
         (grids::render(&view))
         (cells::render(&view))
+        (pairs::render(&report.pairs))
         (probes::render(&report.probes))
         (curves::render(&report.curves))
         (files::render(&view))

@@ -1,4 +1,4 @@
-//! The report for programs: one JSON object with what to use, the rows of all cells and the notes. Pure functions.
+//! The report for programs: one JSON object with what to use, the rows of all cells, ways against each other and the notes. Pure functions.
 //!
 //! Invariants: what is missing or no finite number is null; sentences are those of the text. docs/report.md lists the fields.
 //! Limits: probes and curves are not in it (results.jsonl has all).
@@ -8,12 +8,15 @@ use serde::Serialize;
 use super::advice::Advice;
 use super::rows::Record;
 use crate::answer::Limit;
+use crate::stats::Estimate;
+use crate::summary::{Pair, PairRow};
 
 /// What is printed.
 #[derive(Debug, Serialize)]
 struct Document<'a> {
     answers: Vec<Use<'a>>,
     rows: &'a [Record],
+    pairs: Vec<Paired>,
     notes: &'a [String],
 }
 
@@ -43,9 +46,32 @@ struct Limited {
     host_iops: Option<f64>,
 }
 
+/// A contender one way against another.
+#[derive(Debug, Serialize)]
+struct Paired {
+    base: String,
+    other: String,
+    cell: String,
+    variant: String,
+    contender: String,
+    /// Of the other relative to the base, as are the next two: 1 is equal.
+    iops: f64,
+    /// From six repeats on.
+    iops_interval: Option<[f64; 2]>,
+    p99: Option<f64>,
+    cpu: Option<f64>,
+}
+
 /// The report as a line of JSON.
-pub(super) fn render(advice: &[Advice], rows: &[Record], notes: &[String]) -> String {
-    let document = Document { answers: advice.iter().map(Use::of).collect(), rows, notes };
+pub(super) fn render(
+    advice: &[Advice],
+    rows: &[Record],
+    pairs: &[Pair],
+    notes: &[String],
+) -> String {
+    let answers = advice.iter().map(Use::of).collect();
+    let pairs = pairs.iter().flat_map(|pair| pair.rows.iter().map(|row| Paired::of(pair, row)));
+    let document = Document { answers, rows, pairs: pairs.collect(), notes };
     serde_json::to_string(&document).expect("a report has only plain fields") + "\n"
 }
 
@@ -62,6 +88,23 @@ impl<'a> Use<'a> {
             details: &advice.details,
             command: advice.command.as_deref(),
             limits: answer.limits.iter().map(Limited::of).collect(),
+        }
+    }
+}
+
+impl Paired {
+    fn of(pair: &Pair, row: &PairRow) -> Self {
+        let median = |ratio: Option<Estimate>| ratio.map(|it| it.median);
+        Self {
+            base: pair.base.clone(),
+            other: pair.other.clone(),
+            cell: row.cell.to_string(),
+            variant: row.variant.to_string(),
+            contender: row.contender.to_string(),
+            iops: row.iops.median,
+            iops_interval: row.iops.interval.map(|it| [it.low, it.high]),
+            p99: median(row.p99),
+            cpu: median(row.cpu),
         }
     }
 }

@@ -1,0 +1,26 @@
+//! Ways to serve a disk against each other: a table per pair. Pure functions.
+
+use maud::{Markup, html};
+
+use super::table;
+use crate::report::pairs::{COLUMNS, line, meanings, sentence, title};
+use crate::summary::{Pair, PairRow};
+
+/// Nothing where only one way was measured.
+pub(super) fn render(pairs: &[Pair]) -> Markup {
+    if pairs.is_empty() {
+        return Markup::default();
+    }
+    let row = |row: &PairRow| (Some(row.contender.subject().to_string()), line(row));
+    html! {
+        section id="pairs" {
+            h2 { "One way against another" }
+            p class="lead" { (meanings().concat()) }
+            @for pair in pairs {
+                h3 { (title(pair)) }
+                p class="best" { (sentence(pair)) }
+                (table(&COLUMNS, &pair.rows.iter().map(row).collect::<Vec<_>>()))
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Two ways to serve a disk, compared in the same cells: ringloom with QEMU's own device, and variants that differ in one
+//! choice, such as raw and qcow2. Pure functions.
+//!
+//! Ratios are formed inside a repeat, which has every way once: what a boot did to both cancels.
+
+use super::{CellSummary, Row};
+use crate::cell::Cell;
+use crate::contender::{Contender, Subject};
+use crate::lists::unique;
+use crate::question::Figures;
+use crate::stats::Estimate;
+use crate::variant::Variant;
+
+/// One way against another that was named before it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Pair {
+    pub(crate) base: String,
+    pub(crate) other: String,
+    pub(crate) rows: Vec<PairRow>,
+}
+
+/// What a contender does the other way, relative to the base: 1 is equal.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PairRow {
+    pub(crate) cell: Cell,
+    /// Of the base.
+    pub(crate) variant: Variant,
+    /// Of the other.
+    pub(crate) contender: Contender,
+    pub(crate) iops: Estimate,
+    pub(crate) p99: Option<Estimate>,
+    /// CPU time per request of everything that takes part.
+    pub(crate) cpu: Option<Estimate>,
+}
+
+/// All pairs of which some contender was measured both ways.
+pub(crate) fn pairs(cells: &[CellSummary]) -> Vec<Pair> {
+    let mut pairs: Vec<Pair> = Vec::new();
+    let mut add = |(base, other): (String, String), rows: Vec<PairRow>| match pairs
+        .iter_mut()
+        .find(|pair| (&pair.base, &pair.other) == (&base, &other))
+    {
+        Some(pair) => pair.rows.extend(rows),
+        None if rows.is_empty() => {}
+        None => pairs.push(Pair { base, other, rows }),
+    };
+    let servers = [Subject::VmQemu, Subject::VmRingloom].map(|it| it.to_string()).into();
+    add(servers, cells.iter().flat_map(between_servers).collect());
+    let variants = unique(cells.iter().map(|cell| cell.variant));
+    for (index, other) in variants.iter().enumerate() {
+        // The first of a choice is the base of all others.
+        let mut compared = Vec::new();
+        for base in &variants[..index] {
+            match only_difference(base, other) {
+                Some((choice, names)) if !compared.contains(&choice) => {
+                    add(names, between_variants(cells, base, other));
+                    compared.push(choice);
+                }
+                Some(_) | None => {}
+            }
+        }
+    }
+    pairs
+}
+
+/// Where two variants put the same load on their disks and differ in one choice: which, and how each is called.
+fn only_difference(base: &Variant, other: &Variant) -> Option<(usize, (String, String))> {
+    if (base.vms, base.disks) != (other.vms, other.disks) {
+        return None;
+    }
+    let choices = base.choices().into_iter().zip(other.choices()).enumerate();
+    let mut differences = choices.filter(|(_, (base, other))| base != other);
+    let difference = differences.next()?;
+    differences.next().is_none().then_some(difference)
+}
+
+fn between_servers(cell: &CellSummary) -> Vec<PairRow> {
+    let qemu =
+        |row: &Row| cell.rows_of(Subject::VmQemu).find(|it| it.iothreads() == row.iothreads());
+    let row = |row: &Row| of_rows(cell, qemu(row)?, row);
+    cell.rows_of(Subject::VmRingloom).filter_map(row).collect()
+}
+
+fn between_variants(cells: &[CellSummary], base: &Variant, other: &Variant) -> Vec<PairRow> {
+    let of = |variant: &Variant, cell: Cell| {
+        cells.iter().find(|it| it.variant == *variant && it.cell == cell)
+    };
+    let rows = |base: &CellSummary| {
+        let Some(other) = of(other, base.cell) else { return Vec::new() };
+        let beside = |row: &Row| other.rows.iter().find(|it| it.contender == row.contender);
+        base.rows.iter().filter_map(|row| of_rows(base, row, beside(row)?)).collect()
+    };
+    cells.iter().filter(|it| it.variant == *base).flat_map(rows).collect()
+}
+
+fn of_rows(cell: &CellSummary, base: &Row, other: &Row) -> Option<PairRow> {
+    if base.purpose != other.purpose {
+        return None;
+    }
+    let ratio = |figure: fn(&Figures) -> Option<f64>| {
+        let base = |repeat: u16| base.by_repeat.iter().find(|(it, _)| *it == repeat);
+        let ratio = |(repeat, other): &(u16, Figures)| {
+            Some(figure(other)? / figure(&base(*repeat)?.1).filter(|it| *it > 0.0)?)
+        };
+        Estimate::of(other.by_repeat.iter().filter_map(ratio))
+    };
+    Some(PairRow {
+        cell: cell.cell,
+        variant: cell.variant,
+        contender: other.contender,
+        iops: ratio(|it| Some(it.iops))?,
+        p99: ratio(|it| it.p99_us),
+        cpu: ratio(|it| it.cpu_us),
+    })
+}
