@@ -13,6 +13,7 @@ pub(crate) mod form;
 mod pairs;
 mod probe;
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -57,6 +58,8 @@ pub(crate) struct Row {
     pub(crate) p50: Option<Duration>,
     pub(crate) p99: Option<Duration>,
     pub(crate) p99_9: Option<Duration>,
+    /// These three in µs repeat by repeat, in this order.
+    pub(crate) percentiles: [Option<Estimate>; 3],
     pub(crate) cpu_us: Option<f64>,
     /// CPU time per request in µs of everything that takes part: what serves the disk, the guests' CPUs and the load.
     pub(crate) cpu_of_all_us: Option<f64>,
@@ -237,7 +240,8 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
     let explored = swept.iter().map(|run| Figures::of(run)).collect();
     let own = if again.is_empty() { swept } else { again };
     let first = own.first()?;
-    let latency = merged(own.iter().map(|run| run.latency()));
+    let latencies: Vec<Latency> = own.iter().map(|run| run.latency()).collect();
+    let latency = merged(latencies.iter());
     let none = Contender::new(contender.subject(), Iothreads::NONE);
     Some(Row {
         contender,
@@ -249,6 +253,7 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         p50: latency.percentile(50.0),
         p99: latency.percentile(99.0),
         p99_9: latency.percentile(99.9),
+        percentiles: [50.0, 99.0, 99.9].map(|percent| by_repeat(&latencies, percent)),
         cpu_us: median(own.iter().filter_map(|run| run.cpu_us())),
         cpu_of_all_us: median(own.iter().filter_map(|run| run.cpu_of_all_us())),
         switches: median(own.iter().filter_map(|run| run.switches())),
@@ -267,12 +272,18 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
 }
 
 /// The histograms of several runs as one.
-fn merged(latencies: impl Iterator<Item = Latency>) -> Latency {
+fn merged(latencies: impl Iterator<Item = impl Borrow<Latency>>) -> Latency {
     let mut merged = Latency::default();
     for latency in latencies {
-        merged.merge(&latency);
+        merged.merge(latency.borrow());
     }
     merged
+}
+
+/// A percentile of each repeat in µs.
+fn by_repeat(latencies: &[Latency], percent: f64) -> Option<Estimate> {
+    let each = latencies.iter().filter_map(|latency| latency.percentile(percent));
+    Estimate::of(each.map(|it| it.as_secs_f64() * 1e6))
 }
 
 fn median(values: impl Iterator<Item = f64>) -> Option<f64> {

@@ -1,5 +1,7 @@
 //! The four charts of a cell: throughput, latency, CPU time of a request, CPUs in use. Pure functions.
 
+use std::time::Duration;
+
 use maud::{Markup, html};
 
 use super::plot::{Limit, Mark, Plot, Range, Scale, Series};
@@ -9,7 +11,7 @@ use crate::report::cells::mark as marks;
 use crate::report::text::{in_us, interval, microseconds, place, short};
 use crate::stats::{Estimate, Interval};
 use crate::summary::{CellSummary, Row};
-use crate::units::counted;
+use crate::units::{counted, grouped};
 
 /// One kind of chart.
 struct Kind {
@@ -134,14 +136,23 @@ fn range_of(estimate: Estimate) -> Range {
 }
 
 fn latency(row: &Row) -> Option<Figures> {
-    let words = format!(
-        "p50 {}, p99 {}, p99.9 {} µs",
-        microseconds(row.p50),
-        microseconds(row.p99),
-        microseconds(row.p99_9)
-    );
+    let word = |name: &str, of_all: Option<Duration>, repeats: Option<Estimate>| {
+        let repeats = repeats.map_or_else(String::new, |it| format!(" ({})", in_repeats(it)));
+        format!("{name} {}{repeats}", microseconds(of_all))
+    };
+    let [p50, p99, p99_9] = row.percentiles;
+    let words =
+        [word("p50", row.p50, p50), word("p99", row.p99, p99), word("p99.9", row.p99_9, p99_9)];
+    let words = format!("{} µs", words.join(", "));
     let above = [row.p99, row.p99_9].into_iter().flatten().map(in_us).collect();
     Some(Figures { value: in_us(row.p50?), range: None, above, words })
+}
+
+/// `380–450`: the interval of the median of the repeats, or of too few their range.
+fn in_repeats(estimate: Estimate) -> String {
+    let Estimate { lowest, highest, interval, .. } = estimate;
+    let (low, high) = interval.map_or((lowest, highest), |it| (it.low, it.high));
+    format!("{}–{}", grouped(low), grouped(high))
 }
 
 /// As `short` writes it, without decimals that say nothing: `50k`, `2.5k`.

@@ -1,18 +1,15 @@
 //! The top of the page: what was measured, what to use, and the figures that matter most. Pure functions.
 
-use std::slice;
-
 use maud::{Markup, html};
 
 use super::{Figure, View, files};
 use crate::calendar::{Date, time_of_day};
-use crate::contender::Subject;
+use crate::contender::{Contender, Iothreads, Subject};
 use crate::report::advice::Advice;
 use crate::report::{facts, unmeasured};
 use crate::results::Header;
-use crate::stats::geometric_mean;
-use crate::summary::form::{PublishedForm, gains, ratios};
-use crate::summary::{CellSummary, compared};
+use crate::stats::{Estimate, geometric_mean};
+use crate::summary::{CellSummary, Row, compared};
 use crate::units::{counted, percent_gain};
 
 /// What was measured.
@@ -124,7 +121,10 @@ fn figures(view: &View<'_>) -> Markup {
     // Each subject begins a line, below the one before.
     for (number, subject) in compared(&view.report.cells).into_iter().enumerate() {
         let begins = |index| number > 0 && index == 0;
-        let own = of_subject(subject, &view.report.cells).into_iter().enumerate();
+        let advice = view.report.advice.iter().map(|it| &it.answer);
+        let answer = advice.filter(|it| it.recommends()).find(|it| it.subject == subject);
+        let used = answer.map(|it| it.iothreads);
+        let own = of_subject(subject, &view.report.cells, used).into_iter().enumerate();
         all.extend(
             own.map(|(index, (name, figure, meaning))| (name, figure, meaning, begins(index))),
         );
@@ -132,25 +132,28 @@ fn figures(view: &View<'_>) -> Markup {
     super::figures(&all)
 }
 
-/// What the best number of iothreads of each cell brings.
-fn of_subject(subject: Subject, cells: &[CellSummary]) -> Vec<(String, String, String)> {
+/// What a number of iothreads for all cells brings: the one that is recommended, if one is. What the best of each cell brought
+/// would flatter, since the best of several is partly the luckiest.
+fn of_subject(
+    subject: Subject,
+    cells: &[CellSummary],
+    used: Option<Iothreads>,
+) -> Vec<(String, String, String)> {
     let mut all = Vec::new();
-    // One by one, since cells of several variants have the same place in a form.
-    let figures = |form: fn(Subject, &[CellSummary]) -> PublishedForm| {
-        let of_one = move |cell| form(subject, slice::from_ref(cell)).figures().next();
-        cells.iter().filter_map(of_one).collect::<Vec<f64>>()
+    let used = used.map(|iothreads| Contender::new(subject, iothreads));
+    let rows = || cells.iter().flat_map(|cell| &cell.rows).filter(|it| Some(it.contender) == used);
+    let is_none = used.is_some_and(|it| it.iothreads() == Some(Iothreads::NONE));
+    let mean = |ratio: fn(&Row) -> Option<Estimate>| {
+        let medians: Vec<f64> = rows().filter_map(ratio).map(|it| it.median).collect();
+        Some((geometric_mean(medians.iter().copied())?, counted(medians.len(), "cell")))
     };
-    let gains = figures(gains);
-    if let Some(gain) = geometric_mean(gains.iter().copied()) {
-        let cells = counted(gains.len(), "cell");
-        let meaning = format!("best number over none, geometric mean of {cells}");
+    let number = used.map_or_else(String::new, |it| it.to_string());
+    if let Some((gain, cells)) = mean(|row| row.to_none).filter(|_| !is_none) {
+        let meaning = format!("{number} over none, geometric mean of {cells}");
         all.push((format!("{subject}: gain"), percent_gain(gain), meaning));
     }
-    let shares = figures(ratios);
-    if let Some(share) = geometric_mean(shares.iter().copied()) {
-        let cells = counted(shares.len(), "cell");
-        let meaning =
-            format!("IOPS of the best number to the bare file, geometric mean of {cells}");
+    if let Some((share, cells)) = mean(|row| row.to_host) {
+        let meaning = format!("IOPS of {number} to the bare file, geometric mean of {cells}");
         all.push((format!("{subject}: of the host"), format!("{:.0} %", share * 100.0), meaning));
     }
     let enough = cells.iter().flat_map(|cell| &cell.verdicts).filter(|it| it.0 == subject);
