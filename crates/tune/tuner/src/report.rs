@@ -135,7 +135,10 @@ impl<'a> Report<'a> {
             written,
         ]
         .concat();
-        text + &advice::render(style, &self.advice)
+        // The last thing that is read is what was asked.
+        let paired =
+            if self.advice.is_empty() { pairs::last(style, &self.pairs) } else { String::new() };
+        text + &paired + &advice::render(style, &self.advice)
     }
 
     /// The report as a line of JSON.

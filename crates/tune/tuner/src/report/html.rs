@@ -30,6 +30,7 @@ mod plot;
 mod probes;
 mod single;
 mod strip;
+mod times;
 
 pub(crate) use self::compare::page as comparison;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -73,6 +74,7 @@ pub(super) fn page(report: &Report<'_>) -> String {
         (pairs::render(&report.pairs))
         (probes::render(&report.probes))
         (curves::render(&report.curves))
+        (times::render(&view))
         (files::render(&view))
         (around::render(&view))
     };

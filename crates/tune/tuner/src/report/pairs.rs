@@ -1,7 +1,7 @@
 //! Ways to serve a disk against each other: a table per pair. Pure functions.
 
 use super::Style;
-use super::text::{or_missing, section, sections};
+use super::text::{or_missing, section, sections, wrapped};
 use crate::contender::Contender;
 use crate::lists::sorted;
 use crate::stats::{Estimate, Interval, geometric_mean};
@@ -18,9 +18,14 @@ pub(super) fn render(style: Style, pairs: &[Pair]) -> String {
     let shown = |pair: &Pair| {
         let fits = style == Style::Markdown || pair.rows.len() <= LINES_MAX;
         let lines = if fits { pair.rows.iter().map(line).collect() } else { means(pair) };
-        section(style, &title(pair), &Table::of(&COLUMNS, lines), &[sentence(pair)])
+        section(style, &title(pair), &Table::of(&COLUMNS, lines), &[finding(pair)])
     };
     sections(style, pairs, shown, |_| meanings())
+}
+
+/// What was found, a sentence each.
+pub(super) fn last(style: Style, pairs: &[Pair]) -> String {
+    pairs.iter().map(|pair| format!("\n{}", wrapped(style, &sentence(pair)))).collect()
 }
 
 pub(super) fn meanings() -> Vec<String> {
@@ -80,11 +85,17 @@ fn interval(ratio: Estimate) -> String {
     }
 }
 
-/// How often it is faster and slower, as far as that is known.
+/// The same with its title before it.
 pub(super) fn sentence(pair: &Pair) -> String {
+    format!("{}: {}", title(pair), finding(pair))
+}
+
+/// How often it is faster and slower, as far as that is known.
+pub(super) fn finding(pair: &Pair) -> String {
     let known = || pair.rows.iter().filter_map(|row| row.iops.interval);
     let faster = known().filter(|it| it.low > 1.0).count();
     let slower = known().filter(|it| it.high < 1.0).count();
+    let apart = known().count() - faster - slower;
     let rows = pair.rows.len();
     let mean = geometric_mean(pair.rows.iter().map(|row| row.iops.median));
     let mean = mean.map_or_else(String::new, |mean| {
@@ -97,9 +108,7 @@ pub(super) fn sentence(pair: &Pair) -> String {
         format!(", of too few repeats to tell in {unknown}")
     };
     format!(
-        "{} against {}: {mean}faster in {faster}, slower in {slower} of {}{few}.",
-        pair.other,
-        pair.base,
+        "{mean}faster in {faster}, slower in {slower}, not told apart in {apart} of {}{few}.",
         counted(rows, "row")
     )
 }

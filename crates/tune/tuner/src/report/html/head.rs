@@ -6,6 +6,7 @@ use super::{Figure, View, files};
 use crate::calendar::{Date, time_of_day};
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::report::advice::Advice;
+use crate::report::pairs::sentence;
 use crate::report::{facts, unmeasured};
 use crate::results::Header;
 use crate::stats::{Estimate, geometric_mean};
@@ -47,8 +48,11 @@ fn verdict(view: &View<'_>) -> Markup {
     let notes = view.report.notes.len();
     html! {
         div class="verdict" id="verdict" {
-            @if advice.is_empty() {
+            @if advice.is_empty() && view.report.pairs.is_empty() {
                 p { (nothing(view)) }
+            }
+            @if advice.is_empty() {
+                @for pair in &view.report.pairs { p { (together(&sentence(pair))) } }
             }
             @for advice in advice { (advised(advice)) }
             @if notes > 0 || !view.report.configurations.files.is_empty() {

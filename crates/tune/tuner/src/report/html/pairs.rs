@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::table;
-use crate::report::pairs::{COLUMNS, line, meanings, sentence, title};
+use crate::report::pairs::{COLUMNS, finding, line, meanings, title};
 use crate::summary::{Pair, PairRow};
 
 /// Nothing where only one way was measured.
@@ -17,9 +17,11 @@ pub(super) fn render(pairs: &[Pair]) -> Markup {
             h2 { "One way against another" }
             p class="lead" { (meanings().concat()) }
             @for pair in pairs {
-                h3 { (title(pair)) }
-                p class="best" { (sentence(pair)) }
-                (table(&COLUMNS, &pair.rows.iter().map(row).collect::<Vec<_>>()))
+                div class="subject" {
+                    h3 { (title(pair)) }
+                    p class="best" { (finding(pair)) }
+                    (table(&COLUMNS, &pair.rows.iter().map(row).collect::<Vec<_>>()))
+                }
             }
         }
     }

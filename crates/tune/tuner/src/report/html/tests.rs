@@ -346,3 +346,27 @@ fn how_it_was_measured_is_in_words_and_without_guests_where_there_were_none() {
     let guests = with("--subject vm:ringloom");
     assert!(guests.contains("<dt>accelerator asked for</dt><dd>auto</dd>"), "{guests}");
 }
+
+#[test]
+fn sentinels_and_the_windows_of_runs_are_drawn_over_time() {
+    let cell = cell("randread", 4096, 2, 16);
+    let with = |sentinels: u32, windows: &[(u64, u64)]| {
+        let mut runs = vec![run(cell, client(1), 0, 1000)];
+        runs[0].windows = windows.to_vec();
+        for step in 0..sentinels {
+            let mut sentinel = run(cell, Contender::HOST, 0, 2000 + u64::from(step));
+            sentinel.key.purpose = crate::plan::Purpose::Sentinel;
+            sentinel.key.step = step;
+            sentinel.started_unix_s += 60 * u64::from(step);
+            runs.push(sentinel);
+        }
+        page(&findings(&header(""), &runs))
+    };
+    let windows: Vec<(u64, u64)> = [150, 100, 100, 100, 50].map(|it| (200_000_000, it)).to_vec();
+    let all = with(3, &windows);
+    assert!(all.contains("host at 22:15: 2.00k IOPS"), "{all}");
+    assert!(all.contains("client, 1st fifth: 150 % (150–150)"), "{all}");
+    assert!(all.contains("client, 5th fifth: 50 % (50–50)"), "{all}");
+    assert!(!with(2, &[]).contains("id=\"times\""), "two sentinels show no course");
+    assert!(with(2, &windows).contains("Nothing was measured for this."));
+}

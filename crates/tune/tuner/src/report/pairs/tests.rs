@@ -46,8 +46,11 @@ vm:ringloom against vm:qemu
     let found = text(&runs);
     let squeezed = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(squeezed(&found).contains(&squeezed(expected)), "{found}");
-    let sentence = "vm:ringloom against vm:qemu: +21 % IOPS as geometric mean; faster in 1, slower in 0 of 1 row.";
+    let sentence =
+        "+21 % IOPS as geometric mean; faster in 1, slower in 0, not told apart in 0 of 1 row.";
     assert!(squeezed(&found).contains(sentence), "{found}");
+    let last = last(Style::Markdown, &pairs(&summarise(&runs, 4)));
+    assert!(last.contains(&format!("vm:ringloom against vm:qemu: {sentence}")), "{last}");
     assert!(found.contains("qcow2 against raw\n") && found.contains("−5 % to −5 %"), "{found}");
 }
 
