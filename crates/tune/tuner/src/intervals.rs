@@ -12,7 +12,7 @@ use crate::meter::HostCpu;
 
 /// As vdbench does.
 const LINES_PER_TITLE: usize = 20;
-const MIB: f64 = 1_048_576.0;
+const MEGABYTE: f64 = 1e6;
 
 /// One interval of a load.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,7 +71,7 @@ fn title(unix_ms: u64) -> String {
         &day, "interval", "i/o", "MB/sec", "bytes", "read", "resp", "resp", "resp", "queue",
         "cpu%", "cpu%",
     ]) + &columns([
-        "", "", "rate", "1024**2", "i/o", "pct", "time", "max", "stddev", "depth", "sys+u", "sys",
+        "", "", "rate", "1000**2", "i/o", "pct", "time", "max", "stddev", "depth", "sys+u", "sys",
     ])
 }
 
@@ -88,7 +88,7 @@ fn row(ended_unix_ms: u64, label: &str, sum: &Sum) -> String {
         &exact_time_of_day(ended_unix_ms),
         label,
         &format!("{rate:.1}"),
-        &format!("{:.2}", share(sum.bytes as f64 / MIB, seconds)),
+        &format!("{:.2}", share(sum.bytes as f64 / MEGABYTE, seconds)),
         &format!("{:.0}", share(sum.bytes as f64, operations)),
         &format!("{:.2}", 100.0 * share(sum.reads as f64, operations)),
         &format!("{:.3}", mean * 1e3),
@@ -210,7 +210,7 @@ mod tests {
 
     const TITLE: &str = "\
 Nov 22, 2026 interval       i/o   MB/sec   bytes   read     resp     resp    resp  queue  cpu%  cpu%
-                           rate  1024**2     i/o    pct     time      max  stddev  depth sys+u   sys
+                           rate  1000**2     i/o    pct     time      max  stddev  depth sys+u   sys
 ";
 
     #[test]
@@ -225,13 +225,13 @@ Nov 22, 2026 interval       i/o   MB/sec   bytes   read     resp     resp    res
         third.host = host(4.0, 0.0);
         let text = [&interval(1), &second, &third].map(|it| intervals.line(it)).concat();
         let expected = "\
-14:00:01.051        1   25000.0    97.66    4096  80.00    0.640   12.345   0.071   16.0  50.0  25.0
-14:00:02.051        2   25000.0    97.66    4096 100.00    0.640   12.345   0.071   16.0  50.0  25.0
-14:00:03.051        3   25000.0    97.66    4096  80.00    1.280   20.000   0.071   32.0 100.0   0.0
+14:00:01.051        1   25000.0   102.40    4096  80.00    0.640   12.345   0.071   16.0  50.0  25.0
+14:00:02.051        2   25000.0   102.40    4096 100.00    0.640   12.345   0.071   16.0  50.0  25.0
+14:00:03.051        3   25000.0   102.40    4096  80.00    1.280   20.000   0.071   32.0 100.0   0.0
 ";
         assert_eq!(text, format!("{TITLE}{expected}"));
         let average = "\
-14:00:03.051  avg_2-3   25000.0    97.66    4096  93.33    0.853   20.000   0.310   21.3  66.7  16.7
+14:00:03.051  avg_2-3   25000.0   102.40    4096  93.33    0.853   20.000   0.310   21.3  66.7  16.7
 ";
         assert_eq!(intervals.average().unwrap(), average);
     }

@@ -376,7 +376,7 @@ fn every_second_has_a_line_if_asked() {
     );
     assert_eq!(
         *units,
-        "                           rate  1024**2     i/o    pct     time      max  stddev  depth sys+u   sys"
+        "                           rate  1000**2     i/o    pct     time      max  stddev  depth sys+u   sys"
     );
     assert_eq!(seconds.len(), 3, "{seconds:?}");
     for (number, line) in ["1", "2", "3", "avg_2-3"].iter().zip(seconds.iter().chain([average])) {
