@@ -12,7 +12,7 @@ use tuner::emit::{Backend, Wanted};
 
 mod boot;
 mod kubevirt;
-mod libvirt;
+pub(crate) mod libvirt;
 mod printed;
 mod report;
 

@@ -94,6 +94,8 @@ pub(crate) struct Answer {
     pub(crate) dearer: Option<Dearer>,
     pub(crate) cheaper: Option<Cheaper>,
     pub(crate) changes: Vec<Change>,
+    /// The number in use and what it lacks, unless a run of it failed.
+    pub(crate) today: Option<Today>,
     /// What limits the number in each cell, where that shows.
     pub(crate) limits: Vec<Limit>,
     /// Its IOPS relative to the most of the cell where they are fewest, if these are not what is wanted.
@@ -210,6 +212,15 @@ pub(crate) struct Cheaper {
     pub(crate) shortfall: f64,
     /// CPUs saved, where most are used.
     pub(crate) saves: f64,
+}
+
+/// The number that is in use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Today {
+    pub(crate) iothreads: Iothreads,
+    /// As that of the answer.
+    pub(crate) shortfall: f64,
+    pub(crate) worst: Spot,
 }
 
 /// Another answer if something were not asked.
@@ -375,6 +386,10 @@ fn chosen(places: &[Place<'_>], ratings: &Ratings<'_>) -> Option<Answer> {
         dearer: dearer(places, ratings, iothreads, best.iothreads),
         cheaper: price.and_then(|price| cheaper(places, ratings, (iothreads, shortfall), price)),
         changes: changes(ratings, iothreads),
+        today: ratings.question().today.filter(|_| subject == Subject::VmQemu).and_then(|today| {
+            let Rating { iothreads, shortfall, worst } = ratings.rate(today)?;
+            Some(Today { iothreads, shortfall, worst })
+        }),
         limits: places.iter().filter_map(|place| limit(*place, iothreads)).collect(),
         rate: (want != Want::Throughput).then(|| gain::rate(places, iothreads)).flatten(),
         cpu_bound: places.iter().any(|place| place.row(iothreads).is_some_and(|row| row.cpu_bound)),

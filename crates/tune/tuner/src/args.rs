@@ -2,6 +2,7 @@
 //!
 //! `ringloom` flattens `TuneArgs`; `settings` turns it into `Settings`, in which every default is filled in.
 
+mod domain;
 mod guest;
 mod question;
 mod report;
@@ -13,6 +14,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use load::{BlockBytes, Operation};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::domain::DomainArgs;
 pub(crate) use self::guest::{Accel, GuestArgs};
 pub(crate) use self::question::QuestionArgs;
 pub use self::report::ReportArgs;
@@ -94,6 +96,14 @@ impl TuneArgs {
         match &self.other {
             Some(OtherQuestion::Probe(measure) | OtherQuestion::Curve(measure)) => measure,
             None => &self.measure,
+        }
+    }
+
+    /// The same, to be filled in.
+    pub(crate) fn measure_mut(&mut self) -> &mut MeasureArgs {
+        match &mut self.other {
+            Some(OtherQuestion::Probe(measure) | OtherQuestion::Curve(measure)) => measure,
+            None => &mut self.measure,
         }
     }
 
@@ -197,6 +207,9 @@ pub(crate) struct MeasureArgs {
     pub(crate) sentinel: u16,
 
     #[command(flatten)]
+    pub(crate) domain: DomainArgs,
+
+    #[command(flatten)]
     pub(crate) stack: StackArgs,
 
     #[command(flatten)]
@@ -237,6 +250,14 @@ pub(crate) struct MeasureArgs {
 }
 
 impl MeasureArgs {
+    /// With what was asked in the place of what a domain says of guests: nothing is said of them where none is booted.
+    pub(crate) fn without_guests(&mut self, asked: &Self) {
+        self.stack.device.clone_from(&asked.stack.device);
+        self.guest.pin_vcpus.clone_from(&asked.guest.pin_vcpus);
+        self.guest.pin_iothreads.clone_from(&asked.guest.pin_iothreads);
+        self.guest.numa_node = asked.guest.numa_node;
+    }
+
     /// Refuses what the settings cannot tell any more.
     ///
     /// # Errors
@@ -328,6 +349,7 @@ pub(crate) mod tests {
         check_refused("curve --budget 1m", &["--budget"]);
         check_refused("probe --want cpu", &["--want"]);
         check_refused("--device scsi", &["'scsi'", "virtio-scsi"]);
+        check_refused("--disk vda", &["--domain"]);
         check_refused("--vms 0", &["0", "1..=16"]);
     }
 

@@ -38,6 +38,7 @@ mod compare;
 mod contender;
 mod course;
 mod daemon;
+mod domain;
 mod drift;
 pub mod emit;
 mod environment;

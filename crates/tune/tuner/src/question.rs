@@ -17,6 +17,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::bounds::{Bound, IopsMin, P99Max};
+use crate::contender::Iothreads;
 use crate::results::Run;
 use crate::units::{BadValue, stored_as_text};
 use crate::weights::Weight;
@@ -123,6 +124,8 @@ pub(crate) struct Question {
     /// How much cells count; none if all count alike and the worst one decides.
     pub(crate) weights: Vec<Weight>,
     pub(crate) tolerance: Tolerance,
+    /// The number that is in use, which is compared with the answer whatever it reaches.
+    pub(crate) today: Option<Iothreads>,
 }
 
 impl Question {

@@ -16,10 +16,12 @@ use crate::lists::unique;
 use crate::profile::Profile;
 use crate::question::{Bound, IopsMin, P99Max, Question, Tolerance, Want};
 use crate::repeats::Repeats;
-use crate::units::{Seconds, Span};
+use crate::units::{Bytes, Seconds, Span};
 use crate::variant::Variant;
 use crate::weights::Weight;
 
+/// The memory of a guest: fio with many jobs, and the initramfs it runs from.
+const MEMORY: Bytes = Bytes(1 << 30);
 /// CPUs of a guest unless the user says otherwise, at most.
 const VCPUS_MAX: usize = 16;
 
@@ -63,6 +65,9 @@ pub(crate) struct Settings {
     pub(crate) mode: Mode,
     pub(crate) subject: Vec<Subject>,
     pub(crate) iothreads: Vec<Iothreads>,
+    /// How many the disk of `--domain` has.
+    #[serde(default)]
+    pub(crate) today: Option<Iothreads>,
     #[serde(default)]
     pub(crate) profile: Option<Profile>,
     /// Those of `--profile` or `--job`; none where all combinations of the next four are measured, which else tell what is in
@@ -150,17 +155,22 @@ impl Settings {
             ([], Mode::Sweep) if tune.full => SEARCHED.map(Iothreads::new).to_vec(),
             ([], Mode::Sweep) if until => up_to(&SEARCHED, useful(&subject, &jobs, &guest, cores)),
             ([], Mode::Sweep) => up_to(&DOUBLED, useful(&subject, &jobs, &guest, cores)),
-            ([], Mode::Hysteresis | Mode::Curve) => vec![Iothreads::NONE],
+            ([], Mode::Hysteresis | Mode::Curve) => {
+                vec![args.domain.today.unwrap_or(Iothreads::NONE)]
+            }
             (given, _) => unique(given.iter().copied()),
         };
         if args.iothreads.is_empty() && mode == Mode::Sweep && has_auto(args, &subject, &iothreads)
         {
             iothreads.push(Iothreads::AUTO);
         }
+        let today = args.domain.today.filter(|_| mode == Mode::Sweep);
+        iothreads.extend(today.filter(|it| !iothreads.contains(it)));
         iothreads.sort_unstable();
         Self {
             mode,
             iothreads,
+            today,
             op,
             bs,
             iodepth,
@@ -333,6 +343,7 @@ impl Settings {
             bounds: p99.into_iter().chain(self.iops_min.map(Bound::IopsMin)).collect(),
             weights: self.weights.clone(),
             tolerance: self.tolerance,
+            today: self.today,
         }
     }
 
@@ -377,7 +388,7 @@ impl GuestSettings {
             guest: guest.guest.clone(),
             vcpus,
             queues: guest.queues.unwrap_or(vcpus),
-            memory_mib: u32::try_from(guest.memory.0 >> 20).unwrap_or(u32::MAX),
+            memory_mib: u32::try_from(guest.memory.unwrap_or(MEMORY).0 >> 20).unwrap_or(u32::MAX),
             accel: guest.accel,
             guest_kernel: guest.guest_kernel.as_ref().map(|path| path.display().to_string()),
             pin_vcpus: guest.pin_vcpus.clone(),
@@ -518,15 +529,24 @@ fn up_to(counts: &[u16], most: usize) -> Vec<Iothreads> {
 /// All combinations, each once.
 pub(crate) fn variants(args: &MeasureArgs) -> Vec<Variant> {
     let stack = &args.stack;
-    let mut variants = vec![Variant::default()];
-    variants = each(&variants, &stack.device, |variant, value| variant.device = *value);
-    variants = each(&variants, &stack.image, |variant, value| variant.image = *value);
-    variants = each(&variants, &stack.aio, |variant, value| variant.aio = *value);
+    let usual = Variant::default();
+    let mut variants = vec![usual];
+    variants = each(&variants, or(&stack.device, &[usual.device]), |variant, value| {
+        variant.device = *value
+    });
+    variants =
+        each(&variants, or(&stack.image, &[usual.image]), |variant, value| variant.image = *value);
+    variants = each(&variants, or(&stack.aio, &[usual.aio]), |variant, value| variant.aio = *value);
     variants = each(&variants, &stack.fs, |variant, value| variant.fs = *value);
     variants = each(&variants, &stack.stripe, |variant, value| variant.stripe = *value);
     variants = each(&variants, &stack.delay, |variant, value| variant.delay = *value);
     variants = each(&variants, &stack.vms, |variant, value| variant.vms = *value);
     each(&variants, &stack.disks, |variant, value| variant.disks = *value)
+}
+
+/// What was given, or else this.
+fn or<'a, T>(given: &'a [T], usual: &'a [T]) -> &'a [T] {
+    if given.is_empty() { usual } else { given }
 }
 
 fn each<T>(variants: &[Variant], values: &[T], set: impl Fn(&mut Variant, &T)) -> Vec<Variant> {

@@ -37,7 +37,7 @@ pub(crate) use mapper::Mapper;
 pub(crate) use plan::{StorageKey, StoragePlan};
 pub(crate) use qcow2::{create_options, disk_bytes};
 pub(crate) use renewal::{Renewal, stays};
-pub(crate) use tools::Tools;
+pub(crate) use tools::{Tools, VIRSH};
 
 use plan::Room;
 use undo::{Step, Undo};

@@ -12,7 +12,7 @@ use tuner::emit::{Backend, CacheMode, Wanted};
 use super::{arguments, objects, run, said, split, wanted, written};
 
 /// The program that both need, and libvirt's driver for QEMU.
-pub(super) fn missing() -> Option<String> {
+pub(crate) fn missing() -> Option<String> {
     let version = Command::new("virsh").arg("--version").output();
     let version = version.map(|output| said(&output)).unwrap_or_default();
     let major: u32 = version.split('.').next().and_then(|it| it.parse().ok()).unwrap_or(0);

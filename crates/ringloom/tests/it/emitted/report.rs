@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 use testkit::process::Bench;
 use testkit::report::skipped;
 use testkit::results::{Figures, Format, Outcome, Plan, Point, Results};
@@ -31,6 +32,67 @@ fn reported(bench: &Bench, format: Format) -> Result<PathBuf> {
     let output = run(Command::new(env!("CARGO_BIN_EXE_ringloom")).arg("report").arg(&out))?;
     ensure!(output.status.success(), "ringloom report: {}", said(&output));
     Ok(out.join("config"))
+}
+
+/// What the user had, with a disk as it is in a domain of libvirt and what comes after that.
+const DOMAIN: &str = "<domain type='kvm'>
+  <name>web</name>
+  <memory unit='MiB'>512</memory>
+  <vcpu>4</vcpu> <!-- kept -->
+  <os>
+    <type arch='x86_64' machine='q35'>hvm</type>
+  </os>
+  <devices>
+    <disk type='file' device='disk'>
+      <driver name='qemu' type='raw' cache='none' io='native' queues='4'/>
+      <source file='/tmp/web.img'/>
+      <target dev='vda' bus='virtio'/>
+    </disk>
+  </devices>
+</domain>
+";
+
+#[test]
+fn the_answer_is_a_copy_of_the_domain_that_was_the_baseline() {
+    let check = || -> Result<()> {
+        let bench = Bench::new()?;
+        let plan =
+            Plan { format: Format::Four, subjects: vec!["vm:qemu"], repeats: 6, ..Plan::usual() };
+        let mut results = Results::of(plan, two_are_best);
+        results.header["domain"] = json!({"name": "web", "disk": "vda", "xml": DOMAIN});
+        results.header["settings"]["today"] = json!("1");
+        let out = bench.path("out");
+        results.write(&out)?;
+        let output = run(Command::new(env!("CARGO_BIN_EXE_ringloom")).arg("report").arg(&out))?;
+        ensure!(output.status.success(), "ringloom report: {}", said(&output));
+        let text = String::from_utf8_lossy(&output.stdout);
+        for words in [
+            "Today: 1 iothread: 75 % of the best",
+            "virsh define config/domain.xml",
+            "    +  <iothreads>2</iothreads>",
+        ] {
+            ensure!(text.contains(words), "{words:?} is missing in: {text}");
+        }
+        let copy = out.join("config/domain.xml");
+        let xml = std::fs::read_to_string(&copy)?;
+        ensure!(xml.contains("</vcpu>\n  <iothreads>2</iothreads> <!-- kept -->"), "{xml}");
+        let Some(reason) = libvirt::missing() else {
+            let (taken, said) = libvirt::validated(&copy)?;
+            ensure!(taken, "{said}");
+            let (taken, said) = libvirt::converted(&bench, &copy)?;
+            ensure!(taken && said.contains("iothread-vq-mapping"), "{said}");
+            let uri = format!("qemu:///embed?root={}", bench.path("root").display());
+            let defined =
+                run(Command::new("virsh").args(["--connect", &uri, "define"]).arg(&copy))?;
+            ensure!(defined.status.success(), "{}", self::said(&defined));
+            return Ok(());
+        };
+        skipped(&reason);
+        Ok(())
+    };
+    if let Err(error) = check() {
+        panic!("{error:#}");
+    }
 }
 
 /// Newer results say in a field how it was opened, older ones in words.

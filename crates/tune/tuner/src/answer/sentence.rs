@@ -2,7 +2,7 @@
 
 use super::{
     Answer, Bent, Certainty, Change, Cheaper, Condition, Dearer, Doubt, Gain, Limit, Nothing,
-    Price, Spot, Used,
+    Price, Spot, Today, Used,
 };
 use crate::bottleneck::Bottleneck;
 use crate::contender::Iothreads;
@@ -80,6 +80,9 @@ pub(crate) fn details(answer: &Answer, repeats: Option<Repeats>) -> Vec<String> 
     }
     if let Some(Nothing::NoneKeeps(Used { bound, .. })) = answer.nothing {
         details.push(unkept(bound).to_owned());
+    }
+    if answer.nothing.is_none() {
+        details.extend(answer.today.map(|today| self::today(today, answer)));
     }
     if !answer.recommends() {
         return details;
@@ -321,6 +324,21 @@ fn dearer(dearer: Dearer, answer: &Answer) -> Option<String> {
     // One that gains nothing is not worth a word.
     (dearer.highest >= 1.005)
         .then(|| format!("{} would bring {range}{price}.", capitalised(&threads(dearer.iothreads))))
+}
+
+/// How the number that is in use compares.
+fn today(Today { iothreads, shortfall, worst }: Today, answer: &Answer) -> String {
+    let reaches = match answer.want {
+        Want::Throughput => format!("{:.0} % of the best", (1.0 - shortfall) * 100.0),
+        Want::Latency => format!("a p99 {:.0} % above the lowest", more(shortfall)),
+        Want::Cpu => format!("{:.0} % more CPU time per request than the least", more(shortfall)),
+    };
+    let place = match (answer.cells, answer.goal) {
+        (1, _) => String::new(),
+        (_, Goal::Weighted) => " on weighted average".to_owned(),
+        (_, _) => format!(" where it lacks most ({worst})"),
+    };
+    format!("Today: {}: {reaches}{place}.", threads(iothreads))
 }
 
 fn cheaper(Cheaper { iothreads, shortfall, saves }: Cheaper, want: Want) -> String {

@@ -7,9 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::Bytes;
 
-/// The memory of a guest: fio with many jobs, and the initramfs it runs from.
-const MEMORY: &str = "1G";
-
 /// How a guest's CPUs are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -44,9 +41,9 @@ pub(crate) struct GuestArgs {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) queues: Option<u16>,
 
-    /// Memory of a guest
-    #[arg(long, default_value = MEMORY)]
-    pub(crate) memory: Bytes,
+    /// Memory of a guest [default: 1G]
+    #[arg(long)]
+    pub(crate) memory: Option<Bytes>,
 
     /// Kernel to boot: a vmlinuz beside its modules, or a directory with boot/ and lib/modules/
     /// [default: the kernel of this host]

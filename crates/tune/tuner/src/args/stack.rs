@@ -9,16 +9,18 @@ use crate::variant::{Aio, Delay, Device, FileSystem, Image, Stripe};
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Comparison (lists; all combinations are measured)")]
 pub(crate) struct StackArgs {
-    /// Devices of vm:qemu: virtio-blk, virtio-scsi, nvme, ide
-    #[arg(long, value_delimiter = ',', default_value = "virtio-blk")]
+    /// Devices of vm:qemu: virtio-blk, virtio-scsi, nvme, ide [default: virtio-blk]
+    #[arg(long, value_delimiter = ',')]
     pub(crate) device: Vec<Device>,
 
     /// Images: raw, qcow2, or qcow2 with :cluster=SIZE, :cache=SIZE, :preallocation=MODE, :empty
-    #[arg(long, value_delimiter = ',', default_value = "raw")]
+    /// [default: raw]
+    #[arg(long, value_delimiter = ',')]
     pub(crate) image: Vec<Image>,
 
     /// Asynchronous I/O of what serves the disk: auto, native, threads, io_uring
-    #[arg(long, value_delimiter = ',', default_value = "auto")]
+    /// [default: auto]
+    #[arg(long, value_delimiter = ',')]
     pub(crate) aio: Vec<Aio>,
 
     /// File systems under the scratch file, made on a loop device: here (none is made), ext4, xfs

@@ -8,6 +8,7 @@ use super::text::{listed, wrapped};
 use super::{Findings, Part, Style, configurations};
 use crate::answer::{Answer, Bent, answer, details, sentence};
 use crate::contender::{Iothreads, Subject};
+use crate::domain::{Copy, Outcome};
 use crate::drift::Flag;
 use crate::emit::{self, Wanted};
 use crate::plan::Purpose;
@@ -30,6 +31,8 @@ pub(super) struct Advice {
     pub(super) details: Vec<String>,
     /// The line to paste, where there is one.
     pub(super) command: Option<String>,
+    /// The domain of libvirt that is the baseline, with what is recommended.
+    pub(super) copy: Option<Copy>,
 }
 
 /// What to use, for each subject that compares numbers of iothreads.
@@ -59,17 +62,38 @@ pub(super) fn all(
         let answer = answer(subject, cells, &header.settings.question(), &failed)?;
         let answer = Answer { bent: bent(findings, drift, &answer), ..answer };
         let who = if alone { String::new() } else { format!("{subject}: ") };
-        Some(Advice {
+        let advice = Advice {
             sentence: format!("{who}{}", sentence(&answer)),
             details: details(&answer, (!header.is_unknown()).then_some(header.settings.repeats)),
             command: configurations::variant(&answer, cells)
                 .and_then(|it| pasted(header, &answer, it, serve)),
             answer,
-        })
+            copy: None,
+        };
+        Some(of_domain(part, header, advice))
     };
     let mut all: Vec<Advice> = subjects.into_iter().filter_map(advice).collect();
     one_serves(&mut all, serve);
     all
+}
+
+/// Where a domain is the baseline, its copy is what is handed over.
+fn of_domain(part: Part, header: &Header, mut advice: Advice) -> Advice {
+    let Some(domain) = &header.domain else { return advice };
+    if advice.answer.subject != Subject::VmQemu || !advice.answer.recommends() {
+        return advice;
+    }
+    advice.command = None;
+    match domain.answered(advice.answer.iothreads) {
+        Outcome::Same => advice.details.push("Nothing is to be changed in the domain.".to_owned()),
+        Outcome::Fixed(why) => advice.details.push(why),
+        Outcome::Copy(copy) => {
+            advice.details.extend(copy.notes.iter().cloned());
+            advice.command = Some(configurations::define(part));
+            advice.copy = Some(copy);
+        }
+    }
+    advice
 }
 
 /// With what is not in the table of a cell: what the sentinel says of its runs, and holes of its disk.

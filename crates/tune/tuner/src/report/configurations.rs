@@ -13,12 +13,18 @@ use crate::variant::Variant;
 
 /// Where the files are, in the directory of the report.
 const DIRECTORY: &str = "config";
+/// The domain that is the baseline, with what is recommended.
+const DOMAIN: &str = "domain.xml";
 const WARNINGS: &str = "warnings.txt";
 const WARNINGS_HEAD: &str = "Written by ringloom tune: what to know of these configurations.\n\n";
 
 /// All paths that the files can have: those that are not written now may be there from an earlier answer.
 pub(crate) fn names() -> Vec<String> {
-    emit::NAMES.iter().chain([&WARNINGS]).map(|name| format!("{DIRECTORY}/{name}")).collect()
+    emit::NAMES
+        .iter()
+        .chain([&DOMAIN, &WARNINGS])
+        .map(|name| format!("{DIRECTORY}/{name}"))
+        .collect()
 }
 
 /// The files of all answers.
@@ -27,6 +33,8 @@ pub(super) struct Configurations {
     /// Path in the directory of the report, and content.
     pub(super) files: Vec<(String, String)>,
     pub(super) warnings: Vec<String>,
+    /// What changed in the domain that is the baseline, as `diff` shows it.
+    pub(super) listing: String,
     /// Where the files are, in the directory of the report.
     directory: String,
 }
@@ -49,6 +57,14 @@ impl OfAnswer {
 /// The line to paste that runs what is written for `ringloom serve`.
 pub(super) fn serve(part: Part) -> String {
     format!("sh {}/ringloom/serve.sh  # in the directory of the report", part.named(DIRECTORY))
+}
+
+/// The line to paste that gives libvirt the domain that is written.
+pub(super) fn define(part: Part) -> String {
+    let directory = part.named(DIRECTORY);
+    format!(
+        "virsh define {directory}/{DOMAIN}  # in the directory of the report; takes effect at the next start"
+    )
 }
 
 impl Configurations {
@@ -76,7 +92,12 @@ impl Configurations {
             answers.retain_mut(|other| other.outlasts(&files));
             answers.push(OfAnswer { files, warnings: first.into_iter().chain(warnings).collect() });
         }
-        Self::together(directory, answers)
+        let mut all = Self::together(directory, answers);
+        for copy in advice.iter().filter_map(|advice| advice.copy.as_ref()) {
+            all.files.insert(0, (format!("{}/{DOMAIN}", all.directory), copy.xml.clone()));
+            all.listing.clone_from(&copy.listing);
+        }
+        all
     }
 
     fn together(directory: String, answers: Vec<OfAnswer>) -> Self {
@@ -105,6 +126,15 @@ impl Configurations {
         }
     }
 
+    /// What changed in the domain, as lines of code.
+    fn changes(&self) -> String {
+        if self.listing.is_empty() {
+            return String::new();
+        }
+        let lines: String = self.listing.lines().map(|line| format!("    {line}\n")).collect();
+        format!("What differs in {}/{DOMAIN} from the domain:\n\n{lines}\n", self.directory)
+    }
+
     /// A section of the Markdown, a line of the terminal.
     pub(super) fn render(&self, style: Style) -> String {
         if self.files.is_empty() {
@@ -112,14 +142,16 @@ impl Configurations {
         }
         match style {
             Style::Plain => format!(
-                "Configurations: {}/ in the directory of the report; read its {WARNINGS}\n",
+                "{}Configurations: {}/ in the directory of the report; read its {WARNINGS}\n",
+                self.changes(),
                 self.directory
             ),
             Style::Markdown => {
                 let files: Vec<String> =
                     self.files.iter().map(|(name, _)| format!("[{name}]({name})")).collect();
                 let warnings = listed(style, &self.warnings);
-                format!("## Configurations\n\n{}\n\n{warnings}", files.join(", "))
+                let changes = self.changes();
+                format!("## Configurations\n\n{changes}{}\n\n{warnings}", files.join(", "))
             }
         }
     }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::FORMAT;
 use crate::cell::Cell;
 use crate::clock;
+use crate::domain::Domain;
 use crate::environment::Environment;
 use crate::given::GivenGuest;
 use crate::host_load::HostLoad;
@@ -101,6 +102,9 @@ pub(crate) struct Header {
     /// The user's own guest, if it is measured.
     pub(crate) given: Option<GivenGuest>,
     pub(crate) settings: Settings,
+    /// The domain of libvirt that is the baseline, if there is one.
+    #[serde(default)]
+    pub(crate) domain: Option<Domain>,
     /// What was known before the first run.
     #[serde(default)]
     pub(crate) known: Known,
@@ -149,6 +153,7 @@ impl Header {
             disk,
             given: None,
             settings,
+            domain: None,
             known: Known::default(),
         }
     }
@@ -177,6 +182,7 @@ impl Header {
             differences.extend(given.differences(old));
         }
         differences.extend(self.environment.differences(&old.environment));
+        differences.extend(Domain::difference(self.domain.as_ref(), old.domain.as_ref()));
         differences
     }
 }

@@ -16,6 +16,7 @@ use crate::args::{LoadKind, MeasureArgs, TuneArgs};
 use crate::clock;
 use crate::contender::{Contender, Subject};
 use crate::daemon::Daemon;
+use crate::domain::{Baseline, Domain};
 use crate::environment::Environment;
 use crate::fleet::{Conditions, Fleet};
 use crate::given::{Given, Terms};
@@ -51,6 +52,7 @@ pub(super) struct Prepared {
     machine: Machine,
     programs: Programs,
     environment: Environment,
+    domain: Option<Domain>,
     pub(super) mapper: Mapper,
     /// The disk of the user, if one was named.
     target: Option<Target>,
@@ -65,12 +67,14 @@ impl Prepared {
     /// # Errors
     /// Whatever cannot be met, in the words of the user's options.
     pub(super) fn new(
-        tune: &TuneArgs,
+        asked: &TuneArgs,
         stored: Option<&Stored>,
         out: &Path,
         interrupt: &Interrupt,
     ) -> Result<Self> {
-        let machine = Machine::read();
+        let (machine, tools) = (Machine::read(), Tools::of_system());
+        let tune = &mut asked.clone();
+        let baseline = Baseline::read(tune.measure_mut(), &machine, &tools, interrupt)?;
         // A resumed run keeps its seed unless the user insists on another, which is then refused.
         let seed = stored.map_or_else(new_seed, |stored| stored.header.settings.seed);
         let args = tune.measure();
@@ -83,6 +87,10 @@ impl Prepared {
             ([], None) => subjects::of_this_host(tune, machine.cores, out, interrupt)?,
             (given, _) => (given.to_vec(), None),
         };
+        if !subjects.iter().any(|subject| subject.is_booted()) {
+            tune.measure_mut().without_guests(asked.measure());
+        }
+        let args = tune.measure();
         let settings = Settings::new(tune, &subjects, machine.cores, seed);
         settings.check()?;
         if let Some(stored) = stored {
@@ -90,12 +98,11 @@ impl Prepared {
         }
         check_path(args, &settings)?;
         check_precondition(args, &settings)?;
-        let tools = Tools::of_system();
         let mapper = match &args.path {
             None => Mapper::for_variants(&settings.variants, &tools, interrupt)?,
             Some(_) => Mapper::for_path(),
         };
-        let mut notes = Vec::new();
+        let mut notes = baseline.as_ref().map_or_else(Vec::new, |it| it.notes.clone());
         if let Some(target) = &target {
             notes.extend(target.notes.clone());
         }
@@ -118,6 +125,7 @@ impl Prepared {
             machine,
             programs,
             environment: Environment::default(),
+            domain: baseline.map(|it| it.domain),
             mapper,
             target,
             directory,

@@ -40,6 +40,8 @@ pub(super) struct Place<'a> {
     pub(super) stretch: u32,
     want: Want,
     bounds: Vec<Bound>,
+    /// The number that is in use: explored and measured again in any case.
+    today: Option<Iothreads>,
     /// What is explored first.
     pub(super) first: Vec<Contender>,
     explored: BTreeMap<Contender, Explored>,
@@ -74,7 +76,10 @@ impl<'a> Place<'a> {
     /// A place of which nothing is known; `full` explores all numbers.
     pub(super) fn new(entry: &'a Entry, full: bool, question: &Question) -> Self {
         let is_first = |contender: &Contender| match contender.number() {
-            Some(count) => full || is_far_apart(count, &counts(entry, contender.subject())),
+            Some(count) => {
+                full || question.today == Some(count)
+                    || is_far_apart(count, &counts(entry, contender.subject()))
+            }
             None => true,
         };
         Self {
@@ -82,6 +87,7 @@ impl<'a> Place<'a> {
             stretch: 1,
             want: question.want,
             bounds: question.bounds.clone(),
+            today: question.today,
             first: entry.contenders.iter().copied().filter(is_first).collect(),
             explored: BTreeMap::new(),
             again: BTreeMap::new(),
@@ -166,7 +172,7 @@ impl<'a> Place<'a> {
         closer
     }
 
-    /// Settles what is measured again: whatever has no number, as the host and auto, none, the best two, the two closest to the 90 % line,
+    /// Settles what is measured again: whatever has no number, as the host and auto, none, the number in use, the best two, the two closest to the 90 % line,
     /// and what suits all places; all numbers, if they are few, since one explored run may have stalled.
     pub(super) fn choose(&mut self, overall: &Overall) {
         let uncounted = |contender: &&Contender| contender.number().is_none();
@@ -175,6 +181,7 @@ impl<'a> Place<'a> {
         for subject in self.subjects() {
             let mut shares = overall.rivals(subject, self.shares(subject, 0));
             let mut counts = vec![Iothreads::NONE];
+            counts.extend(self.today);
             counts.extend(overall.good(subject));
             let all = self::counts(self.entry, subject);
             counts.extend(all.iter().filter(|_| all.len() <= AGAIN_MAX));

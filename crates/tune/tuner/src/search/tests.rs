@@ -17,7 +17,15 @@ fn matrix(line: &str, cores: usize) -> (Settings, Matrix) {
 /// All blocks of a search on a machine that reaches `iops`.
 fn blocks(line: &str, cores: usize, iops: impl Fn(&RunKey) -> u64) -> Vec<Vec<RunKey>> {
     let (settings, matrix) = matrix(line, cores);
-    let mut search = Search::new(&matrix, &settings);
+    searched(&settings, &matrix, iops)
+}
+
+fn searched(
+    settings: &Settings,
+    matrix: &Matrix,
+    iops: impl Fn(&RunKey) -> u64,
+) -> Vec<Vec<RunKey>> {
+    let mut search = Search::new(matrix, settings);
     let mut blocks = Vec::new();
     while let Some(block) = search.next(&|_| true) {
         for planned in &block {
@@ -46,6 +54,16 @@ const ONE_CELL: &str = "--op randread --bs 4k --jobs 16 --subject client --senti
 fn curve(key: &RunKey, points: &[(u16, u64)]) -> u64 {
     let count = key.contender.iothreads().map_or(0, Iothreads::count);
     points.iter().rev().find(|(from, _)| *from <= count).map_or(1, |(_, iops)| *iops)
+}
+
+#[test]
+fn the_number_in_use_is_explored_and_measured_again() {
+    let (mut settings, matrix) = matrix(ONE_CELL, 16);
+    settings.today = Some(Iothreads::new(12));
+    let points = [(0, 50), (1, 91), (2, 92), (3, 96), (4, 100), (6, 80)];
+    let found = searched(&settings, &matrix, |key| curve(key, &points) * 1000);
+    assert_eq!(numbers(&found[..1], Purpose::Sweep), [0, 1, 4, 8, 12, 16]);
+    assert_eq!(numbers(&found, Purpose::Confirm), [0, 1, 2, 3, 4, 12]);
 }
 
 #[test]

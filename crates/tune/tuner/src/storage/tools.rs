@@ -34,6 +34,7 @@ pub(super) const MKFS_EXT4: Tool = Tool { name: "mkfs.ext4", package: "e2fsprogs
 pub(super) const MKFS_XFS: Tool = Tool { name: "mkfs.xfs", package: "xfsprogs" };
 pub(super) const QEMU_IMG: Tool = Tool { name: "qemu-img", package: "qemu-utils" };
 pub(super) const DMSETUP: Tool = Tool { name: "dmsetup", package: "dmsetup" };
+pub(crate) const VIRSH: Tool = Tool { name: "virsh", package: "libvirt-clients" };
 pub(super) const MODPROBE: Tool = Tool { name: "modprobe", package: "kmod" };
 
 impl fmt::Display for Tool {

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::args::{ReportArgs, TuneArgs};
 use crate::cell::tests::{cell, client};
+use crate::domain::Domain;
 use crate::given::{GivenDisk, GivenGuest};
 use crate::host_load::{HostLoad, User};
 use crate::meter::{Role, ThreadCost};
@@ -35,6 +36,12 @@ fn full_header() -> Header {
     let user = User { pid: 1, comm: "fio".to_owned(), cpus: 0.5 };
     header.load_before = Some(HostLoad { users: vec![user], ..HostLoad::default() });
     header.given = Some(given());
+    let of_domain = |text: &str| text.to_owned();
+    header.domain = Some(Domain {
+        name: of_domain("web"),
+        disk: of_domain("vda"),
+        xml: of_domain("<domain/>"),
+    });
     header.known.skipped.push(cell("randwrite", 4096, 1, 1));
     header
 }

@@ -7,7 +7,8 @@ use crate::report::configurations::Configurations;
 use crate::report::text::enumerated;
 
 /// A file name and what takes such a file.
-const TARGETS: [(&str, &str); 4] = [
+const TARGETS: [(&str, &str); 5] = [
+    ("domain.xml", "your domain"),
     ("serve.sh", "ringloom"),
     ("qemu.args", "QEMU"),
     ("libvirt.xml", "libvirt"),
@@ -23,7 +24,7 @@ pub(super) fn targets(files: &[(String, String)]) -> String {
 
 /// Nothing where nothing is recommended.
 pub(super) fn render(view: &View<'_>) -> Markup {
-    let Configurations { files, warnings, .. } = &view.report.configurations;
+    let Configurations { files, warnings, listing, .. } = &view.report.configurations;
     if files.is_empty() && warnings.is_empty() {
         return Markup::default();
     }
@@ -31,6 +32,10 @@ pub(super) fn render(view: &View<'_>) -> Markup {
         section id="configurations" {
             h2 { "Configurations" }
             @if !files.is_empty() { p class="lead" { "The answer for " (targets(files)) "; the same files are beside this page." } }
+            @if !listing.is_empty() {
+                p { "What differs in domain.xml from the domain:" }
+                pre { code { (listing) } }
+            }
             (around::list(warnings))
             @for (name, content) in files.iter().filter(|(name, _)| !name.ends_with(".txt")) {
                 details class="file" {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 
 use super::Prepared;
+use crate::domain::Domain;
 use crate::environment::{self, Environment};
 use crate::host_load::HostLoad;
 use crate::interrupt::Interrupt;
@@ -39,7 +40,10 @@ impl Prepared {
             load_before: Some(load_before),
         };
         let disk = self.disk(storages)?;
-        let header = Header::new(self.programs.clone(), host, disk, self.settings.clone());
+        let header = Header {
+            domain: self.domain.clone(),
+            ..Header::new(self.programs.clone(), host, disk, self.settings.clone())
+        };
         let given = self.given.as_ref().map(|given| given.guest.clone());
         Ok(header.with_given(given).with_known(self.known()))
     }
@@ -53,6 +57,7 @@ impl Prepared {
             differences.extend(given.guest.differences(old));
         }
         differences.extend(self.environment.differences(&old.environment));
+        differences.extend(Domain::difference(self.domain.as_ref(), old.domain.as_ref()));
         differences
     }
 
