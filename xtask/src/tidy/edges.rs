@@ -61,8 +61,9 @@ const TABLE: &[Row] = &[
         &[],
     ),
     row("rehearsal", &["placement"], &[]),
-    row("tuner", &["formats", "guest", "load"], &[]),
+    row("tuner", &["formats", "guest", "load", "model"], &[]),
     row("load", &[], &[]),
+    row("model", &[], &["rehearsal"]),
     row(
         "daemon",
         &[

@@ -13,7 +13,7 @@ use crate::units::{BadValue, stored_as_text};
 use crate::variant::Variant;
 
 /// The most iothreads a contender may have: one per queue of an export.
-const IOTHREADS_MAX: u16 = 256;
+pub(crate) const IOTHREADS_MAX: u16 = 256;
 
 /// What is measured.
 #[derive(

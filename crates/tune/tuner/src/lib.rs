@@ -60,6 +60,7 @@ mod pace;
 mod pinning;
 mod plan;
 mod precondition;
+mod prediction;
 mod profile;
 mod progress;
 mod question;

@@ -127,6 +127,16 @@ impl Cost {
         }
     }
 
+    /// CPU time of the threads of a role in one group or in all; `None` if there are none.
+    pub(crate) fn ns_of(&self, group: Option<GroupName>, role: Option<Role>) -> Option<u64> {
+        let groups = self.groups.iter().filter(|it| group.is_none_or(|name| it.name == name));
+        let of_group = |it: &GroupCost| match role {
+            None => it.cpu_ns,
+            Some(role) => it.threads.iter().filter(|it| it.role == role).map(|it| it.cpu_ns).sum(),
+        };
+        Some(groups.map(of_group).sum()).filter(|ns| *ns > 0)
+    }
+
     /// CPU time of all groups; `None` if none could be read.
     pub(crate) fn of_all_ns(&self) -> Option<u64> {
         (!self.groups.is_empty()).then(|| self.groups.iter().map(|group| group.cpu_ns).sum())

@@ -17,6 +17,7 @@ mod json;
 mod least;
 mod pairs;
 mod part;
+mod predicted;
 mod probe;
 mod rows;
 mod steadiness;
@@ -31,6 +32,7 @@ use crate::cell::Cell;
 use crate::contender::Subject;
 use crate::drift::flagged;
 use crate::markdown::escaped;
+use crate::prediction::Predicted;
 use crate::repeats::Repeats;
 use crate::results::{Failure, Header, Programs, Run};
 use crate::summary::{
@@ -85,6 +87,8 @@ pub(crate) struct Report<'a> {
     /// What to use, for each subject that compares numbers of iothreads.
     advice: Vec<Advice>,
     configurations: Configurations,
+    /// What more than was measured would bring, if that is asked.
+    predicted: Vec<Predicted>,
 }
 
 impl<'a> Report<'a> {
@@ -112,6 +116,7 @@ impl<'a> Report<'a> {
             curves: curves(runs),
             notes: around::sentences(findings, &drift),
             configurations: Configurations::of(part, findings, &cells, &advice),
+            predicted: predicted::all(findings, &cells),
             advice,
             cells,
         }
@@ -131,6 +136,7 @@ impl<'a> Report<'a> {
             if style == Style::Markdown { form::render(style, cells) } else { String::new() },
             probe::render(style, &self.probes),
             curve::render(style, &self.curves),
+            predicted::render(style, &self.predicted),
             headed(style, "Notes", &self.notes),
             written,
         ]
@@ -143,7 +149,8 @@ impl<'a> Report<'a> {
 
     /// The report as a line of JSON.
     pub(crate) fn json(&self) -> String {
-        json::render(&self.advice, &rows::records(&self.cells), &self.pairs, &self.notes)
+        let rows = rows::records(&self.cells);
+        json::render(&self.advice, &rows, (&self.pairs, &self.predicted), &self.notes)
     }
 
     /// The files of the report, by name: Markdown, the page, the rows as CSV and as lines of JSON, and the configurations.
@@ -241,5 +248,7 @@ fn programs(header: &Header) -> String {
     parts.join(", ")
 }
 
+#[cfg(test)]
+pub(crate) use self::tests::rendered as render_for_tests;
 #[cfg(test)]
 mod tests;

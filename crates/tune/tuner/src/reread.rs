@@ -20,6 +20,7 @@ pub use self::pair::{RenderedPair, rendered_pair};
 use crate::args::ReportArgs;
 use crate::kept;
 use crate::output::print;
+use crate::prediction::Step;
 use crate::report::{Findings, Part, Report, Style};
 use crate::results::{FILE_NAME, Group, Lenient};
 
@@ -40,7 +41,7 @@ pub fn report(args: ReportArgs) -> Result<()> {
     match &args.other {
         Some(_) if args.question.is_asked() => {
             bail!(
-                "a question (--want, --p99-max, --iops-min, --weights, --tolerance) is asked of one result, not of two"
+                "a question (--want, --p99-max, --iops-min, --weights, --tolerance, --predict) is asked of one result, not of two"
             )
         }
         Some(other) => pair::report(&source, &Source::find(other)?, out),
@@ -76,6 +77,7 @@ fn asked(source: &Source, args: &ReportArgs, out: Option<&Path>) -> Result<()> {
     let mut lenient = Lenient::read(&source.path)?;
     for group in &mut lenient.groups {
         group.header.settings.ask(&args.question)?;
+        Step::check_all(&group.header.settings, group.header.machine.cores)?;
     }
     let all = printed(&lenient, args.json)?;
     match out {

@@ -13,6 +13,7 @@ use crate::args::{Accel, GuestEngine, LoadKind, MeasureArgs, QuestionArgs, TuneA
 use crate::cell::Cell;
 use crate::contender::{Iothreads, Subject};
 use crate::lists::unique;
+use crate::prediction::Step;
 use crate::profile::Profile;
 use crate::question::{Bound, IopsMin, P99Max, Question, Tolerance, Want};
 use crate::repeats::Repeats;
@@ -99,6 +100,9 @@ pub(crate) struct Settings {
     /// What a number of iothreads that takes less CPU may lack.
     #[serde(default)]
     pub(crate) tolerance: Tolerance,
+    /// What more than is measured would bring.
+    #[serde(default)]
+    pub(crate) predict: Vec<Step>,
     /// Of the subject host.
     pub(crate) load: LoadKind,
     /// Of fio in guests.
@@ -189,6 +193,7 @@ impl Settings {
             iops_min: tune.question.iops_min,
             weights: weights(tune),
             tolerance: tune.question.tolerance.unwrap_or_default(),
+            predict: unique(tune.question.predict.iter().copied()),
             load,
             engine: engine(args),
             cells,
@@ -360,6 +365,9 @@ impl Settings {
         self.tolerance = args.tolerance.unwrap_or(self.tolerance);
         if !args.weights.is_empty() {
             self.weights.clone_from(&args.weights);
+        }
+        if !args.predict.is_empty() {
+            self.predict = unique(args.predict.iter().copied());
         }
         self.check_question()
     }

@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use crate::prediction::Step;
 use crate::question::{IopsMin, P99Max, Tolerance, Want};
 use crate::weights::Weight;
 
@@ -31,16 +32,22 @@ pub(crate) struct QuestionArgs {
     /// recommended only if they are shown to gain more than that [default: 5]
     #[arg(long, value_name = "PERCENT")]
     pub(crate) tolerance: Option<Tolerance>,
+
+    /// What more than is measured would bring, as a range with its assumption: a number of iothreads, or cores=N,
+    /// jobs=N or iodepth=N, such as 16,cores=32. It takes the subject host
+    #[arg(long, value_delimiter = ',', value_name = "N,cores=N,…")]
+    pub(crate) predict: Vec<Step>,
 }
 
 impl QuestionArgs {
     /// Whether anything is asked.
     pub(crate) fn is_asked(&self) -> bool {
-        let Self { want, p99_max, iops_min, weights, tolerance } = self;
+        let Self { want, p99_max, iops_min, weights, tolerance, predict } = self;
         want.is_some()
             || p99_max.is_some()
             || iops_min.is_some()
             || !weights.is_empty()
             || tolerance.is_some()
+            || !predict.is_empty()
     }
 }

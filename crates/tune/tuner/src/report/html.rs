@@ -35,8 +35,8 @@ mod times;
 pub(crate) use self::compare::page as comparison;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::Report;
 use super::text::place;
+use super::{Report, predicted};
 use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::lists::sorted;
@@ -74,11 +74,26 @@ pub(super) fn page(report: &Report<'_>) -> String {
         (pairs::render(&report.pairs))
         (probes::render(&report.probes))
         (curves::render(&report.curves))
+        (predictions(report))
         (times::render(&view))
         (files::render(&view))
         (around::render(&view))
     };
     document(&title, &body)
+}
+
+/// What more than was measured would bring; nothing where that is not asked.
+fn predictions(report: &Report<'_>) -> Markup {
+    if report.predicted.is_empty() {
+        return Markup::default();
+    }
+    html! {
+        section id="prediction" {
+            h2 { "Prediction" }
+            p class="lead" { "Not measured: each line is a range, and says what it rests on." }
+            (around::list(&predicted::sentences(&report.predicted)))
+        }
+    }
 }
 
 /// A whole file with this title and body.

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::advice::Advice;
 use super::rows::Record;
 use crate::answer::Limit;
+use crate::prediction::Predicted;
 use crate::stats::Estimate;
 use crate::summary::{Pair, PairRow};
 
@@ -17,6 +18,7 @@ struct Document<'a> {
     answers: Vec<Use<'a>>,
     rows: &'a [Record],
     pairs: Vec<Paired>,
+    predictions: Vec<Told>,
     notes: &'a [String],
 }
 
@@ -35,6 +37,23 @@ struct Use<'a> {
     /// The line to paste.
     command: Option<&'a str>,
     limits: Vec<Limited>,
+}
+
+/// What more than was measured would bring.
+#[derive(Debug, Serialize)]
+struct Told {
+    subject: String,
+    cell: String,
+    /// As `--predict` has it.
+    step: String,
+    /// Missing, with the next three, where nothing is predicted.
+    iothreads: Option<u16>,
+    iops_low: Option<f64>,
+    iops_high: Option<f64>,
+    n90: Option<String>,
+    /// What it rests on, or why there is none.
+    assumption: String,
+    sentence: String,
 }
 
 /// What limits the number in a cell.
@@ -66,12 +85,13 @@ struct Paired {
 pub(super) fn render(
     advice: &[Advice],
     rows: &[Record],
-    pairs: &[Pair],
+    (pairs, predicted): (&[Pair], &[Predicted]),
     notes: &[String],
 ) -> String {
     let answers = advice.iter().map(Use::of).collect();
     let pairs = pairs.iter().flat_map(|pair| pair.rows.iter().map(|row| Paired::of(pair, row)));
-    let document = Document { answers, rows, pairs: pairs.collect(), notes };
+    let predictions = predicted.iter().map(Told::of).collect();
+    let document = Document { answers, rows, pairs: pairs.collect(), predictions, notes };
     serde_json::to_string(&document).expect("a report has only plain fields") + "\n"
 }
 
@@ -105,6 +125,23 @@ impl Paired {
             iops_interval: row.iops.interval.map(|it| [it.low, it.high]),
             p99: median(row.p99),
             cpu: median(row.cpu),
+        }
+    }
+}
+
+impl Told {
+    fn of(predicted: &Predicted) -> Self {
+        let told = predicted.told.ok();
+        Self {
+            subject: predicted.subject.to_string(),
+            cell: predicted.place.clone(),
+            step: predicted.step.to_string(),
+            iothreads: told.map(|it| it.iothreads),
+            iops_low: told.map(|it| it.iops.low),
+            iops_high: told.map(|it| it.iops.high),
+            n90: predicted.n90(),
+            assumption: predicted.assumption(),
+            sentence: predicted.sentence(),
         }
     }
 }

@@ -12,6 +12,14 @@ pub(super) fn findings<'a>(header: &'a Header, runs: &'a [Run]) -> Findings<'a> 
     Findings { header, runs, failures: &[], skipped: &[], pruned: &[], notes: &[] }
 }
 
+/// The report of these runs as text, Markdown, page and JSON.
+pub(crate) fn rendered(header: &Header, runs: &[Run]) -> [String; 4] {
+    let findings = findings(header, runs);
+    let report = Report::new(&findings);
+    let (text, markdown) = (report.text(Style::Plain, ""), report.text(Style::Markdown, ""));
+    [text, markdown, html::page(&report), report.json()]
+}
+
 fn runs() -> Vec<Run> {
     let (reads, writes) = (cell("randread", 4096, 2, 16), cell("write", 1 << 20, 1, 1));
     let mut runs = Vec::new();

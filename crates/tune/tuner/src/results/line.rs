@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::FORMAT;
 use crate::clock;
-use crate::meter::Cost;
+use crate::meter::{Cost, GroupName, Role};
 use crate::plan::{PlannedRun, RunKey, STRETCH};
 use crate::steady::{Steady, judge, windows};
 
@@ -193,6 +193,11 @@ impl Run {
     /// CPU time per request in µs of everything that takes part: what serves the disk, the guests' CPUs and the load.
     pub(crate) fn cpu_of_all_us(&self) -> Option<f64> {
         Some(self.per_request(self.cost.of_all_ns()?)? / 1000.0)
+    }
+
+    /// CPU time per request in µs of the threads of a role in one group or in all.
+    pub(crate) fn cpu_us_of(&self, group: Option<GroupName>, role: Option<Role>) -> Option<f64> {
+        Some(self.per_request(self.cost.ns_of(group, role)?)? / 1000.0)
     }
 
     /// How busy the threads are that make the requests: each job of a client, and of a guest each CPU that has a job.

@@ -26,6 +26,7 @@ use crate::machine::Machine;
 use crate::matrix::{Matrix, Writes};
 use crate::measure::fio::Fio;
 use crate::precondition;
+use crate::prediction::Step;
 use crate::progress::{FillProgress, say};
 use crate::results::{Programs, Stored, check_same};
 use crate::settings::Settings;
@@ -93,6 +94,7 @@ impl Prepared {
         let args = tune.measure();
         let settings = Settings::new(tune, &subjects, machine.cores, seed);
         settings.check()?;
+        Step::check_all(&settings, machine.cores)?;
         if let Some(stored) = stored {
             check_same(out, &settings.differences(&stored.header.settings))?;
         }

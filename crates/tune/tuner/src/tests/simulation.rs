@@ -5,6 +5,7 @@
 //! docs/statistics.md has the table.
 
 mod claims;
+mod predictions;
 mod questions;
 mod score;
 mod session;

@@ -78,7 +78,7 @@ const BOTTLENECK_STILL: f64 = 95.0;
 /// More of the intervals contain the truth only if they are wider than they must be.
 const INTERVALS_MOST: f64 = 99.5;
 /// Machines whose IOPS are not those of the undisturbed machine, so that no interval can contain these.
-const DISTURBED: [&str; 9] = [
+pub(super) const DISTURBED: [&str; 9] = [
     "drift-linear",
     "drift-step",
     "drift-periodic",
