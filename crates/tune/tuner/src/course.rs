@@ -216,7 +216,7 @@ fn left(all: &[PlannedRun], jobs: &[u16], recorded: &Recorded) -> Vec<PlannedRun
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::matrix::Writes;
+    use crate::in_use::Writes;
     use crate::results::tests::run;
     use crate::results::{Failure, Line};
     use crate::settings::tests::settings;

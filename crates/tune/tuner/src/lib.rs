@@ -45,6 +45,7 @@ mod environment;
 mod fleet;
 mod given;
 mod host_load;
+mod in_use;
 mod interrupt;
 mod intervals;
 mod job;

@@ -8,6 +8,7 @@ use load::{BlockBytes, Shape, Workload};
 
 use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
+use crate::in_use::Writes;
 use crate::settings::{Mode, Settings, Thoroughness};
 use crate::units::counted;
 use crate::variant::{Device, Layers, Variant};
@@ -19,13 +20,6 @@ const CLIENT_JOBS_MAX: u16 = 256;
 /// Where more iothreads cannot help, these numbers are measured.
 const FEW: u16 = 2;
 const LARGE_BLOCK: u32 = 1 << 20;
-
-/// Whether write cells are allowed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Writes {
-    Allowed,
-    Skipped,
-}
 
 /// Cells and who runs them.
 #[derive(Clone, Debug, PartialEq, Eq)]

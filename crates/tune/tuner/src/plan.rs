@@ -289,7 +289,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::matrix::Writes;
+    use crate::in_use::Writes;
     use crate::matrix::tests::runs_per_repeat;
     use crate::repeats::Repeats;
     use crate::settings::tests::settings;

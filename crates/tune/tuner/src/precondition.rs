@@ -140,7 +140,7 @@ pub(crate) fn sentences(runs: &[Run]) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::cell::tests::{cell, client};
-    use crate::matrix::Writes;
+    use crate::in_use::Writes;
     use crate::results::tests::run;
     use crate::settings::tests::settings;
     use crate::variant::Layers;

@@ -18,7 +18,6 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::bounds::{Bound, IopsMin, P99Max};
 use crate::contender::Iothreads;
-use crate::results::Run;
 use crate::units::{BadValue, stored_as_text};
 use crate::weights::Weight;
 
@@ -46,14 +45,6 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    pub(crate) fn of(run: &Run) -> Self {
-        Self {
-            iops: run.iops(),
-            p99_us: p99_ns(&run.latency_ns).map(|ns| ns as f64 / 1e3),
-            cpu_us: run.cpu_of_all_us(),
-        }
-    }
-
     /// The higher, the better: of latency and CPU time the reciprocal. Missing where it was not measured.
     pub(crate) fn merit(&self, want: Want) -> Option<f64> {
         let per_second = |us: Option<f64>| us.filter(|us| *us > 0.0).map(|us| 1e6 / us);
@@ -63,20 +54,6 @@ impl Figures {
             Want::Cpu => per_second(self.cpu_us),
         }
     }
-}
-
-/// What 99 % of the requests did not exceed, of pairs of latency and number of requests. It needs no histogram, of which a
-/// report of many runs would make one for each.
-fn p99_ns(latency_ns: &[(u64, u64)]) -> Option<u64> {
-    let mut pairs = latency_ns.to_vec();
-    pairs.sort_unstable();
-    let all: u128 = pairs.iter().map(|(_, count)| u128::from(*count)).sum();
-    let mut up_to = 0;
-    let is_enough = |(_, count): &&(u64, u64)| {
-        up_to += u128::from(*count);
-        up_to > 0 && up_to * 100 >= all * 99
-    };
-    pairs.iter().find(is_enough).map(|(ns, _)| *ns)
 }
 
 /// What a number of iothreads that takes less CPU may lack of the best, in percent: 1 to 50.
@@ -152,18 +129,7 @@ impl Question {
 
 #[cfg(test)]
 mod tests {
-    use load::Latency;
-
     use super::*;
-
-    #[test]
-    fn the_p99_of_a_run_is_that_of_its_histogram() {
-        assert_eq!([p99_ns(&[]), p99_ns(&[(5, 0)])], [None, None]);
-        for pairs in [&[(7, 1)][..], &[(9, 1), (5, 98), (7, 1)], &[(100, 50), (120, 49), (90, 1)]] {
-            let expected = Latency::from_buckets(pairs).percentile(99.0).unwrap();
-            assert_eq!(p99_ns(pairs).map(u128::from), Some(expected.as_nanos()), "{pairs:?}");
-        }
-    }
 
     #[test]
     fn a_bound_on_what_is_wanted_is_refused() {

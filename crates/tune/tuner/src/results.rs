@@ -5,6 +5,7 @@
 //! Limits: format 4; files of another format are refused by name. docs/results.md lists the fields.
 
 mod claim;
+mod given;
 mod header;
 mod lenient;
 mod line;
@@ -20,7 +21,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::claim::Claim;
-pub(crate) use self::header::{Disk, Header, Host, Known, Opened, Programs, differences};
+pub(crate) use self::given::{GivenDisk, GivenGuest};
+pub(crate) use self::header::{Disk, Header, Host, Known, Opened, Programs};
 pub(crate) use self::lenient::{Group, Lenient};
 pub(crate) use self::line::{Failure, Line, OWN_LOAD, Part, Run, nanoseconds};
 pub(crate) use self::recorded::Recorded;

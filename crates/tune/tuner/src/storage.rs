@@ -8,15 +8,14 @@
 //! goes, after an error or a signal too. Subjects must have closed their disks by then.
 //! Not here: what the user's PATH is (`target`) and who uses it (`in_use`).
 
-mod container;
+pub(crate) mod container;
 mod files;
-pub(crate) mod in_use;
 mod mapper;
 mod plan;
 mod qcow2;
 mod renewal;
-mod tools;
-mod undo;
+pub(crate) mod tools;
+pub(crate) mod undo;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,14 +27,14 @@ use load::probe::cache_mode;
 use crate::interrupt::Interrupt;
 use crate::lists::unique;
 use crate::scratch::{Scratch, free_bytes};
-use crate::target::{Kind, Target};
+use crate::target::{Kind, Target, disk_bytes};
 use crate::units::Bytes;
 use crate::variant::{Content, Delay, FileSystem, Image, Qcow2, Stripe, Variant};
 
 pub(crate) use files::DiskFiles;
 pub(crate) use mapper::Mapper;
 pub(crate) use plan::{StorageKey, StoragePlan};
-pub(crate) use qcow2::{create_options, disk_bytes};
+pub(crate) use qcow2::create_options;
 pub(crate) use renewal::{Renewal, stays};
 pub(crate) use tools::{Tools, VIRSH};
 
@@ -435,4 +434,4 @@ fn write_image(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -237,7 +237,7 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         runs.iter().filter(own).copied().collect()
     };
     let (swept, again) = (with(Purpose::Sweep), with(Purpose::Confirm));
-    let explored = swept.iter().map(|run| Figures::of(run)).collect();
+    let explored = swept.iter().map(|run| run.figures()).collect();
     let own = if again.is_empty() { swept } else { again };
     let first = own.first()?;
     let latencies: Vec<Latency> = own.iter().map(|run| run.latency()).collect();
@@ -247,7 +247,7 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         contender,
         purpose: first.key.purpose,
         iops: Estimate::of(own.iter().map(|run| run.iops()))?,
-        by_repeat: own.iter().map(|run| (run.key.repeat, Figures::of(run))).collect(),
+        by_repeat: own.iter().map(|run| (run.key.repeat, run.figures())).collect(),
         explored,
         bytes_per_second: median(own.iter().map(|run| run.bytes_per_second()))?,
         p50: latency.percentile(50.0),

@@ -1,13 +1,13 @@
 //! The disk that is measured: the user's file or device, or the scratch file.
 //!
 //! Invariants: a `Target` exists, is a regular file or block device, can be opened as the run needs
-//! it, and its size is known. When it was opened nobody else wrote to it (`storage::in_use`), and
+//! it, and its size is known. When it was opened nobody else wrote to it (`in_use`), and
 //! nobody read it if it is to be written. A block device is written only when it can be had alone
 //! (O_EXCL).
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -15,9 +15,9 @@ use load::probe::{CacheMode, cache_mode};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
+use crate::in_use;
+use crate::in_use::Writes;
 use crate::machine::file_system;
-use crate::matrix::Writes;
-use crate::storage::{disk_bytes, in_use};
 use crate::units::Bytes;
 
 /// Why a file with holes is no disk to measure.
@@ -25,6 +25,8 @@ pub(crate) const HOLES: &str = "reading them does not touch the disk and looks t
 
 /// Less than this is no disk.
 pub(crate) const DISK_BYTES_MIN: u64 = 1 << 20;
+/// Where the size of the disk is in a qcow2 image: 8 bytes, big-endian.
+const QCOW2_SIZE_OFFSET: u64 = 24;
 /// The unit of `blocks` in the metadata of a file.
 const METADATA_BLOCK_BYTES: u64 = 512;
 
@@ -171,6 +173,19 @@ fn notes(cache: CacheMode, file_system: &str, holes: bool) -> Vec<String> {
     notes
 }
 
+/// The size of the disk in a qcow2 image; `None` if the file is none.
+///
+/// # Errors
+/// If the file cannot be read.
+pub(crate) fn disk_bytes(path: &Path) -> std::io::Result<Option<u64>> {
+    if formats::of_head(path)? != Some("qcow2") {
+        return Ok(None);
+    }
+    let mut size = [0; 8];
+    let length = File::open(path)?.read_at(&mut size, QCOW2_SIZE_OFFSET)?;
+    Ok((length == size.len()).then(|| u64::from_be_bytes(size)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -233,5 +248,22 @@ mod tests {
         assert!(notes(CacheMode::Direct, "ext4", false).is_empty());
         assert!(notes(CacheMode::Direct, "tmpfs", false)[0].contains("memory"));
         assert!(notes(CacheMode::Buffered, "fuse", false)[0].contains("page cache"));
+    }
+
+    #[test]
+    fn an_image_tells_the_size_of_its_disk() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        let mut head = vec![0; 64];
+        std::fs::write(&path, &head).unwrap();
+        assert_eq!(disk_bytes(&path).unwrap(), None);
+        head[28] = 1;
+        for (version, bytes) in [(1, None), (2, Some(1 << 24)), (3, Some(1 << 24))] {
+            head[..8].copy_from_slice(&[b'Q', b'F', b'I', 0xfb, 0, 0, 0, version]);
+            std::fs::write(&path, &head).unwrap();
+            assert_eq!(disk_bytes(&path).unwrap(), bytes, "version {version}");
+        }
+        std::fs::write(&path, &head[..8]).unwrap();
+        assert_eq!(disk_bytes(&path).unwrap(), None);
     }
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::kernel::chosen;
 use super::told;
 use super::tree::{Tree, names, text};
-use crate::storage::in_use::tables::{Mount, mounts};
+use crate::in_use::tables::{Mount, mounts};
 
 /// Encryption on LVM on RAID on partitions is 4.
 const DEPTH_MAX: u32 = 16;

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use load::fio::FioVersion;
 
-use super::{GivenDisk, GivenGuest};
 use crate::environment::chosen;
-use crate::storage::in_use::tables::{device_number, mounts, swaps};
-use crate::storage::in_use::{Access, Use};
+use crate::in_use::tables::{device_number, mounts, swaps};
+use crate::in_use::{Access, Use};
+use crate::results::{GivenDisk, GivenGuest};
 use crate::target::{HOLES, has_holes};
 
 const SECTOR_BYTES: u64 = 512;

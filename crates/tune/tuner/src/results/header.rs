@@ -9,11 +9,11 @@ use load::probe::CacheMode;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::FORMAT;
+use super::given::GivenGuest;
 use crate::cell::Cell;
 use crate::clock;
 use crate::domain::Domain;
 use crate::environment::Environment;
-use crate::given::GivenGuest;
 use crate::host_load::HostLoad;
 use crate::machine::Machine;
 use crate::settings::Settings;
@@ -205,7 +205,7 @@ impl Programs {
 }
 
 /// What is not as it was, by name.
-pub(crate) fn differences<const N: usize>(
+pub(super) fn differences<const N: usize>(
     names: [impl fmt::Display; N],
     new: [String; N],
     old: [String; N],

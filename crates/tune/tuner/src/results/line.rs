@@ -9,6 +9,7 @@ use super::FORMAT;
 use crate::clock;
 use crate::meter::{Cost, GroupName, Role};
 use crate::plan::{PlannedRun, RunKey, STRETCH};
+use crate::question::Figures;
 use crate::steady::{Steady, judge, windows};
 
 /// The name of the tuner's own load.
@@ -221,6 +222,15 @@ impl Run {
         (requests > 0.0).then(|| counted as f64 / requests)
     }
 
+    /// What questions are asked of.
+    pub(crate) fn figures(&self) -> Figures {
+        Figures {
+            iops: self.iops(),
+            p99_us: p99_ns(&self.latency_ns).map(|ns| ns as f64 / 1e3),
+            cpu_us: self.cpu_of_all_us(),
+        }
+    }
+
     /// The share of the measured time in which all guests ran, where there were several.
     pub(crate) fn together(&self) -> Option<f64> {
         let shortest = self.parts.iter().map(|part| part.elapsed_ns).min()?;
@@ -250,6 +260,34 @@ pub(crate) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// What 99 % of the requests did not exceed, of pairs of latency and number of requests. It needs no histogram, of which a
+/// report of many runs would make one for each.
+fn p99_ns(latency_ns: &[(u64, u64)]) -> Option<u64> {
+    let mut pairs = latency_ns.to_vec();
+    pairs.sort_unstable();
+    let all: u128 = pairs.iter().map(|(_, count)| u128::from(*count)).sum();
+    let mut up_to = 0;
+    let is_enough = |(_, count): &&(u64, u64)| {
+        up_to += u128::from(*count);
+        up_to > 0 && up_to * 100 >= all * 99
+    };
+    pairs.iter().find(is_enough).map(|(ns, _)| *ns)
+}
+
 fn per_second(count: u64, elapsed_ns: u64) -> f64 {
     count as f64 / Duration::from_nanos(elapsed_ns).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_p99_of_a_run_is_that_of_its_histogram() {
+        assert_eq!([p99_ns(&[]), p99_ns(&[(5, 0)])], [None, None]);
+        for pairs in [&[(7, 1)][..], &[(9, 1), (5, 98), (7, 1)], &[(100, 50), (120, 49), (90, 1)]] {
+            let expected = Latency::from_buckets(pairs).percentile(99.0).unwrap();
+            assert_eq!(p99_ns(pairs).map(u128::from), Some(expected.as_nanos()), "{pairs:?}");
+        }
+    }
 }

@@ -12,7 +12,7 @@ use super::overall::Overall;
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::matrix::Entry;
 use crate::plan::{Purpose, RunKey};
-use crate::question::{Bound, Figures, Question, Want};
+use crate::question::{Bound, Question, Want};
 use crate::results::Run;
 use crate::stats::{Estimate, median};
 use crate::steady::UnsteadyRuns;
@@ -103,7 +103,7 @@ impl<'a> Place<'a> {
         if !run.iops().is_finite() {
             return;
         }
-        let figures = Figures::of(run);
+        let figures = run.figures();
         let merit = figures.merit(self.want).unwrap_or(0.0);
         let used = self.bounds.iter().map(|bound| bound.used(&figures)).fold(0.0, f64::max);
         if run.key.purpose == Purpose::Sweep {

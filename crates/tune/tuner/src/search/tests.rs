@@ -3,7 +3,7 @@
 use super::*;
 use crate::cell::tests::client;
 use crate::contender::{Iothreads, Subject};
-use crate::matrix::Writes;
+use crate::in_use::Writes;
 use crate::results::tests::run;
 use crate::settings::tests::settings;
 use crate::variant::Layers;

@@ -16,9 +16,6 @@ use super::tools::{QEMU_IMG, Tools, word};
 use crate::interrupt::Interrupt;
 use crate::variant::{Preallocation, Qcow2};
 
-/// Where the size of the disk is in an image: 8 bytes, big-endian.
-const SIZE_OFFSET: u64 = 24;
-
 /// The options of `qemu-img create -o`, if there are any.
 pub(crate) fn create_options(image: &Qcow2) -> String {
     let cluster = image.cluster.map(|cluster| format!("cluster_size={}", cluster.0));
@@ -149,21 +146,6 @@ fn read_full(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
     Ok(length)
 }
 
-/// The size of the disk in an image; `None` if the file is no qcow2 image.
-///
-/// # Errors
-/// If the file cannot be read.
-pub(crate) fn disk_bytes(path: &Path) -> std::io::Result<Option<u64>> {
-    if formats::of_head(path)? != Some("qcow2") {
-        return Ok(None);
-    }
-    let mut file = File::open(path)?;
-    file.seek(SeekFrom::Start(SIZE_OFFSET))?;
-    let mut size = [0; 8];
-    let length = read_full(&mut file, &mut size)?;
-    Ok((length == size.len()).then(|| u64::from_be_bytes(size)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,22 +182,5 @@ mod tests {
         assert_eq!(std::fs::read(&files[0]).unwrap(), b"aaaacccc");
         assert_eq!(std::fs::read(&files[1]).unwrap(), b"bbbbdd..");
         assert!(spread(&source, &files, 4, &deaf(true)).is_err());
-    }
-
-    #[test]
-    fn an_image_tells_the_size_of_its_disk() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("image");
-        let mut head = vec![0; 64];
-        std::fs::write(&path, &head).unwrap();
-        assert_eq!(disk_bytes(&path).unwrap(), None);
-        head[28] = 1;
-        for (version, bytes) in [(1, None), (2, Some(1 << 24)), (3, Some(1 << 24))] {
-            head[..8].copy_from_slice(&[b'Q', b'F', b'I', 0xfb, 0, 0, 0, version]);
-            std::fs::write(&path, &head).unwrap();
-            assert_eq!(disk_bytes(&path).unwrap(), bytes, "version {version}");
-        }
-        std::fs::write(&path, &head[..8]).unwrap();
-        assert_eq!(disk_bytes(&path).unwrap(), None);
     }
 }

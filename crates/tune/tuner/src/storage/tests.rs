@@ -3,12 +3,12 @@
 mod bed;
 
 use self::bed::{Bed, POLL, SIZE, TOOLS, variant};
-pub(super) use self::bed::{directory, program, skipped, wait_until};
+pub(crate) use self::bed::{directory, program, skipped, wait_until};
 use super::*;
 use crate::clock;
 use crate::contender::Subject;
+use crate::in_use::Writes;
 use crate::interrupt::tests::deaf;
-use crate::matrix::Writes;
 use crate::target::Origin;
 use crate::variant::{Aio, Layers};
 

@@ -29,7 +29,7 @@ pub(crate) struct Tool {
     package: &'static str,
 }
 
-pub(super) const LOSETUP: Tool = Tool { name: "losetup", package: "mount" };
+pub(crate) const LOSETUP: Tool = Tool { name: "losetup", package: "mount" };
 pub(super) const MKFS_EXT4: Tool = Tool { name: "mkfs.ext4", package: "e2fsprogs" };
 pub(super) const MKFS_XFS: Tool = Tool { name: "mkfs.xfs", package: "xfsprogs" };
 pub(super) const QEMU_IMG: Tool = Tool { name: "qemu-img", package: "qemu-utils" };
@@ -89,7 +89,7 @@ impl Tools {
     }
 
     /// `run` for what has to be done also after a signal: taking things away.
-    pub(super) fn run_anyway(&self, tool: Tool, arguments: &[&OsStr]) -> Result<String> {
+    pub(crate) fn run_anyway(&self, tool: Tool, arguments: &[&OsStr]) -> Result<String> {
         self.end(tool, arguments, || Ok(()))
     }
 
@@ -142,7 +142,7 @@ fn read_all(pipe: impl Read) -> String {
 ///
 /// # Errors
 /// If not: `what` says what it was wanted for.
-pub(super) fn check_root(what: &str) -> Result<()> {
+pub(crate) fn check_root(what: &str) -> Result<()> {
     if rustix::process::geteuid().is_root() {
         return Ok(());
     }

@@ -22,7 +22,7 @@ const BUSY_LIMIT: Duration = Duration::from_secs(10);
 
 /// Something that exists until it is taken away.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(crate) enum Step {
     /// A file with data; removes itself.
     Scratch(Scratch),
     File(PathBuf),
@@ -50,18 +50,18 @@ impl fmt::Display for Step {
 
 /// The steps so far.
 #[derive(Debug)]
-pub(super) struct Undo {
+pub(crate) struct Undo {
     tools: Tools,
     steps: Vec<Step>,
 }
 
 impl Undo {
-    pub(super) fn new(tools: &Tools) -> Self {
+    pub(crate) fn new(tools: &Tools) -> Self {
         Self { tools: tools.clone(), steps: Vec::new() }
     }
 
     /// Call it as soon as the thing exists.
-    pub(super) fn push(&mut self, step: Step) {
+    pub(crate) fn push(&mut self, step: Step) {
         self.steps.push(step);
     }
 
@@ -69,7 +69,7 @@ impl Undo {
     ///
     /// # Errors
     /// If that cannot be done; it counts as taken away, and is named in the error.
-    pub(super) fn pop(&mut self) -> Result<()> {
+    pub(crate) fn pop(&mut self) -> Result<()> {
         match self.steps.pop() {
             Some(step) => self.take_away(step),
             None => Ok(()),

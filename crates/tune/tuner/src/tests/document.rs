@@ -12,11 +12,11 @@ use serde_json::Value;
 use crate::args::{ReportArgs, TuneArgs};
 use crate::cell::tests::{cell, client};
 use crate::domain::Domain;
-use crate::given::{GivenDisk, GivenGuest};
 use crate::host_load::{HostLoad, User};
 use crate::meter::{Role, ThreadCost};
 use crate::results::tests::{header, host_cpu, run};
 use crate::results::{Failure, Header, Line, Part, Run};
+use crate::results::{GivenDisk, GivenGuest};
 
 const DOCUMENT: &str = include_str!("../../../../../docs/results.md");
 const TUNE: &str = include_str!("../../../../../docs/tune.md");

@@ -226,7 +226,7 @@ impl<'a> Ahead<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::matrix::Writes;
+    use crate::in_use::Writes;
     use crate::plan::RunKey;
     use crate::results::Line;
     use crate::results::tests::run;

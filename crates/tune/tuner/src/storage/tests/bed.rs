@@ -95,7 +95,7 @@ impl Bed {
 }
 
 #[track_caller]
-pub(in crate::storage) fn wait_until(is_so: impl Fn() -> bool, complaint: impl Fn() -> String) {
+pub(crate) fn wait_until(is_so: impl Fn() -> bool, complaint: impl Fn() -> String) {
     let deadline = clock::now() + LIMIT;
     while !is_so() {
         assert!(clock::now() < deadline, "{}", complaint());
@@ -103,18 +103,18 @@ pub(in crate::storage) fn wait_until(is_so: impl Fn() -> bool, complaint: impl F
     }
 }
 
-pub(in crate::storage) fn directory() -> tempfile::TempDir {
+pub(crate) fn directory() -> tempfile::TempDir {
     let here = std::env::current_exe().unwrap();
     tempfile::tempdir_in(here.parent().unwrap()).unwrap()
 }
 
-pub(in crate::storage) fn program(name: &str) -> Option<PathBuf> {
+pub(crate) fn program(name: &str) -> Option<PathBuf> {
     let places = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].iter();
     places.map(|place| Path::new(place).join(name)).find(|place| place.exists())
 }
 
 #[expect(clippy::print_stderr, reason = "a skipped test says so")]
-pub(in crate::storage) fn skipped(reason: &str) {
+pub(crate) fn skipped(reason: &str) {
     eprintln!("skipped: {reason}");
 }
 

@@ -1,11 +1,11 @@
 //! Uses found in tables made for the test, and real ones.
 
-use super::super::container::{attach, mount_fresh};
-use super::super::tests::{directory, program, skipped, wait_until};
-use super::super::tools::{LOSETUP, Tools, check_root};
-use super::super::undo::{Step, Undo};
 use super::*;
 use crate::interrupt::tests::deaf;
+use crate::storage::container::{attach, mount_fresh};
+use crate::storage::tests::{directory, program, skipped, wait_until};
+use crate::storage::tools::{LOSETUP, Tools, check_root};
+use crate::storage::undo::{Step, Undo};
 use crate::variant::FileSystem;
 
 fn judged(writes: Writes, uses: &[Use]) -> Result<Vec<String>, String> {

@@ -23,8 +23,14 @@ use rustix::fs::{OFlags, major, minor};
 use rustix::io::Errno;
 
 use crate::clock;
-use crate::matrix::Writes;
 use tables::{Lock, Mount};
+
+/// Whether the disk may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writes {
+    Allowed,
+    Skipped,
+}
 
 /// The bytes that QEMU and ringloom lock for what they do (100 and up) and what they deny others
 /// (200 and up), by the order of QEMU's permissions: consistent read, write, write unchanged, resize.
