@@ -30,7 +30,7 @@ pub(in crate::report) struct Kind {
 /// What the best number of iothreads gains.
 const GAINS: Kind = Kind {
     title: "Gain over none, %",
-    meaning: "IOPS of the best number of iothreads over none, which flatters: the best of several is partly the luckiest; totals: geometric means",
+    meaning: "IOPS of the best number (partly luck) over none; totals: geometric means of the ratios",
     missing: "None was not measured beside a number of iothreads, so there is no gain.",
     mean: Mean::Geometric,
     form: gains,
