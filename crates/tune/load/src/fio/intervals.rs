@@ -45,7 +45,7 @@ impl Intervals {
 
     fn note(&mut self, document: &[u8]) -> Option<Interval> {
         let document = Document::parse(document).ok()?;
-        let count = Count::of(document.group().ok()?, document.block().ok()?)?;
+        let count = Count::of(&document.group().ok()?, document.block().ok()?)?;
         if count.runtime_ms < self.told.runtime_ms + SHORTEST_MS {
             self.newest = Some(count);
             return None;

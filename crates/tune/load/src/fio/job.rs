@@ -133,7 +133,7 @@ impl Job {
         line(&mut text, "numjobs", shape.jobs());
         line(&mut text, "iodepth", shape.iodepth());
         text.push_str(&self.pattern());
-        // Reports: one for all jobs, latencies from submission to completion, in bins.
+        // Reports: one for all jobs of a file, latencies from submission to completion, in bins.
         text.push_str("group_reporting=1\nlat_percentiles=1\nclat_percentiles=0\n");
         text.push_str("time_based=1\n");
         line(&mut text, "ramp_time", milliseconds(self.timing.ramp));
@@ -144,6 +144,9 @@ impl Job {
         for (number, name) in (1_u32..).zip(&self.files) {
             write!(text, "\n[disk{number}]\n").expect("a string takes all");
             line(&mut text, "filename", escaped(name));
+            if number > 1 {
+                text.push_str("new_group=1\n");
+            }
         }
         text
     }

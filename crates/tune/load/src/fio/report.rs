@@ -14,6 +14,8 @@ use crate::{Latency, Sample};
 pub struct Report {
     /// All requests, with their latencies from submission to completion.
     pub sample: Sample,
+    /// The same of each file, in the order of the job, where there are several.
+    pub files: Vec<Sample>,
     /// The reads among them.
     pub read: Flow,
     /// The writes among them.
@@ -81,17 +83,34 @@ pub fn parse_report(text: &str) -> Result<Report, FioError> {
     }
     let block = document.block()?;
     let (read, write) = (Flow::of(&group.read, block)?, Flow::of(&group.write, block)?);
-    let latency = Latency::from_buckets(&bins(group)?);
+    let latency = Latency::from_buckets(&bins(&group)?);
     let operations = read.operations + write.operations;
     let bytes = read.bytes + write.bytes;
+    let files = match &document.jobs[..] {
+        [_] => Vec::new(),
+        several => several.iter().map(|group| sample(group, block, elapsed)).collect(),
+    };
     Ok(Report {
+        files,
         sample: Sample { operations, bytes, elapsed, latency },
         read,
         write,
-        load_cpu: LoadCpu::of(group),
+        load_cpu: LoadCpu::of(&group),
         ended_unix_ms: document.timestamp_ms,
         disks: document.disk_util.iter().map(DiskUse::of).collect(),
     })
+}
+
+/// Of one file; one that did nothing did so all the time.
+fn sample(group: &Group, block: u64, elapsed: Duration) -> Sample {
+    let operations = group.read.completed() + group.write.completed();
+    let own = Duration::from_millis(group.runtime_ms());
+    Sample {
+        operations,
+        bytes: operations.saturating_mul(block),
+        elapsed: if own.is_zero() { elapsed } else { own },
+        latency: Latency::from_buckets(&pairs(group)),
+    }
 }
 
 /// The last document and what was printed besides.
@@ -112,14 +131,17 @@ pub(super) fn said_or_errno(said: String, errno: i32) -> String {
 }
 
 fn bins(group: &Group) -> Result<Vec<(u64, u64)>, FioError> {
-    let sides = [&group.read, &group.write];
-    let bins: Vec<_> =
-        sides.iter().flat_map(|side| &side.lat_ns.bins).map(|(&ns, &count)| (ns, count)).collect();
+    let bins = pairs(group);
     if bins.is_empty() {
         let lack = "has no bins of total latencies: it takes lat_percentiles=1 and json+";
         return Err(FioError::Foreign { lack });
     }
     Ok(bins)
+}
+
+fn pairs(group: &Group) -> Vec<(u64, u64)> {
+    let bins = [&group.read, &group.write].into_iter().flat_map(|side| &side.lat_ns.bins);
+    bins.map(|(&ns, &count)| (ns, count)).collect()
 }
 
 impl Flow {

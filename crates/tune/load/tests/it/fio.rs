@@ -77,6 +77,10 @@ fn intervals_of_many_jobs_and_files_add_up_to_the_total() {
     assert_eq!(sum(|i| i.reads), report.read.operations);
     assert_near(report.sample.elapsed.as_secs_f64(), 2.0, 0.5, "seconds");
     assert!(all.len() >= 2, "{} intervals", all.len());
+    // Each file by itself.
+    assert_eq!(report.files.len(), 2);
+    assert_eq!(report.files.iter().map(|it| it.operations).sum::<u64>(), report.sample.operations);
+    assert!(report.files.iter().all(|it| it.operations > 0), "{:?}", report.files);
 }
 
 /// The rate of a run that was asked for `iops`.

@@ -55,7 +55,10 @@ fn each_file_has_a_section() {
     let workload = workload("randread", 2, 1, 1 << 20);
     let job = job(workload, &["/a b", "/x:1"], Engine::Psync).unwrap();
     let text = job.file(FIO_OLDEST);
-    assert!(text.ends_with("\n[disk1]\nfilename=/a b\n\n[disk2]\nfilename=/x\\:1\n"), "{text}");
+    assert!(
+        text.ends_with("\n[disk1]\nfilename=/a b\n\n[disk2]\nfilename=/x\\:1\nnew_group=1\n"),
+        "{text}"
+    );
 }
 
 #[test]

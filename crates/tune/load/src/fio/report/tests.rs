@@ -43,6 +43,30 @@ fn all_figures_are_taken_from_the_last_report() {
 }
 
 #[test]
+fn files_are_told_apart_and_together() {
+    let none = side(0, 0, "");
+    let one = document(0, &side(3, 3 * 4096, "\"100\" : 3"), &none);
+    let idle = document(0, &none, &none).replace("2000", "0");
+    let group =
+        |text: &str| text.split_once("[ {").unwrap().1.split_once("} ]").unwrap().0.to_owned();
+    let all = format!("{{{} }}, {{{} }} ]", group(&good()), group(&idle));
+    let text = one.replace("} ],\n  \"disk", &format!("}}, {all},\n  \"disk"));
+    let report = parse_report(&text).unwrap();
+    let count = |sample: &Sample| (sample.operations, sample.bytes, sample.elapsed.as_secs());
+    assert_eq!(
+        report.files.iter().map(count).collect::<Vec<_>>(),
+        [(3, 12_288, 2), (4, 16_384, 2), (0, 0, 2)]
+    );
+    assert_eq!(count(&report.sample), (7, 28_672, 2));
+    assert_eq!(report.sample.latency, Latency::from_buckets(&[(100, 4), (302, 3)]));
+    assert_eq!((report.read.mean_ns, report.read.stddev_ns), (250.5, 10.25));
+    // Three times as many jobs, as busy as before.
+    assert_eq!(report.load_cpu.context_switches, 3 * 77);
+    assert_eq!(report.load_cpu.user_percent, 15.0);
+    assert!(parse_report(&good()).unwrap().files.is_empty());
+}
+
+#[test]
 fn samples_of_two_reports_add_up() {
     let mut one = parse_report(&good()).unwrap().sample.latency;
     let two =
