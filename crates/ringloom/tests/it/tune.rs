@@ -23,6 +23,7 @@ mod interrupts;
 mod probes;
 mod refusals;
 mod rows;
+mod sizes;
 mod sweep;
 mod trouble;
 

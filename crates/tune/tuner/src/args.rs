@@ -63,6 +63,8 @@ pub(crate) enum OtherQuestion {
     Probe(Box<MeasureArgs>),
     /// Latency at fixed rates of 50, 70 and 90 % of the maximum
     Curve(Box<MeasureArgs>),
+    /// Throughput by block size, 512 to 4M: in all, of each guest and of each disk
+    Sizes(Box<MeasureArgs>),
 }
 
 /// Options of `ringloom tune`.
@@ -94,7 +96,11 @@ impl TuneArgs {
     /// What is measured and how.
     pub(crate) fn measure(&self) -> &MeasureArgs {
         match &self.other {
-            Some(OtherQuestion::Probe(measure) | OtherQuestion::Curve(measure)) => measure,
+            Some(
+                OtherQuestion::Probe(measure)
+                | OtherQuestion::Curve(measure)
+                | OtherQuestion::Sizes(measure),
+            ) => measure,
             None => &self.measure,
         }
     }
@@ -102,7 +108,11 @@ impl TuneArgs {
     /// The same, to be filled in.
     pub(crate) fn measure_mut(&mut self) -> &mut MeasureArgs {
         match &mut self.other {
-            Some(OtherQuestion::Probe(measure) | OtherQuestion::Curve(measure)) => measure,
+            Some(
+                OtherQuestion::Probe(measure)
+                | OtherQuestion::Curve(measure)
+                | OtherQuestion::Sizes(measure),
+            ) => measure,
             None => &mut self.measure,
         }
     }
@@ -112,6 +122,7 @@ impl TuneArgs {
         match self.other {
             Some(OtherQuestion::Probe(_)) => Mode::Hysteresis,
             Some(OtherQuestion::Curve(_)) => Mode::Curve,
+            Some(OtherQuestion::Sizes(_)) => Mode::Sizes,
             None => Mode::Sweep,
         }
     }
@@ -135,20 +146,20 @@ pub(crate) struct MeasureArgs {
     /// finds to pay
     /// [default: none,1,2,3,4,6,8,12,16 up to cores, jobs and queues, searched in stages;
     /// none,1,2,4,8,16 with a plain --repeats N; auto beside them where ringloom serves;
-    /// none with probe and curve]
+    /// none with probe and curve, auto with sizes]
     #[arg(long, value_delimiter = ',', value_name = "none,1,2,…,auto")]
     pub(crate) iothreads: Vec<Iothreads>,
 
     /// Operations: randread, randwrite, read, write, or a random mix such as 80/20 (80 % reads)
-    /// [default: randread,randwrite; probe and curve: randread]
+    /// [default: randread,randwrite; probe, curve and sizes: randread]
     #[arg(long, value_delimiter = ',')]
     pub(crate) op: Vec<Operation>,
 
-    /// Block sizes, with k or M [default: 4k,64k; probe and curve: 4k]
+    /// Block sizes, with k or M [default: 4k,64k; probe and curve: 4k; sizes: 512,1k,2k,…,4M]
     #[arg(long, value_delimiter = ',', value_parser = block_size)]
     pub(crate) bs: Vec<BlockBytes>,
 
-    /// Jobs: threads of the load [default: the cores, between 2 and 4; probe: 48,480]
+    /// Jobs: threads of the load [default: the cores, between 2 and 4; probe: 48,480; sizes: 1]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) jobs: Vec<u16>,
 
@@ -165,7 +176,7 @@ pub(crate) struct MeasureArgs {
           conflicts_with_all = ["op", "bs", "jobs", "iodepth"])]
     pub(crate) job: Option<JobFile>,
 
-    /// Measured seconds of one run [default: 1; 5 with fio]
+    /// Measured seconds of one run [default: 1; 5 with fio, but 2 with sizes]
     #[arg(long, value_name = "SECONDS", value_parser = runtime)]
     pub(crate) runtime: Option<Seconds>,
 
@@ -175,7 +186,7 @@ pub(crate) struct MeasureArgs {
 
     /// How often what may be the answer is measured: at least and at most, until it is known to 3 %;
     /// a plain number measures everything so often, without a search
-    /// [default: 3-12; probe: 6; curve: 3]
+    /// [default: 3-12; probe: 6; curve and sizes: 3]
     #[arg(long, value_name = "LEAST-MOST")]
     pub(crate) repeats: Option<Repeats>,
 
@@ -348,6 +359,10 @@ pub(crate) mod tests {
         check_refused("probe curve", &["curve"]);
         check_refused("curve --budget 1m", &["--budget"]);
         check_refused("probe --want cpu", &["--want"]);
+        check_refused("sizes --want cpu", &["--want"]);
+        check_refused("sizes --weights read=1", &["--weights"]);
+        check_refused("sizes --bs 513", &["513", "multiple of 512"]);
+        check_refused("sizes --vms 17", &["17", "1..=16"]);
         check_refused("--device scsi", &["'scsi'", "virtio-scsi"]);
         check_refused("--disk vda", &["--domain"]);
         check_refused("--vms 0", &["0", "1..=16"]);

@@ -6,9 +6,11 @@
 use anyhow::{Context, Result, bail};
 use load::{BlockBytes, Shape, Workload};
 
+use crate::args::LoadKind;
 use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::in_use::Writes;
+use crate::lists::unique;
 use crate::settings::{Mode, Settings, Thoroughness};
 use crate::units::counted;
 use crate::variant::{Device, Layers, Variant};
@@ -135,7 +137,7 @@ fn cells(settings: &Settings) -> Result<Vec<Cell>> {
 /// What is measured together: a cell, or the two levels of a probe, whose jobs are pairs (`Settings::check`).
 fn groups(mode: Mode, cells: &[Cell]) -> Vec<Vec<Cell>> {
     let size = match mode {
-        Mode::Sweep | Mode::Curve => 1,
+        Mode::Sweep | Mode::Curve | Mode::Sizes => 1,
         Mode::Hysteresis => 2,
     };
     cells.chunks(size).map(<[Cell]>::to_vec).collect()
@@ -177,6 +179,7 @@ fn contenders(
     pruned: &mut Vec<String>,
 ) -> Vec<Contender> {
     let jobs = cells.iter().map(|cell| cell.shape().jobs()).max().unwrap_or(1);
+    let is_own = settings.load == LoadKind::Own;
     let mut contenders = Vec::new();
     let mut note = |sentence: String| {
         if !pruned.contains(&sentence) {
@@ -184,14 +187,15 @@ fn contenders(
         }
     };
     for &subject in &settings.subject {
-        let counts =
-            if subject.counts_iothreads() { &settings.iothreads[..] } else { &[Iothreads::NONE] };
+        let counts = counts(subject, place.variant, settings);
         let mut idle = Vec::new();
         let queues = queues(subject, jobs, settings).saturating_mul(place.variant.disks);
-        for &iothreads in counts {
+        for iothreads in counts {
             let contender = Contender::new(subject, iothreads);
             if subject == Subject::Client && jobs > CLIENT_JOBS_MAX {
                 note(format!("client has at most {CLIENT_JOBS_MAX} jobs, not {jobs}"));
+            } else if subject == Subject::Host && is_own && place.variant.disks_in_all() > 1 {
+                note("host: the client's own load drives one disk, --load fio several".to_owned());
             } else if let Some(reason) = no_auto(subject, iothreads, settings) {
                 note(format!("{contender}: {reason}"));
             } else if iothreads.count() > queues {
@@ -214,6 +218,22 @@ fn contenders(
     }
     contenders.sort_unstable();
     contenders
+}
+
+/// The numbers of iothreads that a subject is measured with. Block sizes are compared once for each server: where ringloom places
+/// queues by itself, QEMU's own devices have one iothread, if they know any.
+fn counts(subject: Subject, variant: &Variant, settings: &Settings) -> Vec<Iothreads> {
+    let own = |iothreads: &Iothreads| match (settings.mode, subject, variant.device) {
+        (Mode::Sizes, Subject::VmQemu, device) if iothreads.is_auto() => match device {
+            Device::VirtioBlk | Device::VirtioScsi => Iothreads::new(1),
+            Device::Nvme | Device::Ide => Iothreads::NONE,
+        },
+        _ => *iothreads,
+    };
+    if !subject.counts_iothreads() {
+        return vec![Iothreads::NONE];
+    }
+    unique(settings.iothreads.iter().map(own))
 }
 
 /// Why `auto` is not measured, if it is that.
@@ -273,6 +293,30 @@ pub(crate) mod tests {
             format!("{}: {}", entry.cells[0], contenders.join(", "))
         };
         matrix.entries.iter().map(name).collect()
+    }
+
+    #[test]
+    fn block_sizes_compare_each_server_once() {
+        let line =
+            "sizes --bs 512,4M --subject host,client,vm:qemu,vm:ringloom --device virtio-blk,nvme";
+        assert_eq!(
+            names(&matrix(line, Writes::Allowed).unwrap()),
+            [
+                "randread 512 jobs=1 iodepth=16: host, client auto, vm:qemu 1, vm:ringloom auto",
+                "randread 4M jobs=1 iodepth=16: host, client auto, vm:qemu 1, vm:ringloom auto",
+                "randread 512 jobs=1 iodepth=16: vm:qemu none",
+                "randread 4M jobs=1 iodepth=16: vm:qemu none",
+            ]
+        );
+        let several = matrix("sizes --bs 4k --disks 2", Writes::Allowed).unwrap();
+        assert_eq!(names(&several), ["randread 4k jobs=1 iodepth=16: host"]);
+        assert!(several.pruned[0].contains("the client drives one disk"), "{:?}", several.pruned);
+        let error = matrix("sizes --bs 4k --vms 2 --load own", Writes::Allowed).unwrap_err();
+        assert!(error.to_string().contains("--load fio several"), "{error}");
+        let small =
+            Matrix::new(&settings("sizes", 2), &|_| Layers::Kernel, 1 << 20, Writes::Allowed);
+        let error = format!("{:#}", small.unwrap_err());
+        assert!(error.contains("too small for 1 jobs with blocks of 2097152 bytes"), "{error}");
     }
 
     #[test]

@@ -163,7 +163,9 @@ pub(crate) fn plan(
     sentinel: u16,
 ) -> Vec<PlannedRun> {
     match mode {
-        Mode::Sweep => with_sentinels(matrix, sweep(matrix, repeats, seed), sentinel, seed),
+        Mode::Sweep | Mode::Sizes => {
+            with_sentinels(matrix, sweep(matrix, repeats, seed), sentinel, seed)
+        }
         Mode::Hysteresis => blocks(matrix, repeats, seed, probe_block),
         Mode::Curve => blocks(matrix, repeats, seed, curve_block),
     }

@@ -20,6 +20,7 @@ mod part;
 mod predicted;
 mod probe;
 mod rows;
+mod sizes;
 mod steadiness;
 mod text;
 
@@ -27,6 +28,7 @@ use self::advice::Advice;
 use self::configurations::Configurations;
 pub(crate) use self::configurations::names as configuration_names;
 pub(crate) use self::part::Part;
+use self::sizes::BySize;
 use crate::answer::Nothing;
 use crate::cell::Cell;
 use crate::contender::Subject;
@@ -35,6 +37,7 @@ use crate::markdown::escaped;
 use crate::prediction::Predicted;
 use crate::repeats::Repeats;
 use crate::results::{Failure, Header, Programs, Run};
+use crate::settings::Mode;
 use crate::summary::{
     CellSummary, Curve, FailedCell, Pair, Probe, curves, failed as failed_cells, pairs as paired,
     probes, summarise,
@@ -43,6 +46,7 @@ use crate::target::Origin;
 use crate::units::counted;
 pub(crate) use compare::{Compared, Side, render as render_comparison};
 pub(crate) use html::comparison as comparison_page;
+use rows::Record;
 use text::{headed, one_line, wrapped};
 
 /// What every guest figure says where KVM does not work.
@@ -82,6 +86,8 @@ pub(crate) struct Report<'a> {
     pairs: Vec<Pair>,
     probes: Vec<Probe>,
     curves: Vec<Curve>,
+    /// Block sizes, where they were asked for; `cells` is then empty.
+    sizes: Vec<BySize>,
     /// What bends the numbers, what failed and what was left out, a sentence each.
     notes: Vec<String>,
     /// What to use, for each subject that compares numbers of iothreads.
@@ -101,8 +107,19 @@ impl<'a> Report<'a> {
     pub(crate) fn of_part(part: Part, findings: &'a Findings<'a>) -> Self {
         let Findings { header, runs, failures, .. } = *findings;
         let cells = summarise(runs, header.machine.cores);
-        let drift = flagged(runs);
         let pairs = paired(&cells);
+        let mut failed = failed_cells(failures);
+        let (cells, sizes) = match header.settings.mode {
+            Mode::Sizes => {
+                let is_lost = |it: &FailedCell| {
+                    !cells.iter().any(|cell| (cell.variant, cell.cell) == (it.variant, it.cell))
+                };
+                failed.retain(is_lost);
+                (Vec::new(), sizes::by_size(cells))
+            }
+            Mode::Sweep | Mode::Hysteresis | Mode::Curve => (cells, Vec::new()),
+        };
+        let drift = flagged(runs);
         let mut advice = advice::all(part, findings, &drift, &cells);
         // What was asked then is which way is better.
         let one_number = |it: &Advice| it.answer.nothing == Some(Nothing::OneNumber);
@@ -110,10 +127,11 @@ impl<'a> Report<'a> {
         Self {
             part,
             findings,
-            failed: failed_cells(failures),
+            failed,
             pairs,
             probes: probes(runs, &header.settings.jobs),
             curves: curves(runs),
+            sizes,
             notes: around::sentences(findings, &drift),
             configurations: Configurations::of(part, findings, &cells, &advice),
             predicted: predicted::all(findings, &cells),
@@ -137,6 +155,7 @@ impl<'a> Report<'a> {
             probe::render(style, &self.probes),
             curve::render(style, &self.curves),
             predicted::render(style, &self.predicted),
+            sizes::render(style, &self.sizes),
             headed(style, "Notes", &self.notes),
             written,
         ]
@@ -144,18 +163,24 @@ impl<'a> Report<'a> {
         // The last thing that is read is what was asked.
         let paired =
             if self.advice.is_empty() { pairs::last(style, &self.pairs) } else { String::new() };
-        text + &paired + &advice::render(style, &self.advice)
+        let sizes = sizes::conclusion(style, &self.sizes);
+        text + &paired + &advice::render(style, &self.advice) + &sizes
     }
 
     /// The report as a line of JSON.
     pub(crate) fn json(&self) -> String {
-        let rows = rows::records(&self.cells);
-        json::render(&self.advice, &rows, (&self.pairs, &self.predicted), &self.notes)
+        let Self { advice, pairs, predicted, notes, .. } = self;
+        json::render(advice, &self.records(), (pairs, predicted), notes)
+    }
+
+    fn records(&self) -> Vec<Record> {
+        let by_size = self.sizes.iter().flat_map(|it| &it.cells);
+        rows::records(self.cells.iter().chain(by_size))
     }
 
     /// The files of the report, by name: Markdown, the page, the rows as CSV and as lines of JSON, and the configurations.
     pub(crate) fn files(&self) -> Vec<(String, String)> {
-        let rows = rows::records(&self.cells);
+        let rows = self.records();
         let mut files = self.configurations.files.clone();
         files.extend(
             [

@@ -24,7 +24,7 @@ pub(crate) use self::claim::Claim;
 pub(crate) use self::given::{GivenDisk, GivenGuest};
 pub(crate) use self::header::{Disk, Header, Host, Known, Opened, Programs};
 pub(crate) use self::lenient::{Group, Lenient};
-pub(crate) use self::line::{Failure, Line, OWN_LOAD, Part, Run, nanoseconds};
+pub(crate) use self::line::{DiskPart, Failure, Line, OWN_LOAD, Part, Run, nanoseconds};
 pub(crate) use self::recorded::Recorded;
 
 const FORMAT: u32 = 4;

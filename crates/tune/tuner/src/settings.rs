@@ -5,6 +5,8 @@
 //!
 //! Invariants: fields are named as the options are.
 
+mod memory;
+
 use anyhow::{Result, bail};
 use guest::MEMORY_MIB_MIN;
 use serde::{Deserialize, Serialize};
@@ -17,12 +19,10 @@ use crate::prediction::Step;
 use crate::profile::Profile;
 use crate::question::{Bound, IopsMin, P99Max, Question, Tolerance, Want};
 use crate::repeats::Repeats;
-use crate::units::{Bytes, Seconds, Span};
+use crate::units::{Seconds, Span};
 use crate::variant::Variant;
 use crate::weights::Weight;
 
-/// The memory of a guest: fio with many jobs, and the initramfs it runs from.
-const MEMORY: Bytes = Bytes(1 << 30);
 /// CPUs of a guest unless the user says otherwise, at most.
 const VCPUS_MAX: usize = 16;
 
@@ -34,6 +34,9 @@ const SEARCHED: [u16; 9] = [0, 1, 2, 3, 4, 6, 8, 12, 16];
 /// Jobs, and requests in flight of each, of the published sweep.
 const PUBLISHED_LOAD: [u16; 3] = [1, 4, 16];
 
+/// All powers of two from 512 bytes to 4 MiB.
+const SIZES: std::ops::RangeInclusive<u32> = 9..=22;
+
 /// What kind of answer is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -44,6 +47,8 @@ pub(crate) enum Mode {
     Hysteresis,
     /// The maximum, then fixed shares of it.
     Curve,
+    /// All block sizes, as one picture.
+    Sizes,
 }
 
 /// How numbers of iothreads are looked through.
@@ -143,16 +148,17 @@ impl Settings {
         let subject = unique(subjects.iter().copied());
         let cells = cells(args, jobs(tune, cores)[0]);
         let Lists { op, bs, jobs, iodepth } = Lists::new(tune, cores, &cells);
-        let guest = GuestSettings::new(args, cores);
-        let load = args.load.unwrap_or_else(|| default_load(&subject));
+        let variants = variants(args);
+        let guest = GuestSettings::new(tune, cores);
+        let load = args.load.unwrap_or_else(|| default_load(&subject, &variants));
         let fio = load == LoadKind::Fio && subject.contains(&Subject::Host)
             || subject.iter().any(|subject| subject.is_vm());
-        let (runtime, ramp) = if fio { (5.0, 1.0) } else { (1.0, 0.3) };
+        let (runtime, ramp) = times(fio, mode);
         let repeats = args.repeats.unwrap_or(match mode {
             Mode::Sweep => Repeats::DEFAULT,
             // The fewest that tell memory from noise.
             Mode::Hysteresis => Repeats::Fixed(6),
-            Mode::Curve => Repeats::Fixed(3),
+            Mode::Curve | Mode::Sizes => Repeats::Fixed(3),
         });
         let until = matches!(repeats, Repeats::Until { .. });
         let mut iothreads = match (&args.iothreads[..], mode) {
@@ -162,6 +168,9 @@ impl Settings {
             ([], Mode::Hysteresis | Mode::Curve) => {
                 vec![args.domain.today.unwrap_or(Iothreads::NONE)]
             }
+            // Another daemon knows no `auto`.
+            ([], Mode::Sizes) if args.daemon.is_some() => vec![Iothreads::new(1)],
+            ([], Mode::Sizes) => vec![args.domain.today.unwrap_or(Iothreads::AUTO)],
             (given, _) => unique(given.iter().copied()),
         };
         if args.iothreads.is_empty() && mode == Mode::Sweep && has_auto(args, &subject, &iothreads)
@@ -202,7 +211,7 @@ impl Settings {
             sentinel: args.sentinel,
             destructive: args.destructive,
             seed: args.seed.unwrap_or(seed),
-            variants: variants(args),
+            variants,
             subject,
             jobs,
             guest,
@@ -241,6 +250,9 @@ impl Settings {
         if self.engine == GuestEngine::Psync && self.iodepth.iter().any(|&iodepth| iodepth > 1) {
             bail!("--engine psync: blocking calls keep one request in flight: --iodepth 1");
         }
+        if self.mode == Mode::Sizes && !self.cells.is_empty() {
+            bail!("tune sizes varies the block size: give it --op, --bs, --jobs and --iodepth");
+        }
         self.check_pairs()?;
         self.check_guest()?;
         self.check_repeats()?;
@@ -257,7 +269,9 @@ impl Settings {
         if let Some((_, option)) = asked.iter().find(|(is_asked, _)| *is_asked)
             && self.mode != Mode::Sweep
         {
-            bail!("{option} is for the answer of a sweep: tune probe and tune curve give none");
+            bail!(
+                "{option} is for the answer of a sweep: tune probe, tune curve and tune sizes give none"
+            );
         }
         self.question().check()
     }
@@ -313,6 +327,7 @@ impl Settings {
         if self.boots_guests() && memory_mib < MEMORY_MIB_MIN {
             bail!("--memory: a guest with {memory_mib}M does not boot: {MEMORY_MIB_MIN}M or more");
         }
+        self.check_buffers()?;
         let given = self.subject.contains(&Subject::VmGiven);
         match (&self.guest.guest, given) {
             (None, true) => {
@@ -327,9 +342,9 @@ impl Settings {
 
     fn check_repeats(&self) -> Result<()> {
         match (self.mode, self.repeats) {
-            (Mode::Hysteresis | Mode::Curve, Repeats::Until { .. }) => {
+            (Mode::Hysteresis | Mode::Curve | Mode::Sizes, Repeats::Until { .. }) => {
                 bail!(
-                    "--repeats {}: tune probe and tune curve have a plain number of them",
+                    "--repeats {}: tune probe, tune curve and tune sizes have a plain number of them",
                     self.repeats
                 )
             }
@@ -387,8 +402,10 @@ impl Settings {
 }
 
 impl GuestSettings {
-    pub(crate) fn new(args: &MeasureArgs, cores: usize) -> Self {
+    pub(crate) fn new(tune: &TuneArgs, cores: usize) -> Self {
+        let args = tune.measure();
         let guest = &args.guest;
+        let memory = guest.memory.map_or_else(|| memory::of_guest(tune, cores), |memory| memory.0);
         let vcpus = guest
             .vcpus
             .unwrap_or_else(|| u16::try_from(cores.clamp(1, VCPUS_MAX)).expect("at most 16"));
@@ -396,7 +413,7 @@ impl GuestSettings {
             guest: guest.guest.clone(),
             vcpus,
             queues: guest.queues.unwrap_or(vcpus),
-            memory_mib: u32::try_from(guest.memory.unwrap_or(MEMORY).0 >> 20).unwrap_or(u32::MAX),
+            memory_mib: u32::try_from(memory >> 20).unwrap_or(u32::MAX),
             accel: guest.accel,
             guest_kernel: guest.guest_kernel.as_ref().map(|path| path.display().to_string()),
             pin_vcpus: guest.pin_vcpus.clone(),
@@ -409,13 +426,14 @@ impl GuestSettings {
 fn jobs(tune: &TuneArgs, cores: usize) -> Vec<u16> {
     match (&tune.measure().jobs[..], tune.mode()) {
         ([], Mode::Hysteresis) => vec![48, 480],
+        ([], Mode::Sizes) => vec![1],
         ([], Mode::Sweep) if tune.full => PUBLISHED_LOAD.to_vec(),
         ([], Mode::Sweep | Mode::Curve) => {
             vec![u16::try_from(cores.clamp(2, 4)).expect("at most 4")]
         }
         // Pairs, not a list.
         (given, Mode::Hysteresis) => given.to_vec(),
-        (given, Mode::Sweep | Mode::Curve) => unique(given.iter().copied()),
+        (given, Mode::Sweep | Mode::Curve | Mode::Sizes) => unique(given.iter().copied()),
     }
 }
 
@@ -423,7 +441,7 @@ fn iodepth(tune: &TuneArgs) -> Vec<u16> {
     match (&tune.measure().iodepth[..], tune.mode()) {
         ([], Mode::Hysteresis) => vec![1],
         ([], Mode::Sweep) if tune.full => PUBLISHED_LOAD.to_vec(),
-        ([], Mode::Sweep | Mode::Curve) => vec![16],
+        ([], Mode::Sweep | Mode::Curve | Mode::Sizes) => vec![16],
         (given, _) => unique(given.iter().copied()),
     }
 }
@@ -431,9 +449,19 @@ fn iodepth(tune: &TuneArgs) -> Vec<u16> {
 /// What is measured where no guest can be: needs no QEMU.
 pub(crate) fn without_guests(mode: Mode) -> Vec<Subject> {
     match mode {
-        Mode::Sweep | Mode::Hysteresis => vec![Subject::Client, Subject::Host],
+        Mode::Sweep | Mode::Hysteresis | Mode::Sizes => vec![Subject::Client, Subject::Host],
         // A client has no fixed rates.
         Mode::Curve => vec![Subject::Host],
+    }
+}
+
+/// Measured seconds of a run, and those before them.
+fn times(fio: bool, mode: Mode) -> (f64, f64) {
+    match (fio, mode) {
+        (false, _) => (1.0, 0.3),
+        // There are many block sizes, and no two of them are told apart by a percent.
+        (true, Mode::Sizes) => (2.0, 1.0),
+        (true, Mode::Sweep | Mode::Hysteresis | Mode::Curve) => (5.0, 1.0),
     }
 }
 
@@ -488,7 +516,7 @@ fn operations(tune: &TuneArgs) -> Vec<String> {
     let names: &[&str] = match (&tune.measure().op[..], tune.mode()) {
         ([], Mode::Sweep) if tune.full => &["read", "randread", "write", "randwrite"],
         ([], Mode::Sweep) => &["randread", "randwrite"],
-        ([], Mode::Hysteresis | Mode::Curve) => &["randread"],
+        ([], Mode::Hysteresis | Mode::Curve | Mode::Sizes) => &["randread"],
         (given, _) => return unique(given.iter().map(ToString::to_string)),
     };
     names.iter().map(ToString::to_string).collect()
@@ -500,13 +528,15 @@ fn blocks(tune: &TuneArgs) -> Vec<u32> {
         ([], Mode::Sweep) if tune.full => vec![2 << 10, 4 << 10, 32 << 10, 1 << 20],
         ([], Mode::Sweep) => vec![4 << 10, 64 << 10],
         ([], Mode::Hysteresis | Mode::Curve) => vec![4 << 10],
+        ([], Mode::Sizes) => SIZES.map(|power| 1 << power).collect(),
         (given, _) => unique(given.iter().map(|bytes| bytes.get())),
     }
 }
 
-/// The host has the load of what it is compared with.
-fn default_load(subjects: &[Subject]) -> LoadKind {
-    let client = subjects.contains(&Subject::Client);
+/// The host has the load of what it is compared with; no client drives several disks.
+fn default_load(subjects: &[Subject], variants: &[Variant]) -> LoadKind {
+    let client = subjects.contains(&Subject::Client)
+        && variants.iter().any(|variant| variant.disks_in_all() == 1);
     let vm = subjects.iter().any(|subject| subject.is_vm());
     if client && !vm { LoadKind::Own } else { LoadKind::Fio }
 }

@@ -9,6 +9,7 @@
 mod blocks;
 mod curve;
 mod failed;
+mod fairness;
 pub(crate) mod form;
 mod pairs;
 mod probe;
@@ -34,6 +35,7 @@ pub(crate) use self::blocks::{
 };
 pub(crate) use self::curve::{Curve, Point, curves};
 pub(crate) use self::failed::{FailedCell, FailedContender, failed};
+pub(crate) use self::fairness::Fairness;
 pub(crate) use self::pairs::{Pair, PairRow, pairs};
 pub(crate) use self::probe::{Memory, Phase, Probe, REMEMBERS_FROM, probes};
 
@@ -72,10 +74,15 @@ pub(crate) struct Row {
     pub(crate) submitting_busy: Option<f64>,
     /// Those that ran at once, where there were several.
     pub(crate) parts: Vec<PartRow>,
+    /// How evenly guests were served, and all disks, where there were several.
+    pub(crate) vms: Option<Fairness>,
+    pub(crate) disks: Option<Fairness>,
     /// IOPS relative to `none` of the same subject and block; 1 is equal. Missing where there is no count.
     pub(crate) to_none: Option<Estimate>,
     /// IOPS relative to the host of the same block.
     pub(crate) to_host: Option<Estimate>,
+    /// IOPS relative to the first contender with the same load that is not the host, likewise; missing for that itself.
+    pub(crate) to_first: Option<Estimate>,
     /// More busy threads than cores: the machine limits, not the number of iothreads.
     pub(crate) cpu_bound: bool,
     pub(crate) unsteady_runs: UnsteadyRuns,
@@ -261,8 +268,11 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         serving_busy: median(own.iter().filter_map(|run| run.cost.serving_busy())),
         submitting_busy: median(own.iter().filter_map(|run| run.submitting_busy())),
         parts: parts(&own),
+        vms: Fairness::of_vms(&own),
+        disks: Fairness::of_disks(&own),
         to_none: contender.iothreads().and_then(|_| ratio(&own, runs, none)),
         to_host: ratio(&own, runs, Contender::HOST),
+        to_first: first_beside(contender, runs).and_then(|it| ratio(&own, runs, it)),
         cpu_bound: contender.busy_threads(&first.key.variant, &first.key.cell, first.queues)
             > cores,
         unsteady_runs: own.iter().map(|run| run.steadiness()).collect(),
@@ -310,6 +320,14 @@ fn parts(runs: &[&Run]) -> Vec<PartRow> {
         })
     };
     numbers.into_iter().filter_map(row).collect()
+}
+
+/// What a contender that is not the host is compared with: the first that has the same load.
+fn first_beside(contender: Contender, runs: &[&Run]) -> Option<Contender> {
+    let kind = |it: Contender| it.subject().is_vm();
+    let others = runs.iter().map(|run| run.key.contender).filter(|it| *it != Contender::HOST);
+    let first = others.filter(|it| kind(*it) == kind(contender)).min()?;
+    (contender != Contender::HOST && first != contender).then_some(first)
 }
 
 /// The IOPS of each run relative to those of `base` in the same repeat, if both had the same load: fio and the tuner's own

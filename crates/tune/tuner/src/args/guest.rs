@@ -41,7 +41,7 @@ pub(crate) struct GuestArgs {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) queues: Option<u16>,
 
-    /// Memory of a guest [default: 1G]
+    /// Memory of a guest [default: 1G, more where the buffers of its load need it]
     #[arg(long)]
     pub(crate) memory: Option<Bytes>,
 

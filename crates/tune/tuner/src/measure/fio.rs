@@ -22,7 +22,7 @@ use crate::clock;
 use crate::interrupt::Interrupt;
 use crate::meter::{Group, GroupName, Meter};
 use crate::progress::Progress;
-use crate::results::{Part, Run, nanoseconds};
+use crate::results::{DiskPart, Part, Run, nanoseconds};
 use crate::steady;
 
 /// Start, end and report of a fio on a slow machine.
@@ -302,11 +302,11 @@ impl Around<'_> {
 
 /// What all places together did.
 fn outcome(planned: &Planned<'_>, work: &Work<'_>, meter: &Meter, ended: &[Ended]) -> Result<Run> {
-    let mut samples = Vec::new();
+    let (mut samples, mut disks) = (Vec::new(), Vec::new());
     // The time in which all of them ran.
     let mut window: Option<(Instant, Instant)> = None;
     for Ended { output, failed, ended } in ended {
-        let Report { sample, .. } = parse_report(output)?;
+        let Report { sample, files, .. } = parse_report(output)?;
         if let Some(failed) = failed {
             bail!("fio ended with {failed}");
         }
@@ -316,6 +316,7 @@ fn outcome(planned: &Planned<'_>, work: &Work<'_>, meter: &Meter, ended: &[Ended
             Some((open, close)) => (open.max(opened), close.min(*ended)),
         });
         samples.push(sample);
+        disks.extend(files);
     }
     let (open, close) = window.context("no fio ran")?;
     let parts = match &samples[..] {
@@ -324,6 +325,8 @@ fn outcome(planned: &Planned<'_>, work: &Work<'_>, meter: &Meter, ended: &[Ended
     };
     let seconds: Vec<_> = ended.iter().map(|it| seconds(&series(&it.output))).collect();
     let windows: Vec<_> = seconds.iter().map(|series| steady::windows(series)).collect();
+    let own = planned.run.key.variant.disks;
+    let disks = disks.iter().enumerate().map(|(place, disk)| DiskPart::new(place, own, disk));
     let Means { version, engine, .. } = work.means;
     let each_rate = work.rate.map(|rate| f64::from(rate.0.get()));
     let (load, cost) = (format!("fio-{version} {engine}"), meter.between(open, close));
@@ -333,6 +336,7 @@ fn outcome(planned: &Planned<'_>, work: &Work<'_>, meter: &Meter, ended: &[Ended
         per_second: together(&seconds),
         windows: together(&windows),
         parts,
+        disk_parts: disks.collect(),
         ..Run::new(planned.run, load, sample, cost)
     })
 }

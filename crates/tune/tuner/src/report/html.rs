@@ -29,6 +29,7 @@ mod pairs;
 mod plot;
 mod probes;
 mod single;
+mod sizes;
 mod strip;
 mod times;
 
@@ -75,6 +76,7 @@ pub(super) fn page(report: &Report<'_>) -> String {
         (probes::render(&report.probes))
         (curves::render(&report.curves))
         (predictions(report))
+        (sizes::render(&report.sizes))
         (times::render(&view))
         (files::render(&view))
         (around::render(&view))
@@ -289,8 +291,8 @@ fn table(columns: &[&str], rows: &[(Option<String>, Vec<String>)]) -> Markup {
 }
 
 /// The same, folded.
-fn folded_table(columns: &[&str], rows: &[(Option<String>, Vec<String>)]) -> Markup {
-    html! { details { summary { "Table" } (table(columns, rows)) } }
+fn folded_table(name: &str, columns: &[&str], rows: &[(Option<String>, Vec<String>)]) -> Markup {
+    html! { details { summary { (name) } (table(columns, rows)) } }
 }
 
 #[cfg(test)]

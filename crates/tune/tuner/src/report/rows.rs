@@ -2,7 +2,7 @@
 //!
 //! Invariants: both files have the same fields with the same names, in this order; what is missing or no finite number is
 //! empty in CSV and null in JSON.
-//! Limits: of guests that ran at once only the sum; probes and curves are not in it (results.jsonl has all).
+//! Limits: of guests and disks that ran at once only the sum and how evenly they were served; probes and curves are not in it (results.jsonl has all).
 
 use std::time::Duration;
 
@@ -67,6 +67,18 @@ pub(super) struct Record {
     to_host: Option<f64>,
     to_host_low: Option<f64>,
     to_host_high: Option<f64>,
+    /// IOPS relative to the first contender with the same load that is not the host, likewise.
+    to_first: Option<f64>,
+    to_first_low: Option<f64>,
+    to_first_high: Option<f64>,
+    /// Of guests that ran at once: bytes per second of the least and the most served, and Jain's index.
+    vm_least: Option<f64>,
+    vm_most: Option<f64>,
+    vm_fairness: Option<f64>,
+    /// The same of all disks.
+    disk_least: Option<f64>,
+    disk_most: Option<f64>,
+    disk_fairness: Option<f64>,
     cpu_bound: bool,
     emulated: bool,
     /// Whether a run was not steady.
@@ -80,8 +92,9 @@ pub(super) struct Record {
 }
 
 /// All rows in their order.
-pub(super) fn records(cells: &[CellSummary]) -> Vec<Record> {
-    cells.iter().flat_map(|cell| cell.rows.iter().map(|row| Record::new(cell, row))).collect()
+pub(super) fn records<'a>(cells: impl IntoIterator<Item = &'a CellSummary>) -> Vec<Record> {
+    let cells = cells.into_iter();
+    cells.flat_map(|cell| cell.rows.iter().map(|row| Record::new(cell, row))).collect()
 }
 
 /// `report.csv`: the names of the fields in the first line, quoted where need be (RFC 4180).
@@ -111,7 +124,6 @@ impl Record {
         let subject = row.contender.subject();
         let verdict = cell.verdicts.iter().find(|(it, _)| *it == subject).map(|(_, it)| it);
         let is = |count: Option<Iothreads>| count.is_some() && row.iothreads() == count;
-        let us = |time: Option<Duration>| time.map(in_us);
         let gain = row.to_none.filter(|_| row.iothreads() != Some(Iothreads::NONE));
         let share = row.to_host.filter(|_| row.contender != Contender::HOST);
         let percent = |ratio: f64| (ratio - 1.0) * 100.0;
@@ -162,6 +174,15 @@ impl Record {
             to_host: median(share),
             to_host_low: low(share),
             to_host_high: high(share),
+            to_first: median(row.to_first),
+            to_first_low: low(row.to_first),
+            to_first_high: high(row.to_first),
+            vm_least: row.vms.map(|vms| vms.least),
+            vm_most: row.vms.map(|vms| vms.most),
+            vm_fairness: row.vms.map(|vms| vms.jain),
+            disk_least: row.disks.map(|disks| disks.least),
+            disk_most: row.disks.map(|disks| disks.most),
+            disk_fairness: row.disks.map(|disks| disks.jain),
             cpu_bound: row.cpu_bound,
             emulated: row.emulated,
             unsteady: row.unsteady_runs.are_most(),
@@ -170,6 +191,10 @@ impl Record {
             n90: is(verdict.map(|verdict| verdict.n90)),
         }
     }
+}
+
+fn us(time: Option<Duration>) -> Option<f64> {
+    time.map(in_us)
 }
 
 fn finite(value: Option<f64>) -> Option<f64> {

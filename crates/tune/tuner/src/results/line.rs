@@ -96,6 +96,9 @@ pub(crate) struct Run {
     pub(crate) windows: Vec<(u64, u64)>,
     /// The guests (or groups of files, for the host) that ran at once, where there were several.
     pub(crate) parts: Vec<Part>,
+    /// The disks that were measured at once by one load, where there were several.
+    #[serde(default)]
+    pub(crate) disk_parts: Vec<DiskPart>,
     /// CPU time and context switches in the measured time.
     pub(crate) cost: Cost,
     /// fio's job files, one per guest, relative to the directory of the results.
@@ -115,6 +118,32 @@ pub(crate) struct Part {
     pub(crate) bytes: u64,
     pub(crate) elapsed_ns: u64,
     pub(crate) latency_ns: Vec<(u64, u64)>,
+}
+
+/// One of several disks that were measured at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DiskPart {
+    /// The guest that has it, from 1; for the host, the one that would.
+    pub(crate) vm: u16,
+    /// Which of its disks, from 1.
+    pub(crate) disk: u16,
+    pub(crate) operations: u64,
+    pub(crate) bytes: u64,
+    pub(crate) elapsed_ns: u64,
+}
+
+impl DiskPart {
+    pub(crate) fn bytes_per_second(&self) -> f64 {
+        per_second(self.bytes, self.elapsed_ns)
+    }
+
+    /// The one in this place of all disks, those of the first guest first, if each guest has so many.
+    pub(crate) fn new(place: usize, disks: u16, sample: &Sample) -> Self {
+        let place = u16::try_from(place).unwrap_or(u16::MAX);
+        let &Sample { operations, bytes, elapsed, .. } = sample;
+        let (vm, disk) = (place / disks.max(1) + 1, place % disks.max(1) + 1);
+        Self { vm, disk, operations, bytes, elapsed_ns: nanoseconds(elapsed) }
+    }
 }
 
 impl Part {
@@ -154,6 +183,7 @@ impl Run {
             per_second: Vec::new(),
             windows: Vec::new(),
             parts: Vec::new(),
+            disk_parts: Vec::new(),
             cost,
             job_files: Vec::new(),
             verified_bytes: None,

@@ -59,6 +59,11 @@ fn check_run(run: &Run) -> Result<(), Fault> {
         at_most("ns of a guest", part.elapsed_ns, ELAPSED_NS_MAX)?;
         at_most("requests in its histogram", histogram(&part.latency_ns), REQUESTS_MAX)?;
     }
+    for disk in &run.disk_parts {
+        at_most("requests of a disk", disk.operations, REQUESTS_MAX)?;
+        at_most("bytes of a disk", disk.bytes, BYTES_MAX)?;
+        at_most("ns of a disk", disk.elapsed_ns, ELAPSED_NS_MAX)?;
+    }
     cost(&run.cost)?;
     if let Some(rate) = run.rate_iops.filter(|rate| !(*rate > 0.0 && rate.is_finite())) {
         return Err(Fault::Absurd(format!("a rate of {rate} was asked for")));

@@ -66,6 +66,7 @@ pub(crate) fn run(cell: Cell, contender: Contender, repeat: u16, operations: u64
         per_second: Vec::new(),
         windows: Vec::new(),
         parts: Vec::new(),
+        disk_parts: Vec::new(),
         cost: Cost { covered_ns: 1_000_000_000, host: None, groups: vec![group] },
         job_files: Vec::new(),
         verified_bytes: None,
@@ -124,7 +125,7 @@ fn a_run_has_the_documented_fields() {
         r#""op":"80/20","bs":512,"jobs":1,"iodepth":2,"#,
         r#""stretched":false,"round":null,"queues":0,"load":"ringloom","emulated":false,"started_unix_s":1700000001,"#,
         r#""operations":3,"bytes":1536,"elapsed_ns":1000000000,"rate_iops":null,"latency_ns":[[100000,3]],"#,
-        r#""per_second":[],"windows":[],"parts":[],"#,
+        r#""per_second":[],"windows":[],"parts":[],"disk_parts":[],"#,
         r#""cost":{"covered_ns":1000000000,"host":null,"groups":[{"name":"daemon","cpu_ns":30000,"voluntary":0,"involuntary":0,"threads":[]}]},"#,
         r#""job_files":[],"verified_bytes":null,"crashes":[]}"#
     );

@@ -96,6 +96,7 @@ impl Prepared {
         let settings = Settings::new(tune, &subjects, machine.cores, seed);
         settings.check()?;
         Step::check_all(&settings, machine.cores)?;
+        settings.check_memory(machine.memory_kib)?;
         if let Some(stored) = stored {
             check_same(out, &settings.differences(&stored.header.settings))?;
         }

@@ -149,12 +149,13 @@ fn the_help_names_the_defaults_that_are_taken() {
     for (option, own, fio) in [("runtime", own.runtime, fio.runtime), ("ramp", own.ramp, fio.ramp)]
     {
         let [own, fio] = [own, fio].map(|it| it.duration().as_secs_f64());
-        let (help, told) = (help(option), format!("[default: {own}; {fio} with fio]"));
-        assert!(help.ends_with(&told), "{help}: {told}");
+        let (help, told) = (help(option), format!("[default: {own}; {fio} with fio"));
+        assert!(help.contains(&told), "{help}: {told}");
     }
     let repeats = settings("", 2).repeats;
-    let [probe, curve] = ["probe", "curve"].map(|it| settings(it, 2).repeats);
-    let told = format!("[default: {repeats}; probe: {probe}; curve: {curve}]");
+    let [probe, curve, sizes] = ["probe", "curve", "sizes"].map(|it| settings(it, 2).repeats);
+    assert_eq!(curve, sizes);
+    let told = format!("[default: {repeats}; probe: {probe}; curve and sizes: {curve}]");
     assert!(help("repeats").contains(&told), "{told}");
 }
 
@@ -219,6 +220,43 @@ fn more_jobs_allow_more_default_iothreads() {
     let taken = settings("--jobs 1,16", 8).iothreads;
     let numbers: Vec<_> = taken.iter().filter(|n| !n.is_auto()).map(|n| n.count()).collect();
     assert_eq!(numbers, [0, 1, 2, 3, 4, 6, 8]);
+}
+
+#[test]
+fn block_sizes_have_defaults_that_take_minutes() {
+    let sizes = settings("sizes --subject host,vm:qemu,vm:ringloom", 2);
+    assert_eq!((sizes.bs.len(), sizes.bs[0], sizes.bs[13]), (14, 512, 4 << 20));
+    assert_eq!((&sizes.op[..], &sizes.jobs[..]), (&["randread".to_owned()][..], &[1][..]));
+    assert_eq!((sizes.repeats, &sizes.iodepth[..]), (Repeats::Fixed(3), &[16][..]));
+    assert_eq!((sizes.runtime, sizes.ramp), (Seconds::new(2.0), Seconds::new(1.0)));
+    assert_eq!(sizes.iothreads, [Iothreads::AUTO]);
+    sizes.check().unwrap();
+    let other = settings("sizes --daemon qemu-storage-daemon", 2);
+    assert_eq!(other.iothreads, [Iothreads::new(1)], "another daemon knows no auto");
+    for (line, part) in [
+        ("sizes --profile oltp", "tune sizes varies the block size"),
+        ("sizes --repeats 3-6", "tune sizes have a plain number"),
+    ] {
+        let error = settings(line, 2).check().unwrap_err().to_string();
+        assert!(error.contains(part), "{line}: {error}");
+    }
+}
+
+#[test]
+fn guests_have_memory_for_the_buffers_of_their_load() {
+    let memory = |line: &str| settings(line, 2).guest.memory_mib;
+    assert_eq!(memory("sizes --vms 10 --disks 9 --subject vm:qemu"), 1024);
+    assert_eq!(memory("sizes --disks 16 --subject vm:qemu"), 1024 + 256);
+    let check = |line: &str| settings(line, 2).check().map_err(|error| error.to_string());
+    check("sizes --disks 9 --subject vm:qemu --memory 1G").unwrap();
+    let error = check("sizes --disks 16 --subject vm:qemu --memory 1G").unwrap_err();
+    assert!(error.contains("take 1024M: give it 1280M or more"), "{error}");
+    let of = |line: &str, memory_kib| settings(line, 2).check_memory(memory_kib);
+    let line = "sizes --vms 10 --disks 9 --subject host,vm:qemu";
+    of(line, 64 << 20).unwrap();
+    of(line, 0).unwrap();
+    let error = of(line, 6 << 20).unwrap_err().to_string();
+    assert!(error.contains("M of memory, and this host has 6144M"), "{error}");
 }
 
 #[test]

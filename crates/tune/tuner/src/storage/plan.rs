@@ -12,7 +12,7 @@ use super::container::{check, container_bytes};
 use super::qcow2;
 use super::tools::{LOSETUP, QEMU_IMG};
 use crate::scratch::{check_room, free_bytes};
-use crate::units::Bytes;
+use crate::units::{Bytes, counted};
 use crate::variant::{Content, Delay, FileSystem, Image, Layers, Qcow2, Stripe, Variant};
 
 /// A loop device and its file count in whole MiB.
@@ -111,10 +111,16 @@ impl StoragePlan {
         }
         let all = Bytes((kept + temporary).next_multiple_of(FILE_UNIT_BYTES));
         let free = free_bytes(workshop.directory)?;
-        let what = if all == workshop.size {
-            format!("a scratch file of {all}")
-        } else {
-            format!("storage of {all} for all variants")
+        let what = match self.storages.values().collect::<Vec<_>>()[..] {
+            _ if all == workshop.size => format!("a scratch file of {all}"),
+            [disks] => {
+                format!(
+                    "storage of {all} for {} of {}",
+                    counted((*disks).into(), "disk"),
+                    workshop.size
+                )
+            }
+            _ => format!("storage of {all} for all variants"),
         };
         check_room(&what, all, free, workshop.directory)
     }

@@ -255,7 +255,7 @@ fn too_little_room_is_said_before_anything_is_made() {
     let many = Variant { disks: 3, ..Variant::default() };
     let error = StoragePlan::new(&[many]).check(&workshop).unwrap_err().to_string();
     assert!(
-        error.contains("storage of 48M for all variants does not fit")
+        error.contains("storage of 48M for 3 disks of 16M does not fit")
             && error.contains("M to spare"),
         "{error}"
     );

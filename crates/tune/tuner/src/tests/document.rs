@@ -15,8 +15,7 @@ use crate::domain::Domain;
 use crate::host_load::{HostLoad, User};
 use crate::meter::{Role, ThreadCost};
 use crate::results::tests::{header, host_cpu, run};
-use crate::results::{Failure, Header, Line, Part, Run};
-use crate::results::{GivenDisk, GivenGuest};
+use crate::results::{DiskPart, Failure, GivenDisk, GivenGuest, Header, Line, Part, Run};
 
 const DOCUMENT: &str = include_str!("../../../../../docs/results.md");
 const TUNE: &str = include_str!("../../../../../docs/tune.md");
@@ -82,6 +81,7 @@ fn full_run() -> Run {
         latency: run.latency(),
     };
     run.parts.push(Part::new(1, &sample));
+    run.disk_parts.push(DiskPart::new(0, 1, &sample));
     run.windows = vec![(1, 1); 5];
     run.cost.host = Some(host_cpu(1.5, 2));
     let (name, role) = ("IO iothread0".to_owned(), Role::Iothread);

@@ -50,7 +50,7 @@ fn card(view: &View<'_>, cell: &CellSummary) -> Markup {
         }
         @if let Some(failed) = view.failed_of(cell) { p class="warn" { (failed_words(failed)) } }
         div class="charts" { (charts::render(view, cell)) }
-        (folded_table(&COLUMNS, &rows(cell)))
+        (folded_table("Table", &COLUMNS, &rows(cell)))
     };
     let who: Vec<Contender> = cell.rows.iter().map(|row| row.contender).collect();
     framed("cell", cell.cell, &cell.variant, &who, &inside)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use maud::{Markup, html};
 
-use super::plot::{Limit, Mark, Plot, Range, Scale, Series};
+use super::plot::{Across, Limit, Mark, Plot, Range, Scale, Series};
 use super::{View, class, figure};
 use crate::contender::Subject;
 use crate::report::cells::mark as marks;
@@ -81,6 +81,7 @@ fn chart(view: &View<'_>, cell: &CellSummary, kind: &Kind) -> Option<Markup> {
     let series = subjects.into_iter().map(|subject| Series {
         subject: subject.to_string(),
         class: class(subject),
+        nth: 0,
         marks: cell.rows_of(subject).filter_map(|row| mark(view, cell, kind, row)).collect(),
     });
     let description =
@@ -92,6 +93,7 @@ fn chart(view: &View<'_>, cell: &CellSummary, kind: &Kind) -> Option<Markup> {
         scale: kind.scale,
         label: kind.label,
         limit: (kind.limit)(cell),
+        across: Across::Names,
         series: series.collect(),
     };
     plot.svg()

@@ -7,7 +7,7 @@ use crate::calendar::{Date, time_of_day};
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::report::advice::Advice;
 use crate::report::pairs::sentence;
-use crate::report::{facts, unmeasured};
+use crate::report::{facts, sizes, unmeasured};
 use crate::results::Header;
 use crate::stats::{Estimate, geometric_mean};
 use crate::summary::{CellSummary, Row, compared};
@@ -45,15 +45,17 @@ pub(super) fn render(view: &View<'_>) -> Markup {
 /// What to use, in a sentence and a line to paste for each subject.
 fn verdict(view: &View<'_>) -> Markup {
     let advice = &view.report.advice;
+    let sizes = sizes::sentences(&view.report.sizes);
     let notes = view.report.notes.len();
     html! {
         div class="verdict" id="verdict" {
-            @if advice.is_empty() && view.report.pairs.is_empty() {
+            @if advice.is_empty() && view.report.pairs.is_empty() && sizes.is_empty() {
                 p { (nothing(view)) }
             }
             @if advice.is_empty() {
                 @for pair in &view.report.pairs { p { (together(&sentence(pair))) } }
             }
+            @for sentence in &sizes { p { (together(sentence)) } }
             @for advice in advice { (advised(advice)) }
             @if notes > 0 || !view.report.configurations.files.is_empty() {
                 p class="hint" {

@@ -16,7 +16,7 @@ const LEFT: f64 = 44.0;
 const RIGHT: f64 = 6.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 24.0;
-/// Between the marks of two subjects in one category.
+/// Between the marks of two subjects in one category, at most.
 const LANE: f64 = 6.0;
 /// Half of the width of a mark.
 const MARK: f64 = 3.0;
@@ -43,6 +43,15 @@ pub(super) enum Scale {
     /// From 0.
     Linear,
     Logarithmic,
+}
+
+/// What the x axis is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Across {
+    /// Names: a word has more room than a number, and marks of two subjects stand beside each other.
+    Names,
+    /// Numbers at equal steps: a mark stands where its number is.
+    Steps,
 }
 
 /// What surrounds a value.
@@ -96,6 +105,8 @@ pub(super) struct Series {
     pub(super) subject: String,
     /// Its colour and shape.
     pub(super) class: &'static str,
+    /// How many others of the subject are drawn beside it, in the same colour.
+    pub(super) nth: usize,
     pub(super) marks: Vec<Mark>,
 }
 
@@ -112,6 +123,7 @@ pub(super) struct Plot<'a> {
     /// How a value is written at the y axis.
     pub(super) label: fn(f64) -> String,
     pub(super) limit: Option<Limit>,
+    pub(super) across: Across,
     pub(super) series: Vec<Series>,
 }
 
@@ -121,6 +133,7 @@ struct Frame {
     low: f64,
     high: f64,
     scale: Scale,
+    lane: f64,
     /// Where each category begins, and where the last one ends.
     edges: Vec<f64>,
 }
@@ -167,7 +180,11 @@ impl Plot<'_> {
             Scale::Linear => linear(high),
             Scale::Logarithmic => logarithmic(low, high),
         };
-        Some((Frame { low, high, scale: self.scale, edges: edges(self.categories) }, ticks))
+        let (lane, edges) = match self.across {
+            Across::Names => (LANE, edges(self.categories)),
+            Across::Steps => (0.0, steps(self.categories.len())),
+        };
+        Some((Frame { low, high, scale: self.scale, lane, edges }, ticks))
     }
 }
 
@@ -264,9 +281,14 @@ impl Frame {
     /// Beside each other, as far as the category is wide.
     fn in_lane(&self, slot: usize, (lane, lanes): (usize, usize)) -> f64 {
         let step = self.edges[slot + 1] - self.edges[slot];
-        let apart = LANE.min(step / lanes.max(1) as f64);
+        let apart = self.lane.min(step / lanes.max(1) as f64);
         (self.x(slot) + (lane as f64 - (lanes as f64 - 1.0) / 2.0) * apart).round()
     }
+}
+
+fn steps(count: usize) -> Vec<f64> {
+    let step = (WIDTH - LEFT - RIGHT) / count.max(1) as f64;
+    (0..=count).map(|edge| LEFT + step * edge as f64).collect()
 }
 
 /// Words need more room than numbers.
@@ -363,7 +385,7 @@ fn drawn(frame: &Frame, series: &Series, lane: (usize, usize)) -> Markup {
     };
     let stems = |mark: &Mark, x| stem(frame, mark, x);
     html! {
-        g class={ "series " (series.class) } data-subject=(series.subject) {
+        g class={ "series " (series.class) (of_nth(series.nth)) } data-subject=(series.subject) {
             (path("line", line(frame, &marks)))
             (path("spread", marks.iter().map(|(mark, x)| spread(frame, mark, *x)).collect()))
             (path("interval", marks.iter().map(|(mark, x)| interval(frame, mark, *x)).collect()))
@@ -447,6 +469,28 @@ fn shape(class: &str, x: f64, y: f64) -> Option<String> {
     }
 }
 
+/// How the line of another one of the same subject is drawn.
+fn of_nth(nth: usize) -> &'static str {
+    match nth {
+        0 => "",
+        1 => " second",
+        _ => " third",
+    }
+}
+
+/// Its mark on its line, for a legend.
+pub(super) fn line_swatch(class: &str, nth: usize) -> Markup {
+    html! {
+        svg class={ "swatch series " (class) (of_nth(nth)) } viewBox="0 0 30 12" aria-hidden="true" {
+            path class="line" d="M0 6h30" {}
+            @match shape(class, 15.0, 6.0) {
+                Some(d) => { path d=(d) {} }
+                None => { circle cx="15" cy="6" r="3.5" {} }
+            }
+        }
+    }
+}
+
 /// The same mark for a legend, outside of any chart.
 pub(super) fn swatch(class: &str) -> Markup {
     html! {
@@ -474,101 +518,4 @@ fn tenths(value: f64) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn scales_have_few_round_lines() {
-        for (high, ticks) in [
-            (0.0, vec![0.0, 0.25, 0.5, 0.75, 1.0]),
-            (7.0, vec![0.0, 2.0, 4.0, 6.0, 8.0]),
-            (90_000.0, vec![0.0, 25_000.0, 50_000.0, 75_000.0, 100_000.0]),
-        ] {
-            assert_eq!(linear(high).ticks, ticks, "{high}");
-        }
-        for (low, high, ends, ticks) in [
-            (100.0, 100.0, (100.0, 200.0), vec![100.0, 200.0]),
-            (90.0, 400.0, (50.0, 500.0), vec![50.0, 100.0, 200.0, 500.0]),
-            (60.0, 12_000.0, (50.0, 20_000.0), vec![100.0, 1000.0, 10_000.0]),
-            (0.0, 0.5, (0.001, 0.5), vec![0.001, 0.01, 0.1]),
-        ] {
-            let axis = logarithmic(low, high);
-            let found: Vec<f64> = axis.ticks.iter().copied().chain([axis.low, axis.high]).collect();
-            let expected: Vec<f64> = ticks.into_iter().chain([ends.0, ends.1]).collect();
-            let close = |(a, b): (&f64, &f64)| (a / b - 1.0).abs() < 1e-9;
-            let all = found.iter().zip(&expected).all(close);
-            assert!(found.len() == expected.len() && all, "{axis:?}");
-        }
-        assert!(logarithmic(f64::MIN_POSITIVE, f64::MAX).ticks.len() < 30);
-    }
-
-    fn mark(slot: usize, value: f64) -> Mark {
-        Mark::new(slot, value, format!("at {slot}"))
-    }
-
-    fn svg(scale: Scale, marks: Vec<Mark>) -> Option<String> {
-        let categories = ["1", "2"].map(str::to_owned);
-        let plot = Plot {
-            title: "t",
-            description: "d",
-            categories: &categories,
-            scale,
-            label: |value| value.to_string(),
-            limit: None,
-            series: vec![Series { subject: "client".to_owned(), class: "s-client", marks }],
-        };
-        plot.svg().map(|svg| svg.into_string())
-    }
-
-    #[test]
-    fn marks_are_where_their_values_are() {
-        let range = Some(Range::Interval { low: 2.0, high: 8.0 });
-        let text = svg(Scale::Linear, vec![mark(0, 8.0), Mark { range, ..mark(1, 4.0) }]).unwrap();
-        // The plot is 138 high and begins at 10: 8 is at the top, 4 in the middle.
-        for piece in [
-            "<circle cx=\"107\" cy=\"10\" r=\"3\"><title>at 0</title></circle>",
-            "<circle cx=\"232\" cy=\"79\" r=\"3\"><title>at 1</title></circle>",
-            "<path class=\"line\" d=\"M107 10l125 69\"/>",
-            "<path class=\"interval\" d=\"M232 113.5V10m-3 0h6m-6 103.5h6\"/>",
-            "data-subject=\"client\"",
-        ] {
-            assert!(text.contains(piece), "{piece} in {text}");
-        }
-    }
-
-    /// The labels of a chart of the host, none and so many counts.
-    fn labels(counts: impl Iterator<Item = u16>) -> Vec<String> {
-        let names = ["host".to_owned(), "none".to_owned()];
-        let categories: Vec<String> =
-            names.into_iter().chain(counts.map(|it| it.to_string())).collect();
-        let edges = edges(&categories);
-        assert!((edges[categories.len()] - (WIDTH - RIGHT)).abs() < 1e-6, "{edges:?}");
-        let frame = Frame { low: 0.0, high: 1.0, scale: Scale::Linear, edges };
-        labelled(&frame, &categories).into_iter().map(|it| categories[it].clone()).collect()
-    }
-
-    #[test]
-    fn of_many_categories_every_nth_is_labelled() {
-        let some = [1, 2, 3, 4, 6, 8, 12, 16];
-        assert_eq!(labels(some.into_iter()).len(), 10);
-        let expected = ["host", "none", "4", "8", "12", "16", "20", "24", "28", "32"];
-        assert_eq!(labels(1..=32), expected);
-        let many = labels(1..=256);
-        assert!(many.len() < 12 && many.last().unwrap() == "256", "{many:?}");
-        assert_eq!(many[..2], ["host", "none"]);
-    }
-
-    #[test]
-    fn what_is_no_number_is_not_drawn() {
-        for scale in [Scale::Linear, Scale::Logarithmic] {
-            assert_eq!(svg(scale, vec![]), None);
-            assert_eq!(svg(scale, vec![mark(0, f64::NAN), mark(1, f64::INFINITY)]), None);
-            let range = Some(Range::Spread { low: f64::NAN, high: f64::INFINITY });
-            let above = vec![f64::NAN, f64::INFINITY];
-            let marks = vec![Mark { range, above, ..mark(0, 0.0) }, mark(1, 1e300), mark(7, 5.0)];
-            let text = svg(scale, marks).unwrap();
-            assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
-            assert_eq!(text.matches("<circle").count(), 2);
-        }
-    }
-}
+mod tests;

@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::plot::{Mark, Plot, Scale, Series};
+use super::plot::{Across, Mark, Plot, Scale, Series};
 use super::{around, class, figure, folded_table};
 use crate::contender::Subject;
 
@@ -53,7 +53,7 @@ impl<T> Single<'_, T> {
                 h3 { (self.title) }
                 (said)
                 div class="charts two" { @for (caption, svg) in charts { (figure(caption, svg)) } }
-                (folded_table(self.columns, &rows))
+                (folded_table("Table", self.columns, &rows))
             }
         }
     }
@@ -69,6 +69,7 @@ impl<T> Single<'_, T> {
         let series = Series {
             subject: self.subject.to_string(),
             class: class(self.subject),
+            nth: 0,
             marks: marks.collect(),
         };
         let plot = Plot {
@@ -78,6 +79,7 @@ impl<T> Single<'_, T> {
             scale,
             label,
             limit: None,
+            across: Across::Names,
             series: vec![series],
         };
         plot.svg()

@@ -6,6 +6,7 @@ use super::*;
 use crate::cell::tests::{cell, client};
 use crate::compare::Comparison;
 use crate::contender::{Contender, Iothreads, Subject};
+use crate::report::sizes::tests::{ALL as SIZES_ALL, measured as sizes_measured};
 use crate::report::tests::findings;
 use crate::report::{Compared, Findings, Side};
 use crate::results::tests::{header, host_cpu, run};
@@ -89,6 +90,25 @@ fn full() -> Vec<Cell> {
 /// How often a piece of the page occurs.
 fn count(page: &str, piece: &str) -> usize {
     page.matches(piece).count()
+}
+
+#[test]
+fn block_sizes_are_one_chart_with_a_line_for_each() {
+    let header = header("sizes --subject host,vm:qemu,vm:ringloom");
+    let runs = sizes_measured(&SIZES_ALL, (10, 9), 6);
+    let one = page(&findings(&header, &runs));
+    assert_eq!((count(&one, "role=\"img\""), count(&one, "class=\"limit\"")), (1, 0));
+    for who in ["host", "vm:qemu 1", "vm:ringloom auto"] {
+        assert_eq!(count(&one, &format!("<title>{who}, ")), 14, "{who}");
+    }
+    assert_eq!(count(&one, "<section class=\"cell\""), 0);
+    assert_eq!(count(&one, "<section class=\"sizes\""), 1);
+    assert!(one.len() < 100_000, "{}", one.len());
+    // In the chart and in the legend.
+    let runs = sizes_measured(&[client(0), client(1), client(2)], (1, 1), 3);
+    let several = page(&findings(&header, &runs));
+    let of = |class: &str| count(&several, &format!("s-client {class}"));
+    assert_eq!((of("second"), of("third")), (2, 2));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::charts::{plain, rounded};
-use super::plot::{Mark, Plot, Range, Scale, Series};
+use super::plot::{Across, Mark, Plot, Range, Scale, Series};
 use super::{View, class, figure};
 use crate::calendar::time_of_day;
 use crate::contender::{Contender, Subject};
@@ -99,7 +99,7 @@ fn share(run: &Run, window: usize) -> Option<f64> {
 }
 
 fn of(subject: Subject, marks: Vec<Mark>) -> Series {
-    Series { subject: subject.to_string(), class: class(subject), marks }
+    Series { subject: subject.to_string(), class: class(subject), nth: 0, marks }
 }
 
 fn chart(
@@ -109,5 +109,6 @@ fn chart(
     series: Vec<Series>,
 ) -> Option<Markup> {
     let scale = Scale::Linear;
-    Plot { title, description: title, categories, scale, label, limit: None, series }.svg()
+    let across = Across::Names;
+    Plot { title, description: title, categories, scale, label, limit: None, across, series }.svg()
 }

@@ -71,11 +71,10 @@ impl Prepared {
         let tried = fill >= TRIAL_SHARE * TRIAL_BYTES;
         let rate = tried.then(|| fill_rate(&self.directory, interrupt)).and_then(Result::ok);
         let size = Bytes(fill);
-        let filling = match (&self.target, self.storage_plan().is_plain()) {
-            (Some(_), _) => String::new(),
-            (None, _) if !self.has_storage() => String::new(),
-            (None, true) => format!(", after filling {size} of scratch file"),
-            (None, false) => format!(", after filling {size} of scratch files"),
+        let filling = match (self.has_storage(), self.storage_plan().is_plain()) {
+            (has, _) if !has || self.target.is_some() => String::new(),
+            (_, true) => format!(", after filling {size} of scratch file"),
+            (_, false) => format!(", after filling {size} of scratch files, {} a disk", self.size),
         };
         let fill_time = Pace::filling(fill, rate);
         let settling = settings.precondition.then(|| Settling::all(matrix, settings.seed));

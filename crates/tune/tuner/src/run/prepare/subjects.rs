@@ -11,7 +11,7 @@ use crate::contender::{Iothreads, Subject};
 use crate::fleet::{Conditions, Fleet};
 use crate::interrupt::Interrupt;
 use crate::progress::say;
-use crate::settings::{GuestSettings, variants, without_guests};
+use crate::settings::{GuestSettings, Mode, variants, without_guests};
 
 /// What a guest that nobody asked for may take to come up; one that was asked for may take as long as any boot.
 const TRIAL_LIMIT: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ pub(super) fn of_this_host(
         return Ok((vec![Subject::VmGiven], None));
     }
     let logs = out.join("guests");
-    let settings = GuestSettings::new(tune.measure(), cores);
+    let settings = GuestSettings::new(tune, cores);
     let slots = variants(tune.measure()).iter().map(|it| it.disks).max().unwrap_or(1);
     let qemu = tune.measure().guest.qemu.as_deref();
     let conditions = Conditions { qemu, slots, logs: &logs, kvm_limit: TRIAL_LIMIT };
@@ -38,7 +38,7 @@ pub(super) fn of_this_host(
     let reason = match fleet(&settings, conditions, interrupt) {
         Ok(fleet) => match fleet.emulated_because() {
             Some(reason) if !insists => reason.to_owned(),
-            _ => return Ok((vec![Subject::Host, guest(tune)], Some(fleet))),
+            _ => return Ok((guests(tune), Some(fleet))),
         },
         Err(error) if insists => return Err(error),
         Err(error) => {
@@ -52,7 +52,15 @@ pub(super) fn of_this_host(
     Ok((without_guests(tune.mode()), None))
 }
 
-/// QEMU's own device, unless something is named that only a daemon has.
+/// Beside the host QEMU's own device, or that of the daemon if something is named that only that has. Block sizes are compared
+/// between both.
+fn guests(tune: &TuneArgs) -> Vec<Subject> {
+    match tune.mode() {
+        Mode::Sizes => vec![Subject::Host, Subject::VmQemu, Subject::VmRingloom],
+        Mode::Sweep | Mode::Hysteresis | Mode::Curve => vec![Subject::Host, guest(tune)],
+    }
+}
+
 fn guest(tune: &TuneArgs) -> Subject {
     let args = tune.measure();
     let is_served = args.daemon.is_some() || args.iothreads.contains(&Iothreads::AUTO);
