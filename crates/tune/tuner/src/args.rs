@@ -2,6 +2,7 @@
 //!
 //! `ringloom` flattens `TuneArgs`; `settings` turns it into `Settings`, in which every default is filled in.
 
+pub(crate) mod defaults;
 mod domain;
 mod guest;
 mod question;
@@ -10,12 +11,11 @@ mod stack;
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use load::{BlockBytes, Operation};
-use serde::{Deserialize, Serialize};
 
 pub(crate) use self::domain::DomainArgs;
-pub(crate) use self::guest::{Accel, GuestArgs};
+pub(crate) use self::guest::GuestArgs;
 pub(crate) use self::question::QuestionArgs;
 pub use self::report::ReportArgs;
 pub(crate) use self::stack::StackArgs;
@@ -23,38 +23,8 @@ use crate::contender::{Iothreads, Subject};
 use crate::job::JobFile;
 use crate::profile::Profile;
 use crate::repeats::Repeats;
-use crate::settings::Mode;
+use crate::settings::{GuestEngine, LoadKind, Mode};
 use crate::units::{BadValue, Bytes, Seconds, Span};
-
-/// What puts the load on the disk in the subject `host`; guests always use fio, the client its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum LoadKind {
-    /// fio
-    Fio,
-    /// The client's own loop on io_uring
-    Own,
-}
-
-/// How fio hands requests to the kernel, in guests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum GuestEngine {
-    /// io_uring
-    #[value(name = "io_uring")]
-    IoUring,
-    /// Linux AIO
-    Libaio,
-    /// Blocking calls, for an iodepth of 1
-    Psync,
-}
-
-impl GuestEngine {
-    /// As fio names it.
-    pub(crate) fn name(self) -> String {
-        self.to_possible_value().map(|it| it.get_name().to_owned()).unwrap_or_default()
-    }
-}
 
 /// Another question than how many iothreads to use.
 #[derive(Clone, Debug, Subcommand)]

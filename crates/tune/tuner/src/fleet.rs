@@ -16,11 +16,11 @@ use guest::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::args::Accel;
 use crate::clock;
 use crate::interrupt::Interrupt;
 use crate::pinning::{CpuList, pin_each};
 use crate::progress::say;
+use crate::settings::Accel;
 use crate::settings::GuestSettings;
 
 /// How long a QEMU may take to stop its guest's CPUs, or to let them run.

@@ -16,10 +16,10 @@ use load::fio::{FIO_OLDEST, FioVersion};
 use load::probe::CacheMode;
 
 use self::survey::{Kind, Survey};
-use crate::args::GuestEngine;
 use crate::in_use;
 use crate::in_use::Writes;
 use crate::results::{GivenDisk, GivenGuest};
+use crate::settings::GuestEngine;
 use crate::ssh::{Address, Check, Connection};
 use crate::target::DISK_BYTES_MIN;
 use crate::units::Bytes;

@@ -14,9 +14,9 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum as _;
 use load::{BlockBytes, Shape};
 
-use crate::args::GuestEngine;
 use crate::cell::Cell;
 use crate::lists::sorted;
+use crate::settings::GuestEngine;
 use crate::units::{Bytes, printable};
 
 /// Job files that people write have some hundred bytes.

@@ -6,11 +6,11 @@
 use anyhow::{Context, Result, bail};
 use load::{BlockBytes, Shape, Workload};
 
-use crate::args::LoadKind;
 use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::in_use::Writes;
 use crate::lists::unique;
+use crate::settings::LoadKind;
 use crate::settings::{Mode, Settings, Thoroughness};
 use crate::units::counted;
 use crate::variant::{Device, Layers, Variant};

@@ -21,7 +21,6 @@ use load::Workload;
 
 use self::fio::Fio;
 pub(crate) use self::vm::Guests;
-use crate::args::LoadKind;
 use crate::clock;
 use crate::contender::{Iothreads, Subject};
 use crate::daemon::{Daemon, Running};
@@ -31,6 +30,7 @@ use crate::pace::Pace;
 use crate::plan::{PlannedRun, Purpose, RunKey};
 use crate::progress::Progress;
 use crate::results::Run;
+use crate::settings::LoadKind;
 use crate::settings::Settings;
 use crate::storage::{DiskFiles, Renewal, Storages, Tools};
 

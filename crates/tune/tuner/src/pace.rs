@@ -9,10 +9,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::args::LoadKind;
 use crate::contender::Subject;
 use crate::plan::{PlannedRun, RunKey};
 use crate::results::Run;
+use crate::settings::LoadKind;
 use crate::settings::Settings;
 use crate::variant::Device;
 

@@ -2,22 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
-use serde::{Deserialize, Serialize};
+use clap::Args;
 
+use crate::settings::Accel;
 use crate::units::Bytes;
-
-/// How a guest's CPUs are run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Accel {
-    /// KVM if a guest really boots with it, else TCG
-    Auto,
-    /// KVM or nothing
-    Kvm,
-    /// Emulated: figures do not compare with the host
-    Tcg,
-}
 
 /// Options of the guests.
 #[derive(Args, Clone, Debug)]

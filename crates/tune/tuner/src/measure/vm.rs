@@ -9,12 +9,12 @@ use load::fio::Engine;
 
 use super::fio::{self, GuestPlace, Means, Serving, Station, Work};
 use super::{Bench, Held, Planned};
-use crate::args::GuestEngine;
 use crate::contender::{Iothreads, Subject};
 use crate::daemon::{Crash, Running, Service};
 use crate::fleet::Fleet;
 use crate::meter::{Group, GroupName, Role};
 use crate::results::Run;
+use crate::settings::GuestEngine;
 use crate::storage::DiskFiles;
 use crate::variant::Device;
 

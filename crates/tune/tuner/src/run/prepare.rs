@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use load::{fio, host};
 
-use crate::args::{LoadKind, MeasureArgs, TuneArgs};
+use crate::args::{MeasureArgs, TuneArgs};
 use crate::clock;
 use crate::contender::{Contender, Subject};
 use crate::daemon::Daemon;
@@ -30,6 +30,7 @@ use crate::precondition;
 use crate::prediction::Step;
 use crate::progress::{FillProgress, say};
 use crate::results::{Programs, Stored, check_same};
+use crate::settings::LoadKind;
 use crate::settings::Settings;
 use crate::storage::{Mapper, StoragePlan, Storages, Tools, Workshop, stays};
 use crate::target::{Origin, Target};

@@ -3,25 +3,14 @@
 use anyhow::{Result, bail};
 use guest::MEMORY_MIB_MIN;
 
-use super::{Lists, Settings, cells, jobs};
-use crate::args::TuneArgs;
+use super::Settings;
 use crate::cell::Cell;
 use crate::variant::Variant;
 
 /// The memory of a guest: fio with many jobs, and the initramfs it runs from.
-const MEMORY: u64 = 1 << 30;
+pub(crate) const MEMORY: u64 = 1 << 30;
 /// What is kept of it for all but the buffers of the load, at least.
-const BESIDE_BUFFERS: u64 = 256 << 20;
-
-/// The memory of a guest, unless the user says otherwise.
-pub(super) fn of_guest(tune: &TuneArgs, cores: usize) -> u64 {
-    let args = tune.measure();
-    let cells = cells(args, jobs(tune, cores)[0]);
-    let disks = args.stack.disks.iter().max().map_or(1, |disks| u64::from(*disks));
-    let Lists { bs, jobs, iodepth, .. } = Lists::new(tune, cores, &cells);
-    let buffers = buffer_bytes(&cells, (&bs, &jobs, &iodepth)).saturating_mul(disks);
-    MEMORY.max(buffers.saturating_add(BESIDE_BUFFERS).next_multiple_of(1 << 20))
-}
+pub(crate) const BESIDE_BUFFERS: u64 = 256 << 20;
 
 impl Settings {
     /// Refuses guests whose memory is too small for the buffers of the load on their disks.
@@ -72,7 +61,7 @@ impl Settings {
 }
 
 /// What all jobs keep in flight on one disk, in the cell where that is most; of lists all combinations are measured.
-fn buffer_bytes(cells: &[Cell], (bs, jobs, iodepth): (&[u32], &[u16], &[u16])) -> u64 {
+pub(crate) fn buffer_bytes(cells: &[Cell], (bs, jobs, iodepth): (&[u32], &[u16], &[u16])) -> u64 {
     let of =
         |bs: u32, jobs: u16, iodepth: u16| u64::from(bs) * u64::from(jobs) * u64::from(iodepth);
     let of_cell = |cell: &Cell| {

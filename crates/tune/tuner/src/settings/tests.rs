@@ -1,6 +1,7 @@
 //! Defaults, what is refused, and what forbids to go on with older results.
 
 use super::*;
+use crate::args::defaults::{DOUBLED, SEARCHED, without_guests};
 use crate::args::tests::{help, parse};
 
 pub(crate) fn settings(line: &str, cores: usize) -> Settings {

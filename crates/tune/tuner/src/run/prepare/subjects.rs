@@ -6,12 +6,14 @@ use std::time::Duration;
 use anyhow::Result;
 use load::fio;
 
-use crate::args::{Accel, TuneArgs};
+use crate::args::TuneArgs;
+use crate::args::defaults::{variants, without_guests};
 use crate::contender::{Iothreads, Subject};
 use crate::fleet::{Conditions, Fleet};
 use crate::interrupt::Interrupt;
 use crate::progress::say;
-use crate::settings::{GuestSettings, Mode, variants, without_guests};
+use crate::settings::Accel;
+use crate::settings::{GuestSettings, Mode};
 
 /// What a guest that nobody asked for may take to come up; one that was asked for may take as long as any boot.
 const TRIAL_LIMIT: Duration = Duration::from_secs(10);
