@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::{Component, Path};
 
-use tuner::{Rendered, RenderedPair};
+use tuner::{ComparisonText, ReportText};
 
 /// So many digits of a line are changed.
 const DIGITS: usize = 3;
@@ -40,8 +40,8 @@ fn compare(data: &[u8]) {
     }
 }
 
-fn check_pair(pair: &RenderedPair) {
-    let RenderedPair { markdown, page, .. } = pair;
+fn check_pair(pair: &ComparisonText) {
+    let ComparisonText { markdown, page, .. } = pair;
     assert!(page.ends_with("</html>"), "the page is not whole");
     let title = "# ringloom report: two runs\n";
     assert!(markdown.starts_with(title), "the Markdown has no title");
@@ -79,7 +79,7 @@ fn changed(data: &[u8]) -> Vec<u8> {
     changed
 }
 
-fn check(report: &Rendered) {
+fn check(report: &ReportText) {
     for (name, text) in &report.files {
         let inside = |part: Component<'_>| matches!(part, Component::Normal(_));
         assert!(Path::new(name).components().all(inside), "{name} leads elsewhere");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
-use load::{Latency, Timing, Verdict, Watch};
+use load::{Continuation, Latency, Timing, Watch};
 
 use crate::counters::{SystemCalls, cpu_ns};
 use crate::cpus::ProcessCpus;
@@ -132,8 +132,8 @@ impl Watch for Meter {
         self.counted = self.read().and_then(|now| Some(now.saturating_sub(opened?)));
     }
 
-    fn tick(&mut self) -> Verdict {
-        Verdict::GoOn // A load on a dead server ends by its own limit.
+    fn tick(&mut self) -> Continuation {
+        Continuation::GoOn // A load on a dead server ends by its own limit.
     }
 
     fn second(&mut self, _: &load::Interval) {}

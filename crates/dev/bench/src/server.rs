@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use load::client::{Connection, connect};
 use load::probe::CacheMode;
-use load::{LoadError, Verdict, Watch, Workload};
+use load::{Continuation, LoadError, Watch, Workload};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -263,8 +263,8 @@ pub(crate) struct Patient;
 impl Watch for Patient {
     fn window_opens(&mut self) {}
     fn window_closes(&mut self) {}
-    fn tick(&mut self) -> Verdict {
-        Verdict::GoOn
+    fn tick(&mut self) -> Continuation {
+        Continuation::GoOn
     }
     fn second(&mut self, _: &load::Interval) {}
     fn fifth(&mut self, _: &load::Fifth) {}

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use load::{Fifth, Interval, Timing, Verdict, Watch, loopback};
+use load::{Continuation, Fifth, Interval, Timing, Watch, loopback};
 
 use crate::clock;
 use crate::counters::{anonymous_kib, cpu_ns};
@@ -109,8 +109,8 @@ impl Watch for Seconds {
 
     fn window_closes(&mut self) {}
 
-    fn tick(&mut self) -> Verdict {
-        Verdict::GoOn
+    fn tick(&mut self) -> Continuation {
+        Continuation::GoOn
     }
 
     fn second(&mut self, interval: &Interval) {

@@ -27,7 +27,7 @@ use virtio_driver::{
 };
 
 use crate::buffers::Buffers;
-use crate::conduct::{TICK, Timing, Verdict, Watch, conduct};
+use crate::conduct::{Continuation, TICK, Timing, Watch, conduct};
 use crate::drive::{Ended, Engine, Outcome};
 use crate::workload::Access;
 use crate::{Direction, LoadError, Sample, Workload};
@@ -84,7 +84,7 @@ fn wait_for(
         match answers.recv_timeout(TICK) {
             Ok(result) => return result,
             Err(RecvTimeoutError::Timeout) => {
-                if watch.tick() == Verdict::Stop {
+                if watch.tick() == Continuation::Stop {
                     return Err(LoadError::Stopped);
                 }
             }
@@ -293,8 +293,8 @@ mod tests {
     impl Watch for Patient {
         fn window_opens(&mut self) {}
         fn window_closes(&mut self) {}
-        fn tick(&mut self) -> Verdict {
-            Verdict::GoOn
+        fn tick(&mut self) -> Continuation {
+            Continuation::GoOn
         }
         fn second(&mut self, _: &crate::Interval) {}
         fn fifth(&mut self, _: &crate::Fifth) {}

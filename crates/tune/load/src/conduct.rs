@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::drive::{Engine, Phase, Stage, drive};
-use crate::seconds::{Collector, Counter, Cut, Told, cuts};
+use crate::seconds::{Collector, Counter, Cut, WindowPart, cuts};
 use crate::{Fifth, Interval, LoadError, Sample, Workload};
 
 /// How often the watch is asked.
@@ -30,7 +30,7 @@ pub struct Timing {
 
 /// What a watch answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Continuation {
     /// Go on.
     GoOn,
     /// End the run; its result is lost.
@@ -44,7 +44,7 @@ pub trait Watch {
     /// The window closes now.
     fn window_closes(&mut self);
     /// Called every few milliseconds.
-    fn tick(&mut self) -> Verdict;
+    fn tick(&mut self) -> Continuation;
     /// What was done in the next second of the window: all of them in order, some of them when the window is closed. The
     /// last is shorter or longer by up to half a second, so that their lengths are that of the window. The light loops
     /// (`run_lightly`, `spin`, `arrive`) do not call it.
@@ -184,7 +184,7 @@ impl<'a> Coordinator<'a> {
 
     fn pause(&mut self, watch: &mut dyn Watch, duration: Duration) -> Result<(), LoadError> {
         clock::pause(duration);
-        if watch.tick() == Verdict::Stop {
+        if watch.tick() == Continuation::Stop {
             return Err(LoadError::Stopped);
         }
         while let Some(told) = self.collector.next() {
@@ -202,9 +202,9 @@ impl<'a> Coordinator<'a> {
     }
 }
 
-fn tell(watch: &mut dyn Watch, told: &Told) {
+fn tell(watch: &mut dyn Watch, told: &WindowPart) {
     match told {
-        Told::Second(interval) => watch.second(interval),
-        Told::Fifth(fifth) => watch.fifth(fifth),
+        WindowPart::Second(interval) => watch.second(interval),
+        WindowPart::Fifth(fifth) => watch.fifth(fifth),
     }
 }

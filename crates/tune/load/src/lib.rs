@@ -33,7 +33,7 @@ mod seconds;
 mod spread;
 mod workload;
 
-pub use conduct::{Timing, Verdict, Watch};
+pub use conduct::{Continuation, Timing, Watch};
 pub use error::LoadError;
 pub use interval::{FIFTHS, Fifth, Interval};
 pub use random::Random;

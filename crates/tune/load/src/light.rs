@@ -10,7 +10,7 @@
 use std::time::Instant;
 
 use crate::clock;
-use crate::conduct::{STALL_LIMIT, TICK, Timing, Verdict, Watch};
+use crate::conduct::{Continuation, STALL_LIMIT, TICK, Timing, Watch};
 use crate::drive::{Ended, Engine, check};
 use crate::sample::Latency;
 use crate::workload::{Access, Accesses};
@@ -93,7 +93,7 @@ impl<E: Engine> Light<'_, E> {
                 continue;
             }
             ticked = now;
-            if watch.tick() == Verdict::Stop {
+            if watch.tick() == Continuation::Stop {
                 return Err(LoadError::Stopped);
             }
             if progress.0 != self.done {
@@ -202,8 +202,8 @@ mod tests {
         fn window_closes(&mut self) {
             self.0 += 10;
         }
-        fn tick(&mut self) -> Verdict {
-            Verdict::GoOn
+        fn tick(&mut self) -> Continuation {
+            Continuation::GoOn
         }
         fn second(&mut self, _: &crate::Interval) {}
         fn fifth(&mut self, _: &crate::Fifth) {}

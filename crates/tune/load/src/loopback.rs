@@ -209,15 +209,15 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{BlockBytes, Shape, Verdict};
+    use crate::{BlockBytes, Continuation, Shape};
 
     struct Patient;
 
     impl Watch for Patient {
         fn window_opens(&mut self) {}
         fn window_closes(&mut self) {}
-        fn tick(&mut self) -> Verdict {
-            Verdict::GoOn
+        fn tick(&mut self) -> Continuation {
+            Continuation::GoOn
         }
         fn second(&mut self, _: &crate::Interval) {}
         fn fifth(&mut self, _: &crate::Fifth) {}

@@ -136,7 +136,7 @@ impl Counter {
 
 /// A part of the window that is over.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Told {
+pub(crate) enum WindowPart {
     Second(Interval),
     Fifth(Fifth),
 }
@@ -159,7 +159,7 @@ pub(crate) struct Collector {
     second: Interval,
     fifth: Fifth,
     /// What is over and was not given out.
-    told: VecDeque<Told>,
+    told: VecDeque<WindowPart>,
     sum: Sample,
 }
 
@@ -200,7 +200,7 @@ impl Collector {
     }
 
     /// The next second or fifth whose slices all jobs have handed over.
-    pub(crate) fn next(&mut self) -> Option<Told> {
+    pub(crate) fn next(&mut self) -> Option<WindowPart> {
         while let Ok(handed) = self.from_jobs.try_recv() {
             self.add(handed);
         }
@@ -209,7 +209,7 @@ impl Collector {
     }
 
     /// The next second or fifth when all jobs have ended.
-    pub(crate) fn rest(&mut self) -> Option<Told> {
+    pub(crate) fn rest(&mut self) -> Option<WindowPart> {
         self.missing.fill(u32::MAX);
         self.next()
     }
@@ -247,7 +247,7 @@ impl Collector {
             self.second.latency.merge(&latency);
         }
         if cut.ends_fifth {
-            self.told.push_back(Told::Fifth(std::mem::take(&mut self.fifth)));
+            self.told.push_back(WindowPart::Fifth(std::mem::take(&mut self.fifth)));
         }
         if cut.ends_second {
             let next = empty(self.second.second + 1);
@@ -256,7 +256,7 @@ impl Collector {
             self.sum.bytes += second.bytes;
             self.sum.elapsed += second.elapsed;
             self.sum.latency.merge(&second.latency);
-            self.told.push_back(Told::Second(second));
+            self.told.push_back(WindowPart::Second(second));
         }
         true
     }
@@ -330,9 +330,9 @@ mod tests {
     }
 
     #[track_caller]
-    fn second(told: Option<Told>) -> Interval {
+    fn second(told: Option<WindowPart>) -> Interval {
         match told {
-            Some(Told::Second(interval)) => interval,
+            Some(WindowPart::Second(interval)) => interval,
             other => panic!("{other:?} is no second"),
         }
     }
@@ -393,11 +393,11 @@ mod tests {
         let (mut seconds, mut fifths) = (Vec::new(), Vec::new());
         while let Some(told) = collector.rest() {
             match told {
-                Told::Second(it) => {
+                WindowPart::Second(it) => {
                     let length = it.elapsed.as_millis();
                     seconds.push((length, it.operations, it.reads, it.latency.count()));
                 }
-                Told::Fifth(it) => fifths.push((it.elapsed.as_millis(), it.operations)),
+                WindowPart::Fifth(it) => fifths.push((it.elapsed.as_millis(), it.operations)),
             }
         }
         // The slices of the first job: 1 2 3 4 | 5 6, of the second: 1 2 3+4+5 0 | 0 6.

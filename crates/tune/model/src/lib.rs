@@ -21,6 +21,6 @@ mod prediction;
 pub use fit::{minimise, walk};
 pub use network::{Landing, Network, closed, lower};
 pub use prediction::{
-    Claim, Measured, N90, NUMBERS_MIN, Nothing, Observation, Prediction, Range, Shape, Wanted,
+    Claim, Measured, N90, NUMBERS_MIN, NoAnswer, Observation, Prediction, Range, Shape, Wanted,
     predict,
 };

@@ -172,7 +172,7 @@ pub struct Prediction {
 
 /// Why nothing is predicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Nothing {
+pub enum NoAnswer {
     /// The bare host was not measured, so what the disk can do is not known.
     NoHost,
     /// So many numbers of iothreads were measured, which are too few.
@@ -187,18 +187,18 @@ pub enum Nothing {
 ///
 /// # Errors
 /// Why that cannot be told.
-pub fn predict(measured: &Measured, wanted: &Wanted) -> Result<Prediction, Nothing> {
-    let Some(host) = measured.host else { return Err(Nothing::NoHost) };
+pub fn predict(measured: &Measured, wanted: &Wanted) -> Result<Prediction, NoAnswer> {
+    let Some(host) = measured.host else { return Err(NoAnswer::NoHost) };
     let numbers = &measured.numbers;
     let best = numbers.iter().copied().reduce(|a, b| if b.iops > a.iops { b } else { a });
     let (Some(best), Some(last)) = (best, numbers.last()) else {
-        return Err(Nothing::FewNumbers(0));
+        return Err(NoAnswer::FewNumbers(0));
     };
     if wanted.iothreads.is_some() && numbers.len() < NUMBERS_MIN {
-        return Err(Nothing::FewNumbers(numbers.len()));
+        return Err(NoAnswer::FewNumbers(numbers.len()));
     }
     if measured.shape.cores(last.iothreads) > measured.cores && measured.cpu_s.is_none() {
-        return Err(Nothing::NoCpuTime);
+        return Err(NoAnswer::NoCpuTime);
     }
     let cell = Cell::new(measured, host);
     let (fitted, _) = minimise(&|at| cell.loss(at, numbers), &[0.0; PARAMETERS], EVALUATIONS);
@@ -208,7 +208,7 @@ pub fn predict(measured: &Measured, wanted: &Wanted) -> Result<Prediction, Nothi
     };
     let furthest = numbers.iter().filter_map(off).fold(0.0, f64::max);
     if furthest > MISFIT {
-        return Err(Nothing::Misfit(furthest));
+        return Err(NoAnswer::Misfit(furthest));
     }
     let sets = walk(&|at| cell.loss(at, numbers), &fitted, SETS, SEED);
     let iothreads = wanted.iothreads.unwrap_or(best.iothreads);

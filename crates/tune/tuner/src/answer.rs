@@ -69,16 +69,16 @@ pub(crate) struct Answer {
     /// Why the machine cannot tell.
     pub(crate) doubts: Vec<Doubt>,
     /// Why there is nothing to tell; then there are no doubts.
-    pub(crate) nothing: Option<Nothing>,
+    pub(crate) nothing: Option<NoAnswer>,
     pub(crate) want: Want,
     pub(crate) bounds: Vec<Bound>,
     /// How near the number is to them.
-    pub(crate) used: Option<Used>,
+    pub(crate) used: Option<BoundUse>,
     pub(crate) goal: Goal,
     /// What the number lacks: 0 is nothing, 1 everything; by `goal`.
     pub(crate) shortfall: f64,
     /// Where it lacks most.
-    pub(crate) worst: Spot,
+    pub(crate) worst: CellOnVariant,
     /// Cells that were compared.
     pub(crate) cells: usize,
     /// The share of resamplings in which it lacks at most the tolerance more than the best number.
@@ -91,18 +91,18 @@ pub(crate) struct Answer {
     pub(crate) gain: Option<Gain>,
     pub(crate) price: Option<Price>,
     /// Missing where the number is the best one.
-    pub(crate) dearer: Option<Dearer>,
-    pub(crate) cheaper: Option<Cheaper>,
+    pub(crate) dearer: Option<DearerNumber>,
+    pub(crate) cheaper: Option<CheaperNumber>,
     pub(crate) changes: Vec<Change>,
     /// The number in use and what it lacks, unless a run of it failed.
     pub(crate) today: Option<Today>,
     /// What limits the number in each cell, where that shows.
     pub(crate) limits: Vec<Limit>,
     /// Its IOPS relative to the most of the cell where they are fewest, if these are not what is wanted.
-    pub(crate) rate: Option<(f64, Spot)>,
+    pub(crate) rate: Option<(f64, CellOnVariant)>,
     /// The machine had fewer cores than busy threads: it limits, not the number.
     pub(crate) cpu_bound: bool,
-    pub(crate) bent: Bent,
+    pub(crate) bent: Caveats,
 }
 
 impl Answer {
@@ -113,7 +113,7 @@ impl Answer {
 
     /// What the resamplings, the repeats and what bends the figures leave of it.
     pub(crate) fn certainty(&self) -> Certainty {
-        let can_be_sure = self.repeats >= SURE_REPEATS && self.bent == Bent::default();
+        let can_be_sure = self.repeats >= SURE_REPEATS && self.bent == Caveats::default();
         match self.within {
             SURE_FROM.. if can_be_sure => Certainty::Sure,
             LIKELY_FROM.. => Certainty::Likely,
@@ -124,7 +124,7 @@ impl Answer {
 
 /// What makes all figures doubtful, whatever resamplings of them say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Bent {
+pub(crate) struct Caveats {
     /// Most runs were not steady.
     pub(crate) unsteady: bool,
     /// The sentinel changed meanwhile.
@@ -137,7 +137,7 @@ pub(crate) struct Bent {
 
 /// Why there is no answer, however often it is measured.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Nothing {
+pub(crate) enum NoAnswer {
     /// There is nothing to compare.
     OneNumber,
     /// These numbers, each in so many repeats, are in too few of the same ones.
@@ -147,19 +147,19 @@ pub(crate) enum Nothing {
     /// So many numbers, fewer than two, are left of which no run failed.
     NumbersFailed(usize),
     /// What is wanted was not measured in this cell.
-    NotMeasured(Spot),
+    NotMeasured(CellOnVariant),
     /// No number is shown to keep the bounds; this one is nearest to that.
-    NoneKeeps(Used),
+    NoneKeeps(BoundUse),
 }
 
 /// How much of a bound a number uses, where it uses most.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Used {
+pub(crate) struct BoundUse {
     pub(crate) iothreads: Iothreads,
     pub(crate) bound: Bound,
     /// Above 1 it does not keep it.
     pub(crate) used: f64,
-    pub(crate) spot: Spot,
+    pub(crate) spot: CellOnVariant,
     /// The share of resamplings in which it keeps all bounds everywhere.
     pub(crate) kept: f64,
 }
@@ -172,11 +172,11 @@ pub(crate) enum Doubt {
     /// So few repeats in some cell.
     FewRepeats(usize),
     /// A cell in which the number was only explored.
-    Explored(Spot),
+    Explored(CellOnVariant),
     /// A cell in which it could have been measured, but nothing compares it there.
-    NotCompared(Spot),
+    NotCompared(CellOnVariant),
     /// A cell in which nobody did a request.
-    Idle(Spot),
+    Idle(CellOnVariant),
     /// More of the cells that count failed than were measured.
     Failures {
         /// That have figures.
@@ -197,7 +197,7 @@ pub(crate) struct Price {
 
 /// The number that lacks least, beside the cheaper one that is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Dearer {
+pub(crate) struct DearerNumber {
     pub(crate) iothreads: Iothreads,
     /// What is wanted of it relative to the chosen one, in the cell where that is least and in the one where it is most.
     pub(crate) lowest: f64,
@@ -207,7 +207,7 @@ pub(crate) struct Dearer {
 
 /// A smaller number that lacks more than the tolerance and is cheaper.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Cheaper {
+pub(crate) struct CheaperNumber {
     pub(crate) iothreads: Iothreads,
     pub(crate) shortfall: f64,
     /// CPUs saved, where most are used.
@@ -220,7 +220,7 @@ pub(crate) struct Today {
     pub(crate) iothreads: Iothreads,
     /// As that of the answer.
     pub(crate) shortfall: f64,
-    pub(crate) worst: Spot,
+    pub(crate) worst: CellOnVariant,
 }
 
 /// Another answer if something were not asked.
@@ -234,7 +234,7 @@ pub(crate) struct Change {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Condition {
     /// If this cell did not count.
-    Without(Spot),
+    Without(CellOnVariant),
     /// If only cells of this operation counted.
     Only(String),
     /// If nothing had to be kept.
@@ -244,7 +244,7 @@ pub(crate) enum Condition {
 /// What limits the number in a cell.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Limit {
-    pub(crate) spot: Spot,
+    pub(crate) spot: CellOnVariant,
     pub(crate) bottleneck: Bottleneck,
     /// Requests per second of the number, and of the host.
     pub(crate) iops: f64,
@@ -253,13 +253,13 @@ pub(crate) struct Limit {
 
 /// A cell on a variant.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Spot {
+pub(crate) struct CellOnVariant {
     pub(crate) cell: Cell,
     /// Missing where there is one only.
     pub(crate) variant: Option<Variant>,
 }
 
-impl fmt::Display for Spot {
+impl fmt::Display for CellOnVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.cell)?;
         match self.variant.map(|variant| variant.to_string()) {
@@ -272,15 +272,15 @@ impl fmt::Display for Spot {
 
 /// One cell as a subject sees it.
 #[derive(Clone, Copy, Debug)]
-struct Place<'a> {
+struct CellOfSubject<'a> {
     summary: &'a CellSummary,
     subject: Subject,
-    spot: Spot,
+    spot: CellOnVariant,
     /// The highest number that there is a queue for.
     useful: Iothreads,
 }
 
-impl<'a> Place<'a> {
+impl<'a> CellOfSubject<'a> {
     /// The row of a number, or of the highest one below that was measured; no number stands for `auto`.
     fn row(self, iothreads: Iothreads) -> Option<&'a Row> {
         let mut own = self.summary.rows_of(self.subject);
@@ -316,10 +316,10 @@ pub(crate) fn answer(
 ) -> Option<Answer> {
     let weights = &question.weights;
     let all = places(subject, cells, failed);
-    let counts = |place: &Place<'_>| weight_of(&place.summary.cell, weights) != Some(0.0);
-    let counted: Vec<Place<'_>> = all.iter().copied().filter(counts).collect();
+    let counts = |place: &CellOfSubject<'_>| weight_of(&place.summary.cell, weights) != Some(0.0);
+    let counted: Vec<CellOfSubject<'_>> = all.iter().copied().filter(counts).collect();
     if counted.is_empty() {
-        let nothing = Some(Nothing::Counts(weights.clone()));
+        let nothing = Some(NoAnswer::Counts(weights.clone()));
         return without(&all, nothing);
     }
     let measured = Ratings::new(&counted, question);
@@ -327,19 +327,19 @@ pub(crate) fn answer(
     let numbers = [&measured, &left].map(|ratings| ratings.numbers().len());
     let ratings = if numbers[1] == 0 { &measured } else { &left };
     if let Some(spot) = ratings.unmeasured().filter(|_| question.want != Want::Throughput) {
-        return without(&counted, Some(Nothing::NotMeasured(spot)));
+        return without(&counted, Some(NoAnswer::NotMeasured(spot)));
     }
     if ratings.fit().is_empty() {
         let used = ratings.numbers().into_iter().filter_map(|count| ratings.most_used(count));
         let nearest = used.reduce(|a, b| if b.used < a.used { b } else { a })?;
-        return without(&counted, Some(Nothing::NoneKeeps(nearest)));
+        return without(&counted, Some(NoAnswer::NoneKeeps(nearest)));
     }
     let failed_cells = failed_cells(&counted, weights, failed);
     let answer = chosen(&counted, ratings)?;
-    let answer = Answer { bent: Bent { failed_cells, ..answer.bent }, ..answer };
+    let answer = Answer { bent: Caveats { failed_cells, ..answer.bent }, ..answer };
     let nothing = match numbers {
-        [0 | 1, _] => Some(apart(&counted).unwrap_or(Nothing::OneNumber)),
-        [_, left @ (0 | 1)] => Some(Nothing::NumbersFailed(left)),
+        [0 | 1, _] => Some(apart(&counted).unwrap_or(NoAnswer::OneNumber)),
+        [_, left @ (0 | 1)] => Some(NoAnswer::NumbersFailed(left)),
         [_, _] => None,
     };
     let doubts = match nothing {
@@ -350,13 +350,13 @@ pub(crate) fn answer(
 }
 
 /// Why there is no answer; what stands beside that is the answer to the usual question.
-fn without(places: &[Place<'_>], nothing: Option<Nothing>) -> Option<Answer> {
+fn without(places: &[CellOfSubject<'_>], nothing: Option<NoAnswer>) -> Option<Answer> {
     let usual = Question::default();
     Some(Answer { nothing, ..chosen(places, &Ratings::new(places, &usual))? })
 }
 
 /// What is to be used, as if there were no doubts.
-fn chosen(places: &[Place<'_>], ratings: &Ratings<'_>) -> Option<Answer> {
+fn chosen(places: &[CellOfSubject<'_>], ratings: &Ratings<'_>) -> Option<Answer> {
     let (subject, want) = (places.first()?.subject, ratings.question().want);
     let Choice { rating: Rating { iothreads, shortfall, worst }, best, within } =
         ratings.choose()?;
@@ -393,17 +393,17 @@ fn chosen(places: &[Place<'_>], ratings: &Ratings<'_>) -> Option<Answer> {
         limits: places.iter().filter_map(|place| limit(*place, iothreads)).collect(),
         rate: (want != Want::Throughput).then(|| gain::rate(places, iothreads)).flatten(),
         cpu_bound: places.iter().any(|place| place.row(iothreads).is_some_and(|row| row.cpu_bound)),
-        bent: Bent { unsteady: unsteady_runs(places).are_most(), ..Bent::default() },
+        bent: Caveats { unsteady: unsteady_runs(places).are_most(), ..Caveats::default() },
     })
 }
 
-fn unsteady_runs(places: &[Place<'_>]) -> UnsteadyRuns {
+fn unsteady_runs(places: &[CellOfSubject<'_>]) -> UnsteadyRuns {
     let rows = places.iter().flat_map(|place| place.summary.rows_of(place.subject));
     rows.map(|row| row.unsteady_runs).sum()
 }
 
 /// The numbers that were measured without being compared, if there are several.
-fn apart(places: &[Place<'_>]) -> Option<Nothing> {
+fn apart(places: &[CellOfSubject<'_>]) -> Option<NoAnswer> {
     let mut numbers: Vec<(Iothreads, usize)> = Vec::new();
     for place in places {
         for row in place.summary.rows_of(place.subject) {
@@ -416,17 +416,22 @@ fn apart(places: &[Place<'_>]) -> Option<Nothing> {
         }
     }
     numbers.sort_unstable();
-    (numbers.len() > 1).then_some(Nothing::Apart(numbers))
+    (numbers.len() > 1).then_some(NoAnswer::Apart(numbers))
 }
 
 /// The cells in which numbers of a subject are compared.
-fn places<'a>(subject: Subject, cells: &'a [CellSummary], failed: &[FailedCell]) -> Vec<Place<'a>> {
+fn places<'a>(
+    subject: Subject,
+    cells: &'a [CellSummary],
+    failed: &[FailedCell],
+) -> Vec<CellOfSubject<'a>> {
     let compares =
         |summary: &&CellSummary| summary.verdicts.iter().any(|(other, _)| *other == subject);
     let several = cells.iter().any(|summary| summary.variant != cells[0].variant);
     let place = |summary: &'a CellSummary| {
-        let spot = Spot { cell: summary.cell, variant: several.then_some(summary.variant) };
-        Place { summary, subject, spot, useful: useful(subject, summary, failed) }
+        let spot =
+            CellOnVariant { cell: summary.cell, variant: several.then_some(summary.variant) };
+        CellOfSubject { summary, subject, spot, useful: useful(subject, summary, failed) }
     };
     cells.iter().filter(compares).map(place).collect()
 }
@@ -449,7 +454,7 @@ fn is_of(failed: &FailedCell, summary: &CellSummary) -> bool {
 }
 
 /// Cells that count, and of which the subject has no figures because its runs failed.
-fn failed_cells(places: &[Place<'_>], weights: &[Weight], failed: &[FailedCell]) -> usize {
+fn failed_cells(places: &[CellOfSubject<'_>], weights: &[Weight], failed: &[FailedCell]) -> usize {
     let own = |it: &&FailedCell| {
         let subject = |subject| it.contenders.iter().any(|one| one.contender.subject() == subject);
         places.first().is_some_and(|place| subject(place.subject))
@@ -460,7 +465,7 @@ fn failed_cells(places: &[Place<'_>], weights: &[Weight], failed: &[FailedCell])
 }
 
 /// Numbers of which a run failed in one of these cells: they may fail again.
-fn failed_numbers(places: &[Place<'_>], failed: &[FailedCell]) -> Vec<Iothreads> {
+fn failed_numbers(places: &[CellOfSubject<'_>], failed: &[FailedCell]) -> Vec<Iothreads> {
     let mut numbers = Vec::new();
     for place in places {
         let here = failed.iter().filter(|it| is_of(it, place.summary));
@@ -471,7 +476,7 @@ fn failed_numbers(places: &[Place<'_>], failed: &[FailedCell]) -> Vec<Iothreads>
     numbers
 }
 
-fn doubts(answer: &Answer, places: &[Place<'_>], ratings: &Ratings<'_>) -> Vec<Doubt> {
+fn doubts(answer: &Answer, places: &[CellOfSubject<'_>], ratings: &Ratings<'_>) -> Vec<Doubt> {
     let rows = || places.iter().flat_map(|place| place.summary.rows_of(answer.subject));
     let failed = answer.bent.failed_cells;
     let mut doubts = Vec::new();
@@ -491,14 +496,14 @@ fn doubts(answer: &Answer, places: &[Place<'_>], ratings: &Ratings<'_>) -> Vec<D
 }
 
 /// What limits a number in a cell, or what stands for it there.
-fn limit(place: Place<'_>, iothreads: Iothreads) -> Option<Limit> {
+fn limit(place: CellOfSubject<'_>, iothreads: Iothreads) -> Option<Limit> {
     let row = place.row(iothreads)?;
     let bottleneck = Bottleneck::of(place.summary, row)?;
     let host = place.summary.host().map(|row| row.iops.median);
     Some(Limit { spot: place.spot, bottleneck, iops: row.iops.median, host })
 }
 
-fn price(places: &[Place<'_>], iothreads: Iothreads) -> Option<Price> {
+fn price(places: &[CellOfSubject<'_>], iothreads: Iothreads) -> Option<Price> {
     let priced = places.iter().filter_map(|place| Some((place, place.cpus(iothreads)?)));
     let (place, cpus) = priced.reduce(|a, b| if b.1 > a.1 { b } else { a })?;
     let none = place.cpus(Iothreads::NONE).filter(|_| iothreads != Iothreads::NONE);
@@ -507,16 +512,16 @@ fn price(places: &[Place<'_>], iothreads: Iothreads) -> Option<Price> {
 
 /// What the number that lacks least would bring and cost, if another is chosen.
 fn dearer(
-    places: &[Place<'_>],
+    places: &[CellOfSubject<'_>],
     ratings: &Ratings<'_>,
     chosen: Iothreads,
     best: Iothreads,
-) -> Option<Dearer> {
+) -> Option<DearerNumber> {
     if best == chosen {
         return None;
     }
     let ratios = ratings.ratios(best, chosen);
-    Some(Dearer {
+    Some(DearerNumber {
         iothreads: best,
         lowest: ratios.iter().copied().reduce(f64::min)?,
         highest: ratios.iter().copied().reduce(f64::max)?,
@@ -526,11 +531,11 @@ fn dearer(
 
 /// The fewest iothreads that lack little more and save CPUs.
 fn cheaper(
-    places: &[Place<'_>],
+    places: &[CellOfSubject<'_>],
     ratings: &Ratings<'_>,
     (iothreads, shortfall): (Iothreads, f64),
     price: Price,
-) -> Option<Cheaper> {
+) -> Option<CheaperNumber> {
     let fewer = ratings.fit().into_iter().filter(|count| *count < iothreads);
     let rated = fewer.filter_map(|count| ratings.rate(count));
     let near = rated.filter(|rating| rating.shortfall <= shortfall + CHEAPER_LACKS);
@@ -540,7 +545,11 @@ fn cheaper(
     };
     near.filter_map(|rating| Some((saves(&rating)?, rating)))
         .find(|(saves, _)| *saves >= CHEAPER_BY)
-        .map(|(saves, Rating { iothreads, shortfall, .. })| Cheaper { iothreads, shortfall, saves })
+        .map(|(saves, Rating { iothreads, shortfall, .. })| CheaperNumber {
+            iothreads,
+            shortfall,
+            saves,
+        })
 }
 
 /// Cells and operations that decide.

@@ -62,7 +62,7 @@ pub(crate) struct ComparedRow {
     pub(crate) emulated: bool,
     /// B relative to A; missing where A did nothing.
     pub(crate) ratio: Option<Ratio>,
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: ChangeVerdict,
 }
 
 /// The median of B relative to that of A.
@@ -75,7 +75,7 @@ pub(crate) struct Ratio {
 
 /// What a row says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Verdict {
+pub(crate) enum ChangeVerdict {
     Faster,
     Slower,
     /// The repeats differ as much.
@@ -84,7 +84,7 @@ pub(crate) enum Verdict {
     CannotTell,
 }
 
-impl Verdict {
+impl ChangeVerdict {
     /// Whether the two differ.
     pub(crate) fn is_change(self) -> bool {
         matches!(self, Self::Faster | Self::Slower)
@@ -123,7 +123,7 @@ impl Comparison {
     }
 
     /// How many rows have this verdict.
-    pub(crate) fn count(&self, verdict: Verdict) -> usize {
+    pub(crate) fn count(&self, verdict: ChangeVerdict) -> usize {
         self.rows().filter(|row| row.verdict == verdict).count()
     }
 }
@@ -236,16 +236,16 @@ fn interval(a: &[f64], b: &[f64], resampler: &mut Resampler) -> Option<(f64, f64
 }
 
 /// `told`: whether the test calls it changed, if it can tell.
-fn verdict(ratio: Option<Ratio>, told: Option<bool>) -> Verdict {
+fn verdict(ratio: Option<Ratio>, told: Option<bool>) -> ChangeVerdict {
     let (Some(told), Some(Ratio { ratio, interval: Some((low, high)) })) = (told, ratio) else {
-        return Verdict::CannotTell;
+        return ChangeVerdict::CannotTell;
     };
     if !told || (low <= 1.0 && high >= 1.0) || factor(ratio) <= EQUAL_WITHIN {
-        Verdict::Noise
+        ChangeVerdict::Noise
     } else if ratio > 1.0 {
-        Verdict::Faster
+        ChangeVerdict::Faster
     } else {
-        Verdict::Slower
+        ChangeVerdict::Slower
     }
 }
 

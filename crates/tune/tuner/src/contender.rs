@@ -133,7 +133,7 @@ impl fmt::Display for Iothreads {
 
 /// One of the things that run the same cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "Stored")]
+#[serde(try_from = "ContenderFields")]
 pub(crate) struct Contender {
     subject: Subject,
     /// Where numbers are compared.
@@ -143,15 +143,17 @@ pub(crate) struct Contender {
 
 /// A contender as it stands in the results.
 #[derive(Deserialize)]
-struct Stored {
+struct ContenderFields {
     subject: Subject,
     iothreads: Option<Iothreads>,
 }
 
-impl TryFrom<Stored> for Contender {
+impl TryFrom<ContenderFields> for Contender {
     type Error = &'static str;
 
-    fn try_from(Stored { subject, iothreads }: Stored) -> Result<Self, Self::Error> {
+    fn try_from(
+        ContenderFields { subject, iothreads }: ContenderFields,
+    ) -> Result<Self, Self::Error> {
         match (subject.counts_iothreads(), iothreads) {
             (true, None) => Err("missing field `iothreads`"),
             (counts, iothreads) => Ok(Self { subject, iothreads: iothreads.filter(|_| counts) }),

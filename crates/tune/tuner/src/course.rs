@@ -12,7 +12,7 @@ use crate::contender::Contender;
 use crate::matrix::{Entry, Matrix};
 use crate::plan::{self, PlannedRun, Purpose, RunKey, watched};
 use crate::repeats::Repeats;
-use crate::results::{Recorded, Run};
+use crate::results::{RecordedRuns, Run};
 use crate::search::Search;
 use crate::settings::Settings;
 
@@ -50,7 +50,7 @@ struct Sentinels<'a> {
 
 impl<'a> Course<'a> {
     /// The course of a command that goes on with what is recorded.
-    pub(crate) fn new(matrix: &'a Matrix, settings: &Settings, recorded: &Recorded) -> Self {
+    pub(crate) fn new(matrix: &'a Matrix, settings: &Settings, recorded: &RecordedRuns) -> Self {
         if !settings.adapts() {
             return Self::Listed(left(&listed(matrix, settings), &settings.jobs, recorded));
         }
@@ -205,7 +205,7 @@ fn listed(matrix: &Matrix, settings: &Settings) -> Vec<PlannedRun> {
 }
 
 /// What has not been measured yet; `jobs` are those of the settings.
-fn left(all: &[PlannedRun], jobs: &[u16], recorded: &Recorded) -> Vec<PlannedRun> {
+fn left(all: &[PlannedRun], jobs: &[u16], recorded: &RecordedRuns) -> Vec<PlannedRun> {
     let cut = |run: &PlannedRun| {
         run.key.purpose == Purpose::Probe
             && all.iter().any(|it| it.key.is_same_probe(&run.key, jobs) && !recorded.has(it))
@@ -226,7 +226,7 @@ mod tests {
     fn command(lines: &mut Vec<Line>, works: impl Fn(&RunKey) -> bool) -> Vec<RunKey> {
         let settings = settings("--op randread --bs 4k --sentinel 5", 2);
         let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
-        let recorded = Recorded::from_iter(std::mem::take(lines));
+        let recorded = RecordedRuns::from_iter(std::mem::take(lines));
         let mut course = Course::new(&matrix, &settings, &recorded);
         let mut asked = Vec::new();
         *lines = recorded.into_lines();
@@ -254,12 +254,12 @@ mod tests {
         let settings = settings(line, 2);
         let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
         let left = |done: &[usize]| -> Vec<RunKey> {
-            let all = Course::new(&matrix, &settings, &Recorded::default()).outlook(None);
+            let all = Course::new(&matrix, &settings, &RecordedRuns::default()).outlook(None);
             let measured = |place: &usize| {
                 let key = all[*place].key.clone();
                 Line::Run(Box::new(Run { key, ..run(all[0].key.cell, Contender::HOST, 0, 1000) }))
             };
-            let recorded = Recorded::from_iter(done.iter().map(measured));
+            let recorded = RecordedRuns::from_iter(done.iter().map(measured));
             let left = Course::new(&matrix, &settings, &recorded).outlook(None);
             left.into_iter().map(|run| run.key).collect()
         };
@@ -287,7 +287,7 @@ mod tests {
     fn sentinels_stand_before_each_round() {
         let settings = settings("--op randread --bs 4k --repeats 3-4 --sentinel 12", 2);
         let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
-        let mut course = Course::new(&matrix, &settings, &Recorded::default());
+        let mut course = Course::new(&matrix, &settings, &RecordedRuns::default());
         let mut last = None;
         let mut rounds = Vec::new();
         while let Some(block) = course.next(&|_| true) {
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(sentinels(&command(&mut lines, |key| !is_one_of(key, &[1]))), [1, 3]);
         let settings = settings("--op randread --bs 4k --sentinel 5", 2);
         let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
-        let mut course = Course::new(&matrix, &settings, &Recorded::from_iter(lines.clone()));
+        let mut course = Course::new(&matrix, &settings, &RecordedRuns::from_iter(lines.clone()));
         assert!(course.next(&|_| false).is_none(), "without time for it");
         assert_eq!(sentinels(&command(&mut lines, |_| true)), [1]);
         assert_eq!(command(&mut lines, |_| true), []);

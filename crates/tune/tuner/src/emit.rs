@@ -18,7 +18,7 @@ mod xml;
 pub use load::probe::CacheMode;
 pub use version::QemuVersion;
 use wanted::backend;
-pub use wanted::{Backend, Measured, Wanted};
+pub use wanted::{Backend, Provenance, Wanted};
 
 use crate::contender::{Iothreads, Subject};
 use crate::results::Header;

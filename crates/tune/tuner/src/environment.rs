@@ -19,7 +19,7 @@ pub(crate) use cpu::{Cpu, NumaNode};
 pub(crate) use disk::{BlockDevice, DiskBelow};
 pub(crate) use kernel::{Kernel, chosen};
 
-use disk::Place;
+use disk::DiskPlace;
 use tree::Tree;
 
 /// Everything around a measurement that is not the measurement.
@@ -47,13 +47,13 @@ impl Environment {
     /// Reads this host; `disk` is the file or block device that is measured, or the directory in
     /// which its file will be.
     pub(crate) fn read(disk: &Path, programs: Programs) -> Self {
-        let mut environment = Self::read_from(&Tree::of_this_host(), &Place::of(disk));
+        let mut environment = Self::read_from(&Tree::of_this_host(), &DiskPlace::of(disk));
         environment.programs = programs;
         environment.cpu.allowed = std::thread::available_parallelism().ok().map(Into::into);
         environment
     }
 
-    fn read_from(tree: &Tree, place: &Place) -> Self {
+    fn read_from(tree: &Tree, place: &DiskPlace) -> Self {
         Self {
             cpu: Cpu::read(tree),
             numa: NumaNode::read_all(tree),
@@ -66,7 +66,7 @@ impl Environment {
 
     /// What forbids to mix runs of `self` with older ones, one sentence each.
     pub(crate) fn differences(&self, old: &Self) -> Vec<String> {
-        let differ = |(name, told): &(&str, Told)| {
+        let differ = |(name, told): &(&str, Wording)| {
             let (new, old) = (told(self), told(old));
             (new != old).then(|| format!("{name} is {new}, was {old}"))
         };
@@ -83,8 +83,8 @@ impl Environment {
 }
 
 /// What must be the same, and how it is told.
-type Told = fn(&Environment) -> String;
-const COMPARED: [(&str, Told); 20] = [
+type Wording = fn(&Environment) -> String;
+const COMPARED: [(&str, Wording); 20] = [
     ("CPU", |it| told(it.cpu.model.as_ref())),
     ("number of cores", |it| told(it.cpu.cores.as_ref())),
     ("number of CPUs", |it| told(it.cpu.threads.as_ref())),

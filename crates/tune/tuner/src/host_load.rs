@@ -94,12 +94,12 @@ type Identity = (u32, u64);
 
 /// What a process has used since its start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Used {
+struct ProcessUse {
     comm: String,
     ticks: u64,
 }
 
-fn all_processes() -> HashMap<Identity, Used> {
+fn all_processes() -> HashMap<Identity, ProcessUse> {
     let Ok(entries) = fs::read_dir("/proc") else { return HashMap::new() };
     let own = std::process::id();
     let ids = entries.flatten().filter_map(|it| it.file_name().to_str()?.parse::<u32>().ok());
@@ -111,22 +111,22 @@ fn all_processes() -> HashMap<Identity, Used> {
 }
 
 /// `pid (comm) state …` with user and system time as fields 14 and 15, the start as 22 (proc(5)).
-fn process(pid: u32, stat: &str) -> Option<(Identity, Used)> {
+fn process(pid: u32, stat: &str) -> Option<(Identity, ProcessUse)> {
     let (head, tail) = stat.rsplit_once(") ")?;
     let comm = head.split_once('(')?.1.to_owned();
     let fields: Vec<&str> = tail.split_whitespace().collect();
     let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
     let ticks = number(14)? + number(15)?;
-    Some(((pid, number(22)?), Used { comm, ticks }))
+    Some(((pid, number(22)?), ProcessUse { comm, ticks }))
 }
 
 /// The processes that used most; `per_cpu` are the ticks of a CPU that is busy all the time.
 fn busiest(
-    open: &HashMap<Identity, Used>,
-    close: &HashMap<Identity, Used>,
+    open: &HashMap<Identity, ProcessUse>,
+    close: &HashMap<Identity, ProcessUse>,
     per_cpu: f64,
 ) -> Vec<User> {
-    let user = |(identity, used): (&Identity, &Used)| {
+    let user = |(identity, used): (&Identity, &ProcessUse)| {
         let before = open.get(identity).map_or(0, |used| used.ticks);
         let cpus = used.ticks.saturating_sub(before) as f64 / per_cpu;
         User { pid: identity.0, comm: used.comm.clone(), cpus }
@@ -178,16 +178,17 @@ mod tests {
     #[test]
     fn a_process_is_read_whatever_its_name() {
         let stat = "42 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 30 12 13 14 15 16 17 18 999 20";
-        let used = Used { comm: "a) b (c".to_owned(), ticks: 42 };
+        let used = ProcessUse { comm: "a) b (c".to_owned(), ticks: 42 };
         assert_eq!(process(42, stat), Some(((42, 999), used)));
         assert_eq!(process(42, "42 (a) S 1"), None);
     }
 
     #[test]
     fn the_busiest_are_named_in_order() {
-        let processes = |list: &[(u32, u64, u64)]| -> HashMap<Identity, Used> {
-            let one =
-                |&(pid, start, ticks)| ((pid, start), Used { comm: format!("p{pid}"), ticks });
+        let processes = |list: &[(u32, u64, u64)]| -> HashMap<Identity, ProcessUse> {
+            let one = |&(pid, start, ticks)| {
+                ((pid, start), ProcessUse { comm: format!("p{pid}"), ticks })
+            };
             list.iter().map(one).collect()
         };
         let open = processes(&[(1, 5, 1000), (2, 5, 1000), (3, 5, 1000), (4, 5, 1000)]);

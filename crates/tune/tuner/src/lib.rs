@@ -91,5 +91,5 @@ mod weights;
 pub use args::{ReportArgs, TuneArgs};
 pub use daemon::Daemon;
 pub use interrupt::Interrupted;
-pub use reread::{Rendered, RenderedPair, rendered, rendered_pair, report};
+pub use reread::{ComparisonText, ReportText, rendered, rendered_pair, report};
 pub use run::{exit_code, run};

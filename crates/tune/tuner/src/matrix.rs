@@ -71,7 +71,7 @@ impl Matrix {
         let mut entries = Vec::new();
         for variant in &settings.variants {
             for cells in groups(settings.mode, &cells) {
-                let place = Place { variant, layers: &layers(variant), writes };
+                let place = Conditions { variant, layers: &layers(variant), writes };
                 let contenders = contenders(settings, &place, &cells, &mut pruned);
                 if !contenders.is_empty() {
                     entries.push(Entry { variant: *variant, cells, contenders });
@@ -144,13 +144,13 @@ fn groups(mode: Mode, cells: &[Cell]) -> Vec<Vec<Cell>> {
 }
 
 /// What decides who can be measured on a variant.
-struct Place<'a> {
+struct Conditions<'a> {
     variant: &'a Variant,
     layers: &'a Layers,
     writes: Writes,
 }
 
-impl Place<'_> {
+impl Conditions<'_> {
     fn fits(&self, contender: Contender, cells: &[Cell]) -> Result<(), String> {
         let Self { variant, layers, writes } = *self;
         let subject = contender.subject();
@@ -174,7 +174,7 @@ impl Place<'_> {
 
 fn contenders(
     settings: &Settings,
-    place: &Place<'_>,
+    place: &Conditions<'_>,
     cells: &[Cell],
     pruned: &mut Vec<String>,
 ) -> Vec<Contender> {

@@ -50,7 +50,7 @@ pub(crate) struct Bench<'a> {
     /// If any run needs guests.
     pub(crate) guests: Option<Guests>,
     /// The client's daemon, between the phases of a probe.
-    pub(crate) held: Option<Held<Running>>,
+    pub(crate) held: Option<KeptDisk<Running>>,
     /// If the user named one.
     pub(crate) given: Option<Given>,
     /// The directory of the results.
@@ -63,13 +63,13 @@ pub(crate) struct Bench<'a> {
 
 /// What stays attached between the phases of a probe.
 #[derive(Debug)]
-pub(crate) struct Held<T> {
+pub(crate) struct KeptDisk<T> {
     /// The phase that left it.
     key: RunKey,
     what: T,
 }
 
-impl<T> Held<T> {
+impl<T> KeptDisk<T> {
     /// What the phase before `key` left; `jobs` are those of the settings. Anything else that is held is dropped, which stops it.
     fn take(held: &mut Option<Self>, key: &RunKey, jobs: &[u16]) -> Option<T> {
         held.take().filter(|held| key.follows(&held.key, jobs)).map(|held| held.what)

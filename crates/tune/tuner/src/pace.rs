@@ -33,12 +33,12 @@ type Kind = (Subject, bool, bool);
 
 /// The mean of what was seen, as a multiple of the guess.
 #[derive(Clone, Copy, Debug)]
-struct Learned {
+struct PaceEstimate {
     factor: f64,
     seen: u32,
 }
 
-impl Learned {
+impl PaceEstimate {
     const NOTHING: Self = Self { factor: 1.0, seen: 0 };
 
     fn observe(&mut self, took: Duration, guess: Duration) {
@@ -62,8 +62,8 @@ pub(crate) struct Pace {
     verify: bool,
     /// Whether guests' CPUs are.
     emulated: bool,
-    kinds: BTreeMap<Kind, Learned>,
-    boot: Learned,
+    kinds: BTreeMap<Kind, PaceEstimate>,
+    boot: PaceEstimate,
     /// Filling the scratch files before each round but the first.
     fill: Duration,
     /// The round of the last run; none before the first.
@@ -82,7 +82,7 @@ impl Pace {
             verify: settings.verify,
             emulated,
             kinds: BTreeMap::new(),
-            boot: Learned::NOTHING,
+            boot: PaceEstimate::NOTHING,
             fill: Duration::ZERO,
             round: None,
             guests: 0,
@@ -132,7 +132,7 @@ impl Pace {
         if missing == 0 {
             let guess = self.guess(&run.key);
             let kind = self.kind(&run.key);
-            self.kinds.entry(kind).or_insert(Learned::NOTHING).observe(over, guess);
+            self.kinds.entry(kind).or_insert(PaceEstimate::NOTHING).observe(over, guess);
         } else {
             // What the run itself took is not known apart from the boots.
             let boots = over.saturating_sub(self.overhead(&run.key));
@@ -172,7 +172,7 @@ impl Pace {
 
     /// What a run takes on top of what it measures, without boots of guests that stay.
     fn overhead(&self, key: &RunKey) -> Duration {
-        let learned = self.kinds.get(&self.kind(key)).copied().unwrap_or(Learned::NOTHING);
+        let learned = self.kinds.get(&self.kind(key)).copied().unwrap_or(PaceEstimate::NOTHING);
         learned.of(self.guess(key))
     }
 

@@ -11,7 +11,7 @@ mod step;
 use std::fmt;
 
 use load::JOBS_MAX;
-use model::{Claim, Measured, N90, Nothing, Observation, Prediction, Shape, Wanted, predict};
+use model::{Claim, Measured, N90, NoAnswer, Observation, Prediction, Shape, Wanted, predict};
 
 pub(crate) use self::step::Step;
 use crate::cell::Cell;
@@ -40,7 +40,7 @@ pub(crate) struct Predicted {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Untold {
     /// The model cannot tell it.
-    Nothing(Nothing),
+    NoAnswer(NoAnswer),
     /// The guest's CPUs were emulated.
     Emulated,
     /// Several guests share the host.
@@ -110,7 +110,7 @@ impl SubjectCell<'_> {
                 Wanted { shape: Shape { jobs, queues, ..shape }, ..wanted }
             }
         };
-        predict(measured, &wanted).map_err(Untold::Nothing)
+        predict(measured, &wanted).map_err(Untold::NoAnswer)
     }
 
     fn rows(&self) -> impl Iterator<Item = &Row> {
@@ -282,20 +282,20 @@ impl fmt::Display for Untold {
     /// The end of a sentence.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nothing(Nothing::NoHost) => f.write_str(
+            Self::NoAnswer(NoAnswer::NoHost) => f.write_str(
                 "because the bare host was not measured, so what the disk can do is not known (--subject host beside it)",
             ),
-            Self::Nothing(Nothing::FewNumbers(count)) => write!(
+            Self::NoAnswer(NoAnswer::FewNumbers(count)) => write!(
                 f,
                 "because only {} {} measured: it takes {} or more, none not counted",
                 counted(*count, "number"),
                 if *count == 1 { "was" } else { "were" },
                 model::NUMBERS_MIN
             ),
-            Self::Nothing(Nothing::NoCpuTime) => f.write_str(
+            Self::NoAnswer(NoAnswer::NoCpuTime) => f.write_str(
                 "because the cores were too few for what was measured, and its CPU time is not known",
             ),
-            Self::Nothing(Nothing::Misfit(share)) => write!(
+            Self::NoAnswer(NoAnswer::Misfit(share)) => write!(
                 f,
                 "because the figures are {:.0} % off from what threads with queues would reach",
                 100.0 * share

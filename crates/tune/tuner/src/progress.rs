@@ -31,7 +31,7 @@ static SHOWN: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
+pub(crate) enum RemainingRuns {
     /// So many runs.
     Runs(usize),
     /// As many as fit until then.
@@ -42,7 +42,7 @@ pub(crate) enum Left {
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: Option<ProgressBar>,
-    to_do: Left,
+    to_do: RemainingRuns,
     began: Instant,
     done: Shared<usize>,
     /// What the run that began last should take.
@@ -93,11 +93,11 @@ impl Watcher {
 
 impl Progress {
     /// With `intervals` there is no bar, but a line for each second.
-    pub(crate) fn new(to_do: Left, intervals: bool) -> Self {
+    pub(crate) fn new(to_do: RemainingRuns, intervals: bool) -> Self {
         let bar = (io::stderr().is_terminal() && !intervals).then(|| {
             let steps = match to_do {
-                Left::Runs(runs) => u64::try_from(runs).unwrap_or(0) * STEPS_PER_RUN,
-                Left::Until(_) => STEPS,
+                RemainingRuns::Runs(runs) => u64::try_from(runs).unwrap_or(0) * STEPS_PER_RUN,
+                RemainingRuns::Until(_) => STEPS,
             };
             shown(steps, RUNS)
         });
@@ -172,8 +172,8 @@ impl Progress {
     /// ` 12/48`, or ` 12` where nobody knows how many there will be.
     fn number(&self, number: usize) -> String {
         match self.to_do {
-            Left::Runs(runs) => format!("{number:>3}/{runs}"),
-            Left::Until(_) => format!("{number:>3}"),
+            RemainingRuns::Runs(runs) => format!("{number:>3}/{runs}"),
+            RemainingRuns::Until(_) => format!("{number:>3}"),
         }
     }
 
@@ -184,12 +184,12 @@ impl Progress {
             (0..steps).rev().find(|&step| step as f64 / steps as f64 <= share).unwrap_or(0)
         };
         match self.to_do {
-            Left::Runs(_) => {
+            RemainingRuns::Runs(_) => {
                 let running = self.run_started.get().elapsed();
                 let done = u64::try_from(self.done.get()).unwrap_or(0) * STEPS_PER_RUN;
                 done + share(running, self.expected.get(), STEPS_PER_RUN)
             }
-            Left::Until(end) => {
+            RemainingRuns::Until(end) => {
                 share(self.began.elapsed(), end.saturating_duration_since(self.began), STEPS)
             }
         }
@@ -203,11 +203,11 @@ impl Progress {
     /// A run that takes longer than it should does not shorten those after it.
     fn left(&self) -> Duration {
         match self.to_do {
-            Left::Runs(_) => {
+            RemainingRuns::Runs(_) => {
                 let running = self.run_started.get().elapsed().min(self.expected.get());
                 self.left.get().saturating_sub(running)
             }
-            Left::Until(end) => end.saturating_duration_since(clock::now()),
+            RemainingRuns::Until(end) => end.saturating_duration_since(clock::now()),
         }
     }
 }
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn the_time_left_shrinks_but_never_below_that_of_later_runs() {
-        let progress = Progress::new(Left::Runs(4), false);
+        let progress = Progress::new(RemainingRuns::Runs(4), false);
         let (expected, later) = (Duration::from_millis(1), Duration::from_secs(30));
         progress.begin("a", expected, expected + later);
         assert!((later..=expected + later).contains(&progress.left()));
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn a_search_ends_at_its_time() {
         let end = clock::now() + Duration::from_secs(4000);
-        let progress = Progress::new(Left::Until(end), false);
+        let progress = Progress::new(RemainingRuns::Until(end), false);
         progress.begin("a", Duration::from_secs(1), Duration::from_secs(2));
         // Whatever stalls between the two lines is shorter than this; what `begin` was told is not looked at.
         assert!((3000..=4000).contains(&progress.left().as_secs()));

@@ -11,7 +11,7 @@ const REPEATS_MAX: u16 = 100;
 
 /// `5`, or `3-12`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Stored", into = "String")]
+#[serde(try_from = "RepeatsForm", into = "String")]
 pub(crate) enum Repeats {
     /// All contenders so often, without a search.
     Fixed(u16),
@@ -70,18 +70,18 @@ impl From<Repeats> for String {
 /// As results have it; up to format 2 it was a number.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Stored {
+enum RepeatsForm {
     Number(u16),
     Text(String),
 }
 
-impl TryFrom<Stored> for Repeats {
+impl TryFrom<RepeatsForm> for Repeats {
     type Error = BadValue;
 
-    fn try_from(stored: Stored) -> Result<Self, Self::Error> {
+    fn try_from(stored: RepeatsForm) -> Result<Self, Self::Error> {
         match stored {
-            Stored::Number(number) => number.to_string().parse(),
-            Stored::Text(text) => text.parse(),
+            RepeatsForm::Number(number) => number.to_string().parse(),
+            RepeatsForm::Text(text) => text.parse(),
         }
     }
 }

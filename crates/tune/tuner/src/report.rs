@@ -29,7 +29,7 @@ use self::configurations::Configurations;
 pub(crate) use self::configurations::names as configuration_names;
 pub(crate) use self::part::Part;
 use self::sizes::BySize;
-use crate::answer::Nothing;
+use crate::answer::NoAnswer;
 use crate::cell::Cell;
 use crate::contender::Subject;
 use crate::drift::flagged;
@@ -122,7 +122,7 @@ impl<'a> Report<'a> {
         let drift = flagged(runs);
         let mut advice = advice::all(part, findings, &drift, &cells);
         // What was asked then is which way is better.
-        let one_number = |it: &Advice| it.answer.nothing == Some(Nothing::OneNumber);
+        let one_number = |it: &Advice| it.answer.nothing == Some(NoAnswer::OneNumber);
         advice.retain(|it| pairs.is_empty() || !one_number(it));
         Self {
             part,

@@ -1,6 +1,6 @@
 //! `ringloom report`: renders what was measured before, or compares two runs.
 //!
-//! Reads with `results::Lenient`, summarises and renders as `run` does after measuring. What is wrong with the file
+//! Reads with `results::ReadableResults`, summarises and renders as `run` does after measuring. What is wrong with the file
 //! stands among the notes of the report.
 //!
 //! Another question than was asked then is answered from the same runs; what was written stays as it is.
@@ -16,13 +16,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-pub use self::pair::{RenderedPair, rendered_pair};
+pub use self::pair::{ComparisonText, rendered_pair};
 use crate::args::ReportArgs;
 use crate::kept;
 use crate::output::print;
 use crate::prediction::Step;
 use crate::report::{Findings, Part, Report, Style};
-use crate::results::{FILE_NAME, Group, Lenient};
+use crate::results::{FILE_NAME, Group, ReadableResults};
 
 const PAGE: &str = "report.html";
 
@@ -67,14 +67,14 @@ fn refuse_results(out: Option<&Path>, own: Option<&Path>) -> Result<()> {
 
 fn single(source: &Source, out: &Path) -> Result<()> {
     refuse_results(Some(out), Some(&source.path))?;
-    let all = printed(&Lenient::read(&source.path)?, false)?;
+    let all = printed(&ReadableResults::read(&source.path)?, false)?;
     print(&files::write(out, &[&source.path], &all)?)
 }
 
 /// Asks something else of the same runs, or for programs. The report beside them stays that of what was asked when they were measured.
 fn asked(source: &Source, args: &ReportArgs, out: Option<&Path>) -> Result<()> {
     refuse_results(out, None)?;
-    let mut lenient = Lenient::read(&source.path)?;
+    let mut lenient = ReadableResults::read(&source.path)?;
     for group in &mut lenient.groups {
         group.header.settings.ask(&args.question)?;
         Step::check_all(&group.header.settings, group.header.machine.cores)?;
@@ -94,9 +94,9 @@ fn asked(source: &Source, args: &ReportArgs, out: Option<&Path>) -> Result<()> {
 }
 
 /// Prints all reports of a file and returns what is to be written of them.
-fn printed(lenient: &Lenient, as_json: bool) -> Result<Vec<(String, String)>> {
+fn printed(lenient: &ReadableResults, as_json: bool) -> Result<Vec<(String, String)>> {
     let mut all = Vec::new();
-    for Rendered { text, json, files } in parts_of(lenient) {
+    for ReportText { text, json, files } in parts_of(lenient) {
         print(&if as_json { json } else { format!("{text}\n") })?;
         all.extend(files);
     }
@@ -105,7 +105,7 @@ fn printed(lenient: &Lenient, as_json: bool) -> Result<Vec<(String, String)>> {
 
 /// A report in all its forms, before `output` and `kept` take from it what a terminal obeys.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Rendered {
+pub struct ReportText {
     /// What `ringloom report` prints.
     pub text: String,
     /// What it prints with `--json`.
@@ -119,20 +119,20 @@ pub struct Rendered {
 ///
 /// # Errors
 /// If nothing of it can be used.
-pub fn rendered(results: &[u8]) -> Result<Vec<Rendered>> {
-    let lenient = Lenient::parse(results)?;
+pub fn rendered(results: &[u8]) -> Result<Vec<ReportText>> {
+    let lenient = ReadableResults::parse(results)?;
     Ok(parts_of(&lenient).collect())
 }
 
 /// One after the other, for a file may have many.
-fn parts_of(lenient: &Lenient) -> impl Iterator<Item = Rendered> {
-    let Lenient { groups, problems } = lenient;
+fn parts_of(lenient: &ReadableResults) -> impl Iterator<Item = ReportText> {
+    let ReadableResults { groups, problems } = lenient;
     Part::all(groups.len()).zip(groups).map(|(part, group)| {
         let notes = notes(group, problems, part.number(), groups.len());
         let findings = findings(group, &notes);
         let report = Report::of_part(part, &findings);
         let (text, json) = (report.text(Style::Plain, ""), report.json());
-        Rendered { text, json, files: report.files() }
+        ReportText { text, json, files: report.files() }
     })
 }
 

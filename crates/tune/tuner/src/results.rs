@@ -22,10 +22,10 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::claim::Claim;
 pub(crate) use self::given::{GivenDisk, GivenGuest};
-pub(crate) use self::header::{Disk, Header, Host, Known, Opened, Programs};
-pub(crate) use self::lenient::{Group, Lenient};
+pub(crate) use self::header::{Disk, DiskAccess, Header, Host, Programs, StartNotes};
+pub(crate) use self::lenient::{Group, ReadableResults};
 pub(crate) use self::line::{DiskPart, Failure, Line, OWN_LOAD, Part, Run, nanoseconds};
-pub(crate) use self::recorded::Recorded;
+pub(crate) use self::recorded::RecordedRuns;
 
 const FORMAT: u32 = 4;
 pub(crate) const FILE_NAME: &str = "results.jsonl";
@@ -35,16 +35,16 @@ const DAMAGED: &str = "nothing can go on with it, but ringloom report shows what
 
 /// What an existing file holds.
 #[derive(Debug)]
-pub(crate) struct Stored {
+pub(crate) struct StoredResults {
     pub(crate) header: Header,
-    pub(crate) recorded: Recorded,
+    pub(crate) recorded: RecordedRuns,
     /// The length of all complete lines.
     complete_bytes: usize,
     /// Nobody else writes it for as long as it is open.
     file: File,
 }
 
-impl Stored {
+impl StoredResults {
     /// Reads the file of a directory and keeps others from writing it.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl Stored {
 #[derive(Debug)]
 struct Parsed {
     header: Header,
-    recorded: Recorded,
+    recorded: RecordedRuns,
     complete_bytes: usize,
 }
 
@@ -86,7 +86,7 @@ impl Parsed {
             let line = whole(line).and_then(check_figures);
             line.with_context(|| format!("line {number}")).context(DAMAGED)
         };
-        let recorded = lines.map(parse).collect::<Result<Recorded>>()?;
+        let recorded = lines.map(parse).collect::<Result<RecordedRuns>>()?;
         Ok(Self { header, recorded, complete_bytes })
     }
 }
@@ -125,7 +125,7 @@ fn check_format(line: &str) -> Result<()> {
 #[derive(Debug)]
 pub(crate) struct Results {
     file: File,
-    recorded: Recorded,
+    recorded: RecordedRuns,
     /// How many lines it had when it was opened.
     opened_at: usize,
 }
@@ -137,14 +137,14 @@ impl Results {
     /// If it cannot be written.
     pub(crate) fn create(mut claim: Claim, header: &Header) -> Result<Self> {
         write(claim.file(), header)?;
-        Ok(Self { file: claim.keep(), recorded: Recorded::default(), opened_at: 0 })
+        Ok(Self { file: claim.keep(), recorded: RecordedRuns::default(), opened_at: 0 })
     }
 
     /// Goes on with a file.
     ///
     /// # Errors
     /// If its runs were measured with other settings, on another machine or disk.
-    pub(crate) fn resume(directory: &Path, stored: Stored, header: &Header) -> Result<Self> {
+    pub(crate) fn resume(directory: &Path, stored: StoredResults, header: &Header) -> Result<Self> {
         check_same(directory, &header.differences(&stored.header))?;
         let file = stored.file;
         file.set_len(u64::try_from(stored.complete_bytes).expect("usize fits u64"))?;
@@ -163,7 +163,7 @@ impl Results {
     }
 
     /// The lines that are in the file.
-    pub(crate) fn recorded(&self) -> &Recorded {
+    pub(crate) fn recorded(&self) -> &RecordedRuns {
         &self.recorded
     }
 

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use self::prepare::Prepared;
+use self::prepare::PreparedCommand;
 use crate::Interrupted;
 use crate::args::{MeasureArgs, TuneArgs};
 use crate::clock;
@@ -23,10 +23,12 @@ use crate::measure::{Bench, Guests};
 use crate::output;
 use crate::plan::{CURVE_MAXIMUM, PlannedRun, Purpose, RunKey};
 use crate::precondition;
-use crate::progress::{Left, Progress, say};
+use crate::progress::{Progress, RemainingRuns, say};
 use crate::repeats::Repeats;
 use crate::report::{Findings, Report, Style};
-use crate::results::{Claim, FILE_NAME, Failure, Header, Line, Recorded, Results, Stored};
+use crate::results::{
+    Claim, FILE_NAME, Failure, Header, Line, RecordedRuns, Results, StoredResults,
+};
 use crate::settings::Settings;
 use crate::storage::Renewal;
 use crate::units::counted;
@@ -63,30 +65,30 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
 
 /// Where the results go.
 #[derive(Debug)]
-enum Place {
+enum Destination {
     New(Claim),
-    Stored(Box<Stored>),
+    StoredResults(Box<StoredResults>),
 }
 
-impl Place {
-    fn stored(&self) -> Option<&Stored> {
+impl Destination {
+    fn stored(&self) -> Option<&StoredResults> {
         match self {
             Self::New(_) => None,
-            Self::Stored(stored) => Some(stored),
+            Self::StoredResults(stored) => Some(stored),
         }
     }
 
     fn open(self, out: &Path, header: &Header) -> Result<Results> {
         match self {
             Self::New(claim) => Results::create(claim, header),
-            Self::Stored(stored) => Results::resume(out, *stored, header),
+            Self::StoredResults(stored) => Results::resume(out, *stored, header),
         }
     }
 }
 
-fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) -> Result<()> {
+fn tune(args: &TuneArgs, (out, place): (&Path, Destination), interrupt: &Interrupt) -> Result<()> {
     let started = clock::now();
-    let mut prepared = Prepared::new(args, place.stored(), out, interrupt)?;
+    let mut prepared = PreparedCommand::new(args, place.stored(), out, interrupt)?;
     let time = prepared.announce(place.stored(), interrupt)?;
     if args.measure().dry_run {
         prepared.tell_notes();
@@ -102,8 +104,8 @@ fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) ->
     let mut results = place.open(out, &header)?;
     let pace = prepared.pace();
     let pace = if renewed.is_some() { pace.with_fill(fill) } else { pace };
-    let Prepared { daemon, tools, matrix, fio, fleet, given, notes, mapper, .. } = prepared;
-    let Prepared { directory, size, .. } = prepared;
+    let PreparedCommand { daemon, tools, matrix, fio, fleet, given, notes, mapper, .. } = prepared;
+    let PreparedCommand { directory, size, .. } = prepared;
     let seed = header.settings.seed;
     let renewal = |plan| Renewal { plan, directory: &directory, size, seed, mapper: &mapper };
     let renewal = renewed.as_ref().map(renewal);
@@ -116,9 +118,9 @@ fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) ->
     let begun = if header.settings.budget.is_some() { started } else { announced };
     let deadline = begun + time;
     let left = if header.settings.adapts() {
-        Left::Until(deadline)
+        RemainingRuns::Until(deadline)
     } else {
-        Left::Runs(course.outlook(None).len())
+        RemainingRuns::Runs(course.outlook(None).len())
     };
     let progress = Progress::new(left, args.measure().interval);
     let mut bench = Bench {
@@ -159,11 +161,16 @@ fn tune(args: &TuneArgs, (out, place): (&Path, Place), interrupt: &Interrupt) ->
 
 /// Writes the report of a command that has nothing left to measure: its runs are those of the header that they were measured
 /// under.
-fn report_again(args: &TuneArgs, prepared: &Prepared, place: Place, out: &Path) -> Result<()> {
-    let Place::Stored(stored) = place else { bail!("there is nothing to measure") };
+fn report_again(
+    args: &TuneArgs,
+    prepared: &PreparedCommand,
+    place: Destination,
+    out: &Path,
+) -> Result<()> {
+    let Destination::StoredResults(stored) = place else { bail!("there is nothing to measure") };
     let header = Header { settings: prepared.settings.clone(), ..stored.header.clone() };
     let results = Results::resume(out, *stored, &header)?;
-    let Prepared { matrix, notes, .. } = prepared;
+    let PreparedCommand { matrix, notes, .. } = prepared;
     Material { header: &header, matrix, notes, results: &results }
         .conclude(out, args.measure().json)
 }
@@ -230,7 +237,7 @@ fn late(settings: &Settings) -> Option<String> {
 
 /// What a run needs of those before it: a point of a curve its share of the maximum, a phase of a probe that the one before
 /// was measured. Returns the rate, if there is one. `jobs` are those of the settings.
-fn rate(key: &RunKey, jobs: &[u16], recorded: &Recorded) -> Result<Option<f64>> {
+fn rate(key: &RunKey, jobs: &[u16], recorded: &RecordedRuns) -> Result<Option<f64>> {
     let failed = |needed: &str| format!("{key}: {needed} failed");
     match (key.purpose, key.step) {
         (Purpose::Precondition | Purpose::Sweep | Purpose::Confirm, _) => Ok(None),
@@ -316,19 +323,19 @@ fn keep(report: &Report<'_>, out: &Path) -> Result<()> {
 }
 
 /// Takes the directory named, or the first free of the default names; to resume, the one written last.
-fn place(args: &MeasureArgs, parent: &Path) -> Result<(PathBuf, Place)> {
+fn place(args: &MeasureArgs, parent: &Path) -> Result<(PathBuf, Destination)> {
     let out = match &args.out {
         Some(out) if out.exists() && !out.is_dir() => {
             bail!("--out {}: it is no directory", out.display())
         }
         Some(out) => out.clone(),
         None if args.resume => newest_directory(parent)?,
-        None => return first_free(parent).map(|(out, claim)| (out, Place::New(claim))),
+        None => return first_free(parent).map(|(out, claim)| (out, Destination::New(claim))),
     };
     let place = if args.resume {
-        Place::Stored(Box::new(Stored::read(&out)?))
+        Destination::StoredResults(Box::new(StoredResults::read(&out)?))
     } else {
-        Place::New(Claim::take(&out)?)
+        Destination::New(Claim::take(&out)?)
     };
     Ok((out, place))
 }
@@ -467,7 +474,7 @@ mod tests {
         let jobs = [2, 8, 4, 16];
         let phase = |step, jobs| key(Purpose::Probe, step, jobs);
         let (low, high, again) = (phase(0, 4), phase(1, 16), phase(2, 4));
-        let mut recorded = Recorded::default();
+        let mut recorded = RecordedRuns::default();
         assert_eq!(rate(&low, &jobs, &recorded).unwrap(), None);
         for step in 0..3 {
             recorded.push(measured(&phase(step, if step == 1 { 8 } else { 2 }), 100));
@@ -488,7 +495,7 @@ mod tests {
     #[test]
     fn a_rate_is_a_share_of_the_maximum_of_the_same_cell() {
         let point = |step, jobs| key(Purpose::Curve, step, jobs);
-        let recorded = Recorded::from_iter(vec![
+        let recorded = RecordedRuns::from_iter(vec![
             measured(&point(CURVE_MAXIMUM, 2), 1000),
             failed(&point(CURVE_MAXIMUM, 4)),
         ]);

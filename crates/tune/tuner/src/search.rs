@@ -20,7 +20,7 @@ use std::collections::HashSet;
 use load::Random;
 
 use self::overall::Overall;
-use self::place::Place;
+use self::place::SearchedCell;
 use crate::contender::Contender;
 use crate::matrix::Matrix;
 use crate::plan::{self, PlannedRun, Purpose, RunKey, STRETCH};
@@ -54,7 +54,7 @@ pub(crate) struct Search<'a> {
     terms: Terms,
     question: Question,
     matrix: &'a Matrix,
-    places: Vec<Place<'a>>,
+    places: Vec<SearchedCell<'a>>,
     tried: HashSet<RunKey>,
     /// The repeats for which it is settled what is measured again; missing while it is explored.
     settled: Option<u16>,
@@ -70,7 +70,7 @@ impl<'a> Search<'a> {
         let kept = if settings.budget.is_none() { least } else { 0 };
         let terms = Terms { full, least, most, kept, seed: settings.seed };
         let question = settings.question();
-        let place = |entry| Place::new(entry, full, &question);
+        let place = |entry| SearchedCell::new(entry, full, &question);
         let places = matrix.entries.iter().map(place).collect();
         Self { terms, question, matrix, places, tried: HashSet::new(), settled: None }
     }
@@ -106,7 +106,7 @@ impl<'a> Search<'a> {
     }
 
     /// How often each number is explored: once if all of them are measured again anyway.
-    fn explored(&self, place: &Place<'_>) -> u16 {
+    fn explored(&self, place: &SearchedCell<'_>) -> u16 {
         match (self.terms.full, place.is_whole()) {
             (true, _) if !place.has_few_numbers() => self.terms.least,
             (true, _) | (false, true) => 1,
@@ -133,7 +133,7 @@ impl<'a> Search<'a> {
     /// The first block that is missing of exploring these contenders of each place, with one run more in a repeat of it.
     fn swept(
         &self,
-        of: impl Fn(&Place<'_>) -> Vec<Contender>,
+        of: impl Fn(&SearchedCell<'_>) -> Vec<Contender>,
         more: impl Fn(usize, u16) -> Option<PlannedRun>,
     ) -> Option<Vec<PlannedRun>> {
         let most = self.places.iter().map(|place| self.explored(place)).max()?;

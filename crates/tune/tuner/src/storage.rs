@@ -258,7 +258,7 @@ impl<'a> Builder<'a> {
             }
             Image::Qcow2(image) => {
                 let fixed = self.key.stripe != Stripe::None || self.workshop.is_mapped(&self.key);
-                let filling = if fixed { Filling::Reserved } else { Filling::Nothing };
+                let filling = if fixed { Filling::Reserved } else { Filling::NoAnswer };
                 let files = self.members(number, place, room.capacity, filling)?;
                 let disk = self.assembled(files, number, room.capacity)?;
                 self.image(&image, &disk, number)?;
@@ -289,7 +289,7 @@ impl<'a> Builder<'a> {
             match filling {
                 Filling::Noise => self.noise(path.clone(), Bytes(member))?,
                 Filling::Reserved => container::reserved_file(&path, member, &mut self.undo)?,
-                Filling::Nothing => container::reserved_file(&path, 0, &mut self.undo)?,
+                Filling::NoAnswer => container::reserved_file(&path, 0, &mut self.undo)?,
             }
             files.push(path);
         }
@@ -404,7 +404,7 @@ enum Filling {
     /// Space without data.
     Reserved,
     /// Nothing; it grows.
-    Nothing,
+    NoAnswer,
 }
 
 /// Writes an image where the disk's files are; by way of `temporary` if they are stripes, which

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::client::{ClientEngine, Connection, engines};
 use crate::clock;
-use crate::conduct::{STALL_LIMIT, TICK, Timing, Verdict, Watch};
+use crate::conduct::{Continuation, STALL_LIMIT, TICK, Timing, Watch};
 use crate::drive::{Ended, Engine, check};
 use crate::sample::Latency;
 use crate::workload::{Access, Accesses};
@@ -115,7 +115,7 @@ impl<'a> Arrivals<'a> {
                 if self.free.is_empty() && oldest > Some(STALL_LIMIT) {
                     return Err(LoadError::Stalled { job: 0, seconds: STALL_LIMIT.as_secs() });
                 }
-                if watch.tick() == Verdict::Stop {
+                if watch.tick() == Continuation::Stop {
                     return Err(LoadError::Stopped);
                 }
             }

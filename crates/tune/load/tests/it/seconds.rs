@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use load::probe::cache_mode;
-use load::{BlockBytes, Fifth, Interval, Shape, Timing, Verdict, Watch, Workload, host};
+use load::{BlockBytes, Continuation, Fifth, Interval, Shape, Timing, Watch, Workload, host};
 
 #[derive(Default)]
 struct Told {
@@ -20,8 +20,8 @@ impl Watch for Told {
         self.early = self.all.len();
     }
 
-    fn tick(&mut self) -> Verdict {
-        Verdict::GoOn
+    fn tick(&mut self) -> Continuation {
+        Continuation::GoOn
     }
 
     fn second(&mut self, interval: &Interval) {

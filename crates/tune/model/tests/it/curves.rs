@@ -2,7 +2,7 @@
 //!
 //! A thread is solved exactly (mean value analysis), jobs land by drawing, and the device is a hard bound.
 
-use model::{Claim, Measured, Nothing, Observation, Prediction, Shape, Wanted, predict};
+use model::{Claim, Measured, NoAnswer, Observation, Prediction, Shape, Wanted, predict};
 
 use crate::{Chance, Seeds, Tally, print, quantile, seeds};
 
@@ -218,15 +218,15 @@ fn without_the_host_or_with_few_numbers_nothing_is_told() {
     let measured = truth.measured((16, 16), 4, &mut Chance::new(3));
     let wanted = STEPS[1].1(&measured);
     let without = Measured { host: None, ..measured.clone() };
-    assert_eq!(predict(&without, &wanted), Err(Nothing::NoHost));
+    assert_eq!(predict(&without, &wanted), Err(NoAnswer::NoHost));
     let mut few = measured.clone();
     few.numbers.truncate(2);
-    assert_eq!(predict(&few, &wanted), Err(Nothing::FewNumbers(2)));
+    assert_eq!(predict(&few, &wanted), Err(NoAnswer::FewNumbers(2)));
     let crowded = Measured { cores: 8, cpu_s: None, ..measured.clone() };
-    assert_eq!(predict(&crowded, &wanted), Err(Nothing::NoCpuTime));
+    assert_eq!(predict(&crowded, &wanted), Err(NoAnswer::NoCpuTime));
     let mut saw = measured;
     saw.numbers[1].iops *= 1.8;
-    assert!(matches!(predict(&saw, &wanted), Err(Nothing::Misfit(off)) if off > 0.08));
+    assert!(matches!(predict(&saw, &wanted), Err(NoAnswer::Misfit(off)) if off > 0.08));
 }
 
 /// The universal scalability law, fitted to figures of 1 iothread and more: what it says of `n`.

@@ -12,7 +12,7 @@ mod rehearsed;
 use std::fmt;
 use std::ops::Range as Seeds;
 
-use model::{Claim, N90, Nothing, Prediction, Range};
+use model::{Claim, N90, NoAnswer, Prediction, Range};
 
 /// The numbers of iothreads that are compared; 0 is none.
 const COUNTS: [u16; 9] = [0, 1, 2, 3, 4, 6, 8, 12, 16];
@@ -103,7 +103,7 @@ impl Share {
 
 impl Tally {
     /// `truth` gives requests per second of a number of iothreads.
-    fn add(&mut self, told: &Result<Prediction, Nothing>, truth: &dyn Fn(u16) -> f64) {
+    fn add(&mut self, told: &Result<Prediction, NoAnswer>, truth: &dyn Fn(u16) -> f64) {
         self.asked += 1;
         let Ok(told) = told else {
             self.nothing += 1;

@@ -1,6 +1,6 @@
 //! What a number of iothreads gains over none, by what is wanted, and what it costs in IOPS. Pure functions.
 
-use super::{Place, Spot};
+use super::{CellOfSubject, CellOnVariant};
 use crate::contender::Iothreads;
 use crate::question::Want;
 use crate::stats::Estimate;
@@ -20,11 +20,15 @@ pub(crate) struct Gain {
 
 impl Gain {
     /// Of a number; `None` for none itself, and where the two share no repeats.
-    pub(super) fn of(places: &[Place<'_>], iothreads: Iothreads, want: Want) -> Option<Self> {
+    pub(super) fn of(
+        places: &[CellOfSubject<'_>],
+        iothreads: Iothreads,
+        want: Want,
+    ) -> Option<Self> {
         if iothreads == Iothreads::NONE {
             return None;
         }
-        let ratio = |place: &Place<'_>| {
+        let ratio = |place: &CellOfSubject<'_>| {
             let row = place.row(iothreads)?;
             to_none(*place, row, want).filter(|_| row.iothreads() != Some(Iothreads::NONE))
         };
@@ -47,7 +51,7 @@ impl Gain {
 }
 
 /// What a row reached relative to none, by what is wanted.
-fn to_none(place: Place<'_>, row: &Row, want: Want) -> Option<Estimate> {
+fn to_none(place: CellOfSubject<'_>, row: &Row, want: Want) -> Option<Estimate> {
     if want == Want::Throughput {
         return row.to_none;
     }
@@ -60,8 +64,11 @@ fn to_none(place: Place<'_>, row: &Row, want: Want) -> Option<Estimate> {
 }
 
 /// The IOPS of a number relative to the most, where they are fewest.
-pub(super) fn rate(places: &[Place<'_>], iothreads: Iothreads) -> Option<(f64, Spot)> {
-    let relative = |place: &Place<'_>| {
+pub(super) fn rate(
+    places: &[CellOfSubject<'_>],
+    iothreads: Iothreads,
+) -> Option<(f64, CellOnVariant)> {
+    let relative = |place: &CellOfSubject<'_>| {
         let all = place.summary.rows_of(place.subject).map(|row| row.iops.median);
         let ratio = place.row(iothreads)?.iops.median / all.fold(0.0, f64::max);
         ratio.is_finite().then_some((ratio, place.spot))

@@ -10,7 +10,7 @@
 
 use std::rc::Rc;
 
-use super::{Place, Spot, Used};
+use super::{BoundUse, CellOfSubject, CellOnVariant};
 use crate::contender::Iothreads;
 use crate::lists::sorted;
 use crate::question::{Bound, Question, Tolerance};
@@ -32,7 +32,7 @@ pub(super) struct Rating {
     pub(super) iothreads: Iothreads,
     pub(super) shortfall: f64,
     /// Where it lacks most.
-    pub(super) worst: Spot,
+    pub(super) worst: CellOnVariant,
 }
 
 /// The number to use.
@@ -60,7 +60,7 @@ pub(super) enum Footing {
 /// One cell with its table.
 #[derive(Clone, Debug)]
 struct Sheet {
-    spot: Spot,
+    spot: CellOnVariant,
     weight: Option<f64>,
     blocks: Rc<Blocks>,
     /// Of those that are compared.
@@ -109,7 +109,7 @@ pub(super) struct Ratings<'a> {
 
 impl<'a> Ratings<'a> {
     /// Of all places with figures. Rounds are resampled, each with all its cells: what disturbs a round disturbs all of them.
-    pub(super) fn new(places: &[Place<'_>], question: &'a Question) -> Self {
+    pub(super) fn new(places: &[CellOfSubject<'_>], question: &'a Question) -> Self {
         let all: Vec<Blocks> =
             places.iter().map(|it| it.summary.blocks(it.subject, question.want)).collect();
         let rounds = sorted(all.iter().flat_map(|blocks| blocks.rounds().iter().copied()));
@@ -117,7 +117,7 @@ impl<'a> Ratings<'a> {
         let draws: Vec<Vec<u16>> = Resampler::times().map(|_| resampler.draw(&rounds)).collect();
         let shares: Vec<Shares> = all.iter().map(Blocks::shares).collect();
         let compared = sorted(shares.iter().flatten().map(|(count, _)| *count));
-        let sheet = |((place, blocks), shares): ((&Place<'_>, Blocks), Shares)| {
+        let sheet = |((place, blocks), shares): ((&CellOfSubject<'_>, Blocks), Shares)| {
             let known = blocks.all_shares();
             let resampled = {
                 let shares_drawn = blocks.shares_drawn();
@@ -174,17 +174,17 @@ impl<'a> Ratings<'a> {
     }
 
     /// A cell of which what is wanted was not measured.
-    pub(super) fn unmeasured(&self) -> Option<Spot> {
+    pub(super) fn unmeasured(&self) -> Option<CellOnVariant> {
         self.sheets.iter().find(|sheet| sheet.shares.is_empty()).map(|sheet| sheet.spot)
     }
 
     /// A cell in which nobody did a request.
-    pub(super) fn idle(&self) -> Option<Spot> {
+    pub(super) fn idle(&self) -> Option<CellOnVariant> {
         self.sheets.iter().find(|sheet| sheet.blocks.is_idle()).map(|sheet| sheet.spot)
     }
 
     /// Where least is known of a number, and in how many blocks others are there.
-    pub(super) fn footing(&self, iothreads: Iothreads) -> Option<(Spot, Footing, usize)> {
+    pub(super) fn footing(&self, iothreads: Iothreads) -> Option<(CellOnVariant, Footing, usize)> {
         let of = |sheet: &Sheet| (sheet.spot, sheet.footing(iothreads), sheet.blocks.len());
         self.sheets.iter().map(of).min_by_key(|(_, footing, _)| match footing {
             Footing::Unknown => (0, 0),
@@ -194,7 +194,7 @@ impl<'a> Ratings<'a> {
     }
 
     /// The same with some of the cells.
-    pub(super) fn only(&self, wanted: impl Fn(Spot) -> bool) -> Self {
+    pub(super) fn only(&self, wanted: impl Fn(CellOnVariant) -> bool) -> Self {
         let sheets = self.sheets.iter().filter(|sheet| wanted(sheet.spot)).cloned().collect();
         let (barred, compared) = (self.barred.clone(), Rc::clone(&self.compared));
         Self { sheets, barred, compared, keep: Vec::new(), ..*self }.judged()
@@ -207,7 +207,7 @@ impl<'a> Ratings<'a> {
         free.judged()
     }
 
-    pub(super) fn spots(&self) -> impl Iterator<Item = Spot> {
+    pub(super) fn spots(&self) -> impl Iterator<Item = CellOnVariant> {
         self.sheets.iter().map(|sheet| sheet.spot)
     }
 
@@ -230,13 +230,13 @@ impl<'a> Ratings<'a> {
     }
 
     /// The bound of which a number uses most, how much of it, and where. `None` without bounds.
-    pub(super) fn most_used(&self, iothreads: Iothreads) -> Option<Used> {
+    pub(super) fn most_used(&self, iothreads: Iothreads) -> Option<BoundUse> {
         let place = self.place(&iothreads)?;
         let kept = self.share_kept(place);
         let used = self.sheets.iter().flat_map(|sheet| {
             let each = sheet.kept.get(place).into_iter().flat_map(|kept| &kept.used);
             let each = each.zip(&self.question.bounds);
-            each.map(|(&used, &bound)| Used { iothreads, bound, used, spot: sheet.spot, kept })
+            each.map(|(&used, &bound)| BoundUse { iothreads, bound, used, spot: sheet.spot, kept })
         });
         used.reduce(|a, b| if b.used > a.used { b } else { a })
     }
@@ -364,7 +364,12 @@ impl<'a> Ratings<'a> {
 
 impl Kept {
     /// Of a number, or what stands for it.
-    fn of(place: Place<'_>, iothreads: Iothreads, bounds: &[Bound], draws: &[Vec<u16>]) -> Self {
+    fn of(
+        place: CellOfSubject<'_>,
+        iothreads: Iothreads,
+        bounds: &[Bound],
+        draws: &[Vec<u16>],
+    ) -> Self {
         let row = place.row(iothreads);
         let repeats = row.map_or(&[][..], |row| &row.by_repeat);
         let all: Vec<u16> = repeats.iter().map(|(repeat, _)| *repeat).collect();

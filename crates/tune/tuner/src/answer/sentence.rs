@@ -1,8 +1,8 @@
 //! The answer in words. Pure functions.
 
 use super::{
-    Answer, Bent, Certainty, Change, Cheaper, Condition, Dearer, Doubt, Gain, Limit, Nothing,
-    Price, Spot, Today, Used,
+    Answer, BoundUse, Caveats, CellOnVariant, Certainty, Change, CheaperNumber, Condition,
+    DearerNumber, Doubt, Gain, Limit, NoAnswer, Price, Today,
 };
 use crate::bottleneck::Bottleneck;
 use crate::contender::Iothreads;
@@ -34,7 +34,7 @@ pub(crate) fn sentence(answer: &Answer) -> String {
         None => format!("Use {threads}: {}", lack(answer)),
         Some(purpose) => format!("For {purpose} use {threads}: {}", lack(answer)),
     };
-    if let Some(Used { bound, used, .. }) = answer.used {
+    if let Some(BoundUse { bound, used, .. }) = answer.used {
         let end = if let Bound::P99Max(_) = bound { "most" } else { "least" };
         text.push_str(&format!(", {} at {end}", bound.reached(used)));
     }
@@ -75,10 +75,10 @@ pub(crate) fn details(answer: &Answer, repeats: Option<Repeats>) -> Vec<String> 
         };
         details.push(format!("{how}; a longer --runtime makes each repeat steadier."));
     }
-    if matches!(answer.nothing, Some(Nothing::NumbersFailed(_))) && repeats.is_some() {
+    if matches!(answer.nothing, Some(NoAnswer::NumbersFailed(_))) && repeats.is_some() {
         details.push("The same command with --resume tries the failed runs again.".to_owned());
     }
-    if let Some(Nothing::NoneKeeps(Used { bound, .. })) = answer.nothing {
+    if let Some(NoAnswer::NoneKeeps(BoundUse { bound, .. })) = answer.nothing {
         details.push(unkept(bound).to_owned());
     }
     if answer.nothing.is_none() {
@@ -131,12 +131,12 @@ fn unkept(bound: Bound) -> &'static str {
 }
 
 /// Where there is nothing to recommend, however often it is measured.
-fn nothing(why: &Nothing, iothreads: Iothreads) -> String {
+fn nothing(why: &NoAnswer, iothreads: Iothreads) -> String {
     match why {
-        Nothing::OneNumber => format!(
+        NoAnswer::OneNumber => format!(
             "Only one number of iothreads was measured ({iothreads}), so there is nothing to compare."
         ),
-        Nothing::Apart(numbers) => {
+        NoAnswer::Apart(numbers) => {
             let name = |(iothreads, repeats): &(Iothreads, usize)| {
                 format!("{} in {}", threads(*iothreads), counted(*repeats, "repeat"))
             };
@@ -146,7 +146,7 @@ fn nothing(why: &Nothing, iothreads: Iothreads) -> String {
                 numbers.iter().map(name).collect::<Vec<_>>().join(", ")
             )
         }
-        Nothing::Counts(weights) => {
+        NoAnswer::Counts(weights) => {
             let weights: Vec<String> = weights.iter().map(Weight::to_string).collect();
             format!(
                 "No cell that was measured counts by --weights {}, so no number of iothreads is \
@@ -154,14 +154,14 @@ fn nothing(why: &Nothing, iothreads: Iothreads) -> String {
                 weights.join(",")
             )
         }
-        Nothing::NotMeasured(spot) => format!(
+        NoAnswer::NotMeasured(spot) => format!(
             "What is wanted was not measured in {spot}, so no number of iothreads is recommended for it."
         ),
-        Nothing::NoneKeeps(nearest) => none_keeps(*nearest),
-        Nothing::NumbersFailed(0) => {
+        NoAnswer::NoneKeeps(nearest) => none_keeps(*nearest),
+        NoAnswer::NumbersFailed(0) => {
             "Every number of iothreads failed in some run, so none is recommended.".to_owned()
         }
-        Nothing::NumbersFailed(_) => {
+        NoAnswer::NumbersFailed(_) => {
             "All numbers of iothreads but one failed in some run, so there is nothing to compare."
                 .to_owned()
         }
@@ -188,7 +188,7 @@ fn doubt(doubt: &Doubt) -> String {
 }
 
 /// No number keeps a bound, and what the nearest one has.
-fn none_keeps(Used { iothreads, bound, used, spot, kept }: Used) -> String {
+fn none_keeps(BoundUse { iothreads, bound, used, spot, kept }: BoundUse) -> String {
     let nearest =
         format!("the nearest, {}, has {} in {spot}", threads(iothreads), bound.reached(used));
     if used > 1.0 {
@@ -297,7 +297,7 @@ fn certainty(answer: &Answer) -> String {
 }
 
 /// What resamplings do not see.
-fn but(Bent { unsteady, drifted, holes, failed_cells }: Bent) -> String {
+fn but(Caveats { unsteady, drifted, holes, failed_cells }: Caveats) -> String {
     let mut reasons: Vec<String> = [
         (unsteady, "most runs were not steady"),
         (drifted, "the machine drifted meanwhile"),
@@ -314,7 +314,7 @@ fn but(Bent { unsteady, drifted, holes, failed_cells }: Bent) -> String {
 }
 
 /// What the best number would bring and cost.
-fn dearer(dearer: Dearer, answer: &Answer) -> Option<String> {
+fn dearer(dearer: DearerNumber, answer: &Answer) -> Option<String> {
     let range = changes_of(answer.want, dearer.lowest, dearer.highest);
     let prices = dearer.price.zip(answer.price).filter(|_| answer.want != Want::Cpu);
     let price = prices.map_or_else(String::new, |(dearer, own)| {
@@ -341,7 +341,7 @@ fn today(Today { iothreads, shortfall, worst }: Today, answer: &Answer) -> Strin
     format!("Today: {}: {reaches}{place}.", threads(iothreads))
 }
 
-fn cheaper(Cheaper { iothreads, shortfall, saves }: Cheaper, want: Want) -> String {
+fn cheaper(CheaperNumber { iothreads, shortfall, saves }: CheaperNumber, want: Want) -> String {
     let lacks = match want {
         Want::Throughput => format!("lack {:.0} %", shortfall * 100.0),
         Want::Latency => format!("have a p99 {:.0} % higher", more(shortfall)),
@@ -351,7 +351,7 @@ fn cheaper(Cheaper { iothreads, shortfall, saves }: Cheaper, want: Want) -> Stri
 }
 
 /// What the number costs in IOPS, where others are wanted more of it.
-fn rate((rate, spot): (f64, Spot), answer: &Answer) -> Option<String> {
+fn rate((rate, spot): (f64, CellOnVariant), answer: &Answer) -> Option<String> {
     let lacks = 1.0 - rate;
     let at_most = if answer.cells > 1 {
         format!("up to {:.0} % (in {spot})", lacks * 100.0)

@@ -27,8 +27,8 @@ fn cells(rows: &[&[(u16, &[u64])]]) -> Vec<CellSummary> {
     summarise(&runs, 64)
 }
 
-fn spot(op: &str, iodepth: u16) -> Spot {
-    Spot { cell: cell(op, 4096, 8, iodepth), variant: None }
+fn spot(op: &str, iodepth: u16) -> CellOnVariant {
+    CellOnVariant { cell: cell(op, 4096, 8, iodepth), variant: None }
 }
 
 fn weighted(weights: &[Weight]) -> Question {
@@ -127,7 +127,7 @@ fn in_noise_that_hides_the_differences_the_cheaper_is_taken_and_doubted() {
 #[test]
 fn what_cannot_be_told_is_said() {
     let doubts = |rows: &[&[(u16, &[u64])]]| asked(rows, &[]).doubts;
-    assert_eq!(asked(&[&[(2, &[5; 3])]], &[]).nothing, Some(Nothing::OneNumber));
+    assert_eq!(asked(&[&[(2, &[5; 3])]], &[]).nothing, Some(NoAnswer::OneNumber));
     assert_eq!(doubts(&[&[(0, &[5; 2]), (1, &[9; 2])]]), [Doubt::FewRepeats(2)]);
     assert_eq!(doubts(&[&[(0, &[5; 3]), (1, &[9; 3])]]), []);
     let mut emulated = cells(&[&[(0, &[5; 3]), (1, &[9; 3])]]);
@@ -179,14 +179,14 @@ fn figures_that_are_bent_are_not_called_sure() {
         let text = sentence(&Answer { bent, ..asked(rows, &[]) });
         text.split_once("; ").unwrap().1.to_owned()
     };
-    let bent = Bent::default();
+    let bent = Caveats::default();
     assert_eq!(end(bent), "sure: in 100 % of resamplings no number is better by more than 5 %.");
     assert_eq!(
-        end(Bent { drifted: true, ..bent }),
+        end(Caveats { drifted: true, ..bent }),
         "likely: in 100 % of resamplings no number is better by more than 5 %, but the machine drifted meanwhile."
     );
     assert_eq!(
-        end(Bent { unsteady: true, holes: true, ..bent }),
+        end(Caveats { unsteady: true, holes: true, ..bent }),
         "likely: in 100 % of resamplings no number is better by more than 5 %, but most runs were not steady, and the file has \
          holes, which look too fast."
     );
@@ -306,7 +306,7 @@ fn what_would_tell_more_can_be_done() {
     }
     // Without a header there is nothing to go on with.
     assert!(details(&answer, None)[0].contains("--repeats 6-40"));
-    let failed = Answer { nothing: Some(Nothing::NumbersFailed(1)), doubts: Vec::new(), ..answer };
+    let failed = Answer { nothing: Some(NoAnswer::NumbersFailed(1)), doubts: Vec::new(), ..answer };
     let again = "The same command with --resume tries the failed runs again.";
     assert_eq!(details(&failed, Some(Repeats::DEFAULT)), [again]);
     assert!(details(&failed, None).is_empty());

@@ -23,7 +23,7 @@ fn cells(rows: &[(Contender, &[u64])]) -> Vec<CellSummary> {
 }
 
 #[track_caller]
-fn check(a: &[u64], b: &[u64], verdict: Verdict) {
+fn check(a: &[u64], b: &[u64], verdict: ChangeVerdict) {
     let comparison = Comparison::new(&cells(&[(client(1), a)]), &cells(&[(client(1), b)]));
     let row = comparison.rows().next().unwrap();
     assert_eq!(row.verdict, verdict, "{row:?}");
@@ -32,26 +32,26 @@ fn check(a: &[u64], b: &[u64], verdict: Verdict) {
 #[test]
 fn a_change_is_told_from_noise() {
     let a = [1000, 1010, 990, 1005, 995, 1000];
-    check(&a, &[1200, 1210, 1190, 1205, 1195, 1200], Verdict::Faster);
-    check(&a, &[800, 810, 790, 805, 795, 800], Verdict::Slower);
-    check(&a, &a, Verdict::Noise);
+    check(&a, &[1200, 1210, 1190, 1205, 1195, 1200], ChangeVerdict::Faster);
+    check(&a, &[800, 810, 790, 805, 795, 800], ChangeVerdict::Slower);
+    check(&a, &a, ChangeVerdict::Noise);
     // Told apart by the test, but less than two commands differ by.
-    check(&a, &[1015, 1025, 1005, 1020, 1010, 1015], Verdict::Noise);
-    check(&[1000; 6], &[1015; 6], Verdict::Noise);
+    check(&a, &[1015, 1025, 1005, 1020, 1010, 1015], ChangeVerdict::Noise);
+    check(&[1000; 6], &[1015; 6], ChangeVerdict::Noise);
     // Above that, but its repeats stray as far.
-    check(&a, &[1100, 1110, 1090, 900, 1095, 900], Verdict::Noise);
-    check(&[1000, 1300, 700], &[1200, 1500, 900], Verdict::Noise);
+    check(&a, &[1100, 1110, 1090, 900, 1095, 900], ChangeVerdict::Noise);
+    check(&[1000, 1300, 700], &[1200, 1500, 900], ChangeVerdict::Noise);
 }
 
 #[test]
 fn too_few_repeats_and_rates_of_zero_say_nothing() {
-    check(&[1000; 2], &[2000; 6], Verdict::CannotTell);
-    check(&[1000; 6], &[2000; 2], Verdict::CannotTell);
-    check(&[1000], &[2000], Verdict::CannotTell);
-    check(&[0; 3], &[2000; 3], Verdict::CannotTell);
-    check(&[0; 3], &[0; 3], Verdict::CannotTell);
-    check(&[1000; 3], &[0; 3], Verdict::CannotTell);
-    check(&[1000, 0, 1000], &[2000; 3], Verdict::CannotTell);
+    check(&[1000; 2], &[2000; 6], ChangeVerdict::CannotTell);
+    check(&[1000; 6], &[2000; 2], ChangeVerdict::CannotTell);
+    check(&[1000], &[2000], ChangeVerdict::CannotTell);
+    check(&[0; 3], &[2000; 3], ChangeVerdict::CannotTell);
+    check(&[0; 3], &[0; 3], ChangeVerdict::CannotTell);
+    check(&[1000; 3], &[0; 3], ChangeVerdict::CannotTell);
+    check(&[1000, 0, 1000], &[2000; 3], ChangeVerdict::CannotTell);
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn rows_are_matched_and_the_others_named() {
     let mut b = cells(&[(client(1), &[1000; 3]), (client(2), &[200; 3]), (client(4), &[1; 3])]);
     let comparison = Comparison::new(&a, &b);
     let rows: Vec<_> = comparison.rows().map(|row| (row.contender, row.verdict)).collect();
-    assert_eq!(rows, [(client(1), Verdict::Faster), (client(2), Verdict::Slower)]);
+    assert_eq!(rows, [(client(1), ChangeVerdict::Faster), (client(2), ChangeVerdict::Slower)]);
     let names = |only: &[(Variant, Cell, Contender)]| {
         only.iter().map(|(_, _, contender)| contender.to_string()).collect::<Vec<_>>()
     };
@@ -119,7 +119,7 @@ fn twice(seed: u64, percent: f64, repeats: usize, faster: f64) -> Vec<ComparedRo
     judged(&pairs)
 }
 
-fn count(rows: &[ComparedRow], verdict: Verdict) -> usize {
+fn count(rows: &[ComparedRow], verdict: ChangeVerdict) -> usize {
     rows.iter().filter(|row| row.verdict == verdict).count()
 }
 
@@ -128,7 +128,7 @@ fn the_same_measured_twice_is_called_noise_in_95_percent_of_reports() {
     for (percent, repeats) in [(3.0, 6), (5.0, 3), (10.0, 6), (20.0, 6)] {
         let wrong = (0..200).filter(|seed| {
             let rows = twice(*seed, percent, repeats, 1.0);
-            count(&rows, Verdict::Noise) < rows.len()
+            count(&rows, ChangeVerdict::Noise) < rows.len()
         });
         let wrong = wrong.count();
         // One in twenty, what the effects of the commands add, and chance.
@@ -140,7 +140,7 @@ fn the_same_measured_twice_is_called_noise_in_95_percent_of_reports() {
 fn more_repeats_see_more() {
     // A change of 5 % in noise of 3 %, and none.
     let found = |repeats, faster| -> usize {
-        (0..10).map(|seed| count(&twice(seed, 3.0, repeats, faster), Verdict::Faster)).sum()
+        (0..10).map(|seed| count(&twice(seed, 3.0, repeats, faster), ChangeVerdict::Faster)).sum()
     };
     let share = [6, 12, 40].map(|repeats| found(repeats, 1.05) * 100 / (10 * 20));
     assert_eq!(found(40, 1.0), 0, "nothing changed");
@@ -149,7 +149,7 @@ fn more_repeats_see_more() {
 
 #[test]
 fn a_change_of_20_percent_is_found_in_95_percent_of_rows() {
-    for (faster, verdict) in [(1.2, Verdict::Faster), (1.0 / 1.2, Verdict::Slower)] {
+    for (faster, verdict) in [(1.2, ChangeVerdict::Faster), (1.0 / 1.2, ChangeVerdict::Slower)] {
         let (mut found, mut all) = (0, 0);
         for seed in 0..200 {
             let rows = twice(seed, 5.0, 6, faster);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use load::probe::CacheMode;
 
 use super::*;
-use crate::results::Opened;
+use crate::results::DiskAccess;
 use crate::results::tests::header;
 use crate::target::{Kind, Origin};
 use crate::variant::Aio;
@@ -453,7 +453,7 @@ fn the_header_says_what_was_measured() {
     let mut header = header(line);
     header.disk.origin = Origin::User;
     header.disk.path = PathBuf::from("/dev/vg0/vm1");
-    header.disk.opened = Some(Opened { block_device: true, direct: true });
+    header.disk.opened = Some(DiskAccess { block_device: true, direct: true });
     let native = variant(|it| it.aio = Aio::Native);
     let count = Iothreads::new(2);
     let files = files(&header, Subject::VmQemu, &native, count);
@@ -497,7 +497,7 @@ fn a_client_has_its_own_queues_and_no_guest() {
 #[test]
 fn what_was_made_for_the_measurement_is_told() {
     let mut header = header("--subject vm:qemu,vm:ringloom,client");
-    header.disk.opened = Some(Opened { block_device: false, direct: false });
+    header.disk.opened = Some(DiskAccess { block_device: false, direct: false });
     let plain = Variant::default();
     for (subject, variant, part) in [
         (Subject::VmQemu, plain, "made in /disks and is gone"),
@@ -570,7 +570,7 @@ fn how_a_disk_was_opened_is_known_of_old_results_too() {
             let mut header = header("--subject vm:ringloom");
             header.disk.origin = Origin::User;
             for (opened, description) in
-                [(None, target.description()), (Some(Opened::new(kind, cache)), String::new())]
+                [(None, target.description()), (Some(DiskAccess::new(kind, cache)), String::new())]
             {
                 header.disk.opened = opened;
                 header.disk.description = description;

@@ -10,7 +10,7 @@ use super::version::QemuVersion;
 use crate::calendar::Date;
 use crate::contender::{Iothreads, Subject};
 use crate::pinning::CpuList;
-use crate::results::{Disk, Header, Opened};
+use crate::results::{Disk, DiskAccess, Header};
 use crate::storage::{DiskFiles, create_options};
 use crate::target::{Kind, Origin, cache_name};
 use crate::units::counted;
@@ -32,7 +32,7 @@ pub enum Backend {
 
 /// Where a number comes from, for the first lines of the files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Measured {
+pub struct Provenance {
     /// The version of ringloom.
     pub version: String,
     /// `2026-11-22`.
@@ -81,7 +81,7 @@ pub struct Wanted {
     /// Whether CPUs, memory and pins of the guest are those of one that was measured.
     pub guest_measured: bool,
     /// Where the number comes from.
-    pub measured: Measured,
+    pub measured: Provenance,
     /// What was measured and is in no file, one sentence each.
     pub notes: Vec<String>,
 }
@@ -89,7 +89,7 @@ pub struct Wanted {
 impl Wanted {
     /// A raw virtio-blk disk in a file, with O_DIRECT and four queues for four CPUs; the fields are there to be changed.
     pub fn new(by: Backend, iothreads: Iothreads, disk: PathBuf) -> Self {
-        let measured = Measured {
+        let measured = Provenance {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             date: Date::of(0).to_string(),
             subject: match by {
@@ -137,7 +137,7 @@ impl Wanted {
         let stands = header.disk.origin == Origin::User;
         let disk = if stands { header.disk.path.clone() } else { PathBuf::from(SOME_DISK) };
         let (kind, cache) = opened(&header.disk);
-        let measured = Measured {
+        let measured = Provenance {
             version: header.ringloom.clone(),
             date: Date::of(header.started_unix_s).to_string(),
             subject: subject.to_string(),
@@ -182,7 +182,7 @@ impl Wanted {
 
     /// The first lines of every file.
     pub(super) fn head(&self) -> Vec<String> {
-        let Measured { version, date, subject, disk } = &self.measured;
+        let Provenance { version, date, subject, disk } = &self.measured;
         let threads = match self.iothreads {
             Iothreads::NONE => "no iothread".to_owned(),
             Iothreads::AUTO => "as many iothreads as pay".to_owned(),
@@ -226,11 +226,11 @@ fn queues(header: &Header, subject: Subject) -> u16 {
 
 /// How the disk was opened, which earlier versions recorded in words only.
 fn opened(disk: &Disk) -> (Kind, CacheMode) {
-    let in_words = || Opened {
+    let in_words = || DiskAccess {
         block_device: disk.description.contains(" on block device, "),
         direct: !disk.description.ends_with(cache_name(CacheMode::Buffered)),
     };
-    let Opened { block_device, direct } = disk.opened.unwrap_or_else(in_words);
+    let DiskAccess { block_device, direct } = disk.opened.unwrap_or_else(in_words);
     (
         if block_device { Kind::BlockDevice } else { Kind::File },
         if direct { CacheMode::Direct } else { CacheMode::Buffered },

@@ -86,7 +86,7 @@ impl fmt::Display for BlockDevice {
 
 /// What is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum DiskPlace {
     /// A file or directory, by its true path.
     Path(PathBuf),
     /// A block device, by major and minor number.
@@ -95,7 +95,7 @@ pub(super) enum Place {
     Nowhere,
 }
 
-impl Place {
+impl DiskPlace {
     pub(super) fn of(disk: &Path) -> Self {
         match fs::metadata(disk) {
             Ok(metadata) if metadata.file_type().is_block_device() => {
@@ -109,10 +109,10 @@ impl Place {
 }
 
 impl DiskBelow {
-    pub(super) fn read(tree: &Tree, place: &Place) -> Self {
+    pub(super) fn read(tree: &Tree, place: &DiskPlace) -> Self {
         let mut below = Self::default();
         match place {
-            Place::Path(path) => {
+            DiskPlace::Path(path) => {
                 let mounts = tree.text("proc/self/mountinfo").unwrap_or_default();
                 let mount = mount_of(&mounts, path);
                 if let Some(device) = mount.as_ref().and_then(|mount| sysfs_of(mount, tree)) {
@@ -120,10 +120,10 @@ impl DiskBelow {
                 }
                 below.mounted_on = mount.map(|it| MountedOn { kind: it.kind, options: it.options });
             }
-            Place::Device(major, minor) => {
+            DiskPlace::Device(major, minor) => {
                 below.follow(tree, &format!("sys/dev/block/{major}:{minor}"), DEPTH_MAX);
             }
-            Place::Nowhere => {}
+            DiskPlace::Nowhere => {}
         }
         below
     }
@@ -244,6 +244,6 @@ damaged line
 
     #[test]
     fn what_is_not_there_has_no_place() {
-        assert_eq!(Place::of(Path::new("/nonexistent/disk")), Place::Nowhere);
+        assert_eq!(DiskPlace::of(Path::new("/nonexistent/disk")), DiskPlace::Nowhere);
     }
 }

@@ -46,7 +46,7 @@ impl Fixture {
         Tree::below(self.0.path())
     }
 
-    fn read(&self, place: &Place) -> Environment {
+    fn read(&self, place: &DiskPlace) -> Environment {
         Environment::read_from(&self.tree(), place)
     }
 }
@@ -95,7 +95,7 @@ fn server() -> Fixture {
 
 #[test]
 fn the_cpus_are_read() {
-    let Environment { cpu, numa, memory_kib, .. } = server().read(&Place::Nowhere);
+    let Environment { cpu, numa, memory_kib, .. } = server().read(&DiskPlace::Nowhere);
     assert_eq!(cpu.model.as_deref(), Some("Fast CPU"));
     assert_eq!((cpu.sockets, cpu.cores, cpu.threads), (Some(2), Some(4), Some(8)));
     assert_eq!((cpu.smt, cpu.virtualised, cpu.turbo), (Some(true), Some(false), Some(true)));
@@ -115,7 +115,7 @@ fn the_cpus_are_read() {
 
 #[test]
 fn the_kernel_is_read() {
-    let kernel = server().read(&Place::Nowhere).kernel;
+    let kernel = server().read(&DiskPlace::Nowhere).kernel;
     let expected = Kernel {
         release: Some("Linux 6.1.0 x86_64".to_owned()),
         flags: vec!["mitigations=off".to_owned(), "isolcpus=1".to_owned()],
@@ -130,9 +130,9 @@ fn the_kernel_is_read() {
 #[test]
 fn what_is_not_told_is_missing() {
     let fixture = Fixture::new(&[]);
-    assert_eq!(fixture.read(&Place::Nowhere), Environment::default());
-    assert_eq!(fixture.read(&Place::Device(8, 0)), Environment::default());
-    assert_eq!(fixture.read(&Place::Path("/srv/disk".into())), Environment::default());
+    assert_eq!(fixture.read(&DiskPlace::Nowhere), Environment::default());
+    assert_eq!(fixture.read(&DiskPlace::Device(8, 0)), Environment::default());
+    assert_eq!(fixture.read(&DiskPlace::Path("/srv/disk".into())), Environment::default());
 }
 
 /// A file on ext4 on a loop device on xfs on encryption on a RAID of two partitions.
@@ -181,7 +181,7 @@ fn names(disk: &DiskBelow) -> Vec<&str> {
 
 #[test]
 fn the_walk_goes_down_to_the_disks() {
-    let disk = tower().read(&Place::Path("/mnt/disk".into())).disk;
+    let disk = tower().read(&DiskPlace::Path("/mnt/disk".into())).disk;
     assert_eq!(names(&disk), ["loop4", "dm-3", "md0", "nvme0n1", "sda"]);
     assert_eq!(disk.mounted_on.unwrap().to_string(), "ext4 (rw,noatime,discard)");
     let layers: Vec<_> = disk.devices.iter().map(|device| device.layer.as_deref()).collect();
@@ -206,9 +206,9 @@ fn the_walk_goes_down_to_the_disks() {
 #[test]
 fn the_walk_begins_anywhere() {
     let fixture = tower();
-    let disk = fixture.read(&Place::Path("/pool/disk".into())).disk;
+    let disk = fixture.read(&DiskPlace::Path("/pool/disk".into())).disk;
     assert_eq!(names(&disk), ["dm-3", "md0", "nvme0n1", "sda"]);
-    let disk = fixture.read(&Place::Device(8, 1)).disk;
+    let disk = fixture.read(&DiskPlace::Device(8, 1)).disk;
     assert_eq!((names(&disk), &disk.mounted_on), (vec!["sda"], &None));
 }
 
@@ -217,7 +217,7 @@ fn a_circle_ends_the_walk() {
     let fixture = Fixture::new(&[]);
     fixture.device("9:0", "virtual/block/md0", &[("slaves/md1/dev", "9:1")]);
     fixture.device("9:1", "virtual/block/md1", &[("slaves/md0/dev", "9:0")]);
-    assert_eq!(names(&fixture.read(&Place::Device(9, 0)).disk), ["md0", "md1"]);
+    assert_eq!(names(&fixture.read(&DiskPlace::Device(9, 0)).disk), ["md0", "md1"]);
 }
 
 #[track_caller]
@@ -231,7 +231,7 @@ fn check_warned(environment: &Environment, expected: &[&str]) {
 
 #[test]
 fn what_bends_figures_is_said() {
-    let mut environment = server().read(&Place::Nowhere);
+    let mut environment = server().read(&DiskPlace::Nowhere);
     environment.cpu.allowed = Some(3);
     check_warned(
         &environment,
@@ -244,7 +244,7 @@ fn what_bends_figures_is_said() {
             "3 NUMA nodes",
         ],
     );
-    let tower = tower().read(&Place::Path("/mnt/disk".into()));
+    let tower = tower().read(&DiskPlace::Path("/mnt/disk".into()));
     check_warned(
         &tower,
         &["unknown whether turbo", "loop4 is a file", "nvme0n1 is kyber", "sda is a turning disk"],
@@ -279,7 +279,7 @@ fn file_systems_that_are_no_disks_are_told() {
 
 #[test]
 fn results_of_the_same_host_may_be_mixed() {
-    let one = tower().read(&Place::Path("/mnt/disk".into()));
+    let one = tower().read(&DiskPlace::Path("/mnt/disk".into()));
     let mut again = one.clone();
     // A loop device that is made again has another number.
     again.disk.devices[0].name = "loop9".to_owned();
@@ -288,13 +288,13 @@ fn results_of_the_same_host_may_be_mixed() {
 
 #[test]
 fn each_difference_is_named() {
-    let old = server().read(&Place::Nowhere);
+    let old = server().read(&DiskPlace::Nowhere);
     let mut new = old.clone();
     new.cpu.model = None;
     new.cpu.allowed = Some(2);
     new.kernel.flags.pop();
     new.programs.fio = Some("3.33".to_owned());
-    new.disk = tower().read(&Place::Path("/mnt/disk".into())).disk;
+    new.disk = tower().read(&DiskPlace::Path("/mnt/disk".into())).disk;
     new.disk.devices.truncate(1);
     let expected = [
         "CPU is unknown, was Fast CPU",
@@ -310,8 +310,8 @@ fn each_difference_is_named() {
 
 #[track_caller]
 fn check_difference(change: impl FnOnce(&mut Environment), expected: &[&str]) {
-    let old = tower().read(&Place::Path("/mnt/disk".into()));
-    let old = Environment { disk: old.disk, ..server().read(&Place::Nowhere) };
+    let old = tower().read(&DiskPlace::Path("/mnt/disk".into()));
+    let old = Environment { disk: old.disk, ..server().read(&DiskPlace::Nowhere) };
     let mut new = old.clone();
     change(&mut new);
     let found = new.differences(&old);
@@ -389,7 +389,7 @@ fn what_the_kernel_takes_of_the_memory_makes_no_difference() {
 
 #[test]
 fn an_environment_is_recorded_and_read_again() {
-    let environment = server().read(&Place::Nowhere);
+    let environment = server().read(&DiskPlace::Nowhere);
     let text = serde_json::to_string(&environment).unwrap();
     assert_eq!(serde_json::from_str::<Environment>(&text).unwrap(), environment);
     // A field that a later version adds is missing in an older file.

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use load::client::{self, Connection};
-use load::{Fifth, Interval, LoadError, Sample, Verdict, Watch, Workload, host};
+use load::{Continuation, Fifth, Interval, LoadError, Sample, Watch, Workload, host};
 
-use super::{Bench, Held, Planned};
+use super::{Bench, KeptDisk, Planned};
 use crate::clock;
 use crate::contender::Iothreads;
 use crate::daemon::{Running, START_LIMIT, Service};
@@ -41,7 +41,7 @@ pub(super) fn host(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Run> {
 /// A client of a daemon, which is started for this run, or goes on from the phase before.
 pub(super) fn client(
     bench: &Bench<'_>,
-    held: &mut Option<Held<Running>>,
+    held: &mut Option<KeptDisk<Running>>,
     planned: &Planned<'_>,
     iothreads: Iothreads,
 ) -> Result<Run> {
@@ -53,7 +53,7 @@ pub(super) fn client(
         queues: planned.run.jobs_max,
         writable: key.cell.writes(),
     };
-    let mut running = match Held::take(held, key, &bench.settings.jobs) {
+    let mut running = match KeptDisk::take(held, key, &bench.settings.jobs) {
         Some(running) => running,
         None => Running::start(&bench.daemon, &service, &bench.daemon_log())?,
     };
@@ -62,7 +62,7 @@ pub(super) fn client(
     let timing = planned.run.timing(bench.settings);
     let result = watch.connect(planned.workload).and_then(|it| it.run(timing, &mut watch));
     let mut measured = watch.conclude(planned.run, planned.workload.shape().jobs(), result)?;
-    if let Some(running) = Held::keep(held, key, running) {
+    if let Some(running) = KeptDisk::keep(held, key, running) {
         measured.crashes.extend(running.stop()?.map(|crash| crash.to_string()));
     }
     Ok(measured)
@@ -113,7 +113,7 @@ impl<'a> RunWatch<'a> {
             match client::connect(&socket, workload, self) {
                 Err(LoadError::SetUp { source, .. }) if is_not_yet(&source) => {
                     clock::pause(CONNECT_PAUSE);
-                    if self.tick() == Verdict::Stop {
+                    if self.tick() == Continuation::Stop {
                         return Err(LoadError::Stopped);
                     }
                 }
@@ -177,13 +177,13 @@ impl Watch for RunWatch<'_> {
         }
     }
 
-    fn tick(&mut self) -> Verdict {
+    fn tick(&mut self) -> Continuation {
         self.bench.progress.tick(self.name);
         match self.complaint() {
-            Ok(()) => Verdict::GoOn,
+            Ok(()) => Continuation::GoOn,
             Err(reason) => {
                 self.reason = Some(reason);
-                Verdict::Stop
+                Continuation::Stop
             }
         }
     }

@@ -8,7 +8,7 @@ use guest::{Controller, Guest, Plug, Plugged, Source};
 use load::fio::Engine;
 
 use super::fio::{self, GuestPlace, Means, Serving, Station, Work};
-use super::{Bench, Held, Planned};
+use super::{Bench, KeptDisk, Planned};
 use crate::contender::{Iothreads, Subject};
 use crate::daemon::{Crash, Running, Service};
 use crate::fleet::Fleet;
@@ -35,7 +35,7 @@ pub(crate) struct Attached {
 #[derive(Debug)]
 pub(crate) struct Guests {
     pub(crate) fleet: Fleet,
-    held: Option<Held<Vec<Attached>>>,
+    held: Option<KeptDisk<Vec<Attached>>>,
 }
 
 impl Guests {
@@ -69,7 +69,7 @@ impl Guests {
         let (emulated, io_uring) = (fleet.is_emulated(), fleet.qemu_has_io_uring());
         let pins = fleet.pins().clone();
         let guests = fleet.take(key.variant.vms, bench.interrupt)?;
-        let mut attached = match Held::take(held, key, &bench.settings.jobs) {
+        let mut attached = match KeptDisk::take(held, key, &bench.settings.jobs) {
             Some(attached) => attached,
             None => attach_all(bench, planned, guests, io_uring)?,
         };
@@ -77,7 +77,7 @@ impl Guests {
         let measured = load(bench, planned, guests, &mut attached, &groups)?;
         let queues = attached.first().map_or(0, |it| it.queues);
         let mut crashes = Vec::new();
-        if let Some(attached) = Held::keep(held, key, attached) {
+        if let Some(attached) = KeptDisk::keep(held, key, attached) {
             for (guest, attached) in guests.iter_mut().zip(attached) {
                 crashes.extend(detach(bench, guest, attached)?.map(|crash| crash.to_string()));
             }

@@ -6,7 +6,7 @@ use load::probe::CacheMode;
 
 use super::text::{listed, wrapped};
 use super::{Findings, Part, Style, configurations};
-use crate::answer::{Answer, Bent, answer, details, sentence};
+use crate::answer::{Answer, Caveats, answer, details, sentence};
 use crate::contender::{Iothreads, Subject};
 use crate::domain::{Copy, Outcome};
 use crate::drift::Flag;
@@ -97,7 +97,7 @@ fn of_domain(part: Part, header: &Header, mut advice: Advice) -> Advice {
 }
 
 /// With what is not in the table of a cell: what the sentinel says of its runs, and holes of its disk.
-fn bent(findings: &Findings<'_>, drift: &[Flag], answer: &Answer) -> Bent {
+fn bent(findings: &Findings<'_>, drift: &[Flag], answer: &Answer) -> Caveats {
     let is_own = |run: &&Run| {
         run.key.purpose != Purpose::Sentinel && run.key.contender.subject() == answer.subject
     };
@@ -107,7 +107,7 @@ fn bent(findings: &Findings<'_>, drift: &[Flag], answer: &Answer) -> Bent {
         Subject::VmGiven => given.as_ref().is_some_and(|given| given.disk.holes),
         Subject::Host | Subject::Client | Subject::VmQemu | Subject::VmRingloom => disk.holes,
     };
-    Bent {
+    Caveats {
         drifted: times.any(|time| drift.iter().any(|flag| flag.covers(time))),
         holes,
         ..answer.bent

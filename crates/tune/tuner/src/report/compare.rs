@@ -9,7 +9,9 @@ use super::{Findings, Part, Style, advice, around as notes_of, facts};
 use crate::answer::{Answer, threads};
 use crate::calendar::{Date, time_of_day};
 use crate::cell::Cell;
-use crate::compare::{ComparedCell, ComparedRow, Comparison, EQUAL_WITHIN, REPEATS_MIN, Verdict};
+use crate::compare::{
+    ChangeVerdict, ComparedCell, ComparedRow, Comparison, EQUAL_WITHIN, REPEATS_MIN,
+};
 use crate::contender::{Contender, Iothreads};
 use crate::drift::flagged;
 use crate::plan::RunKey;
@@ -103,12 +105,12 @@ pub(super) fn line(row: &ComparedRow) -> [String; COLUMNS.len()] {
 }
 
 /// As the tables and the filter name it.
-pub(super) fn word(verdict: Verdict) -> &'static str {
+pub(super) fn word(verdict: ChangeVerdict) -> &'static str {
     match verdict {
-        Verdict::Faster => "faster",
-        Verdict::Slower => "slower",
-        Verdict::Noise => "noise",
-        Verdict::CannotTell => "cannot tell",
+        ChangeVerdict::Faster => "faster",
+        ChangeVerdict::Slower => "slower",
+        ChangeVerdict::Noise => "noise",
+        ChangeVerdict::CannotTell => "cannot tell",
     }
 }
 
@@ -135,13 +137,20 @@ fn counts(comparison: &Comparison) -> String {
     if all == 0 {
         return "No row is in both, so there is nothing to compare.".to_owned();
     }
-    let kinds = [Verdict::Faster, Verdict::Slower, Verdict::Noise, Verdict::CannotTell];
+    let kinds = [
+        ChangeVerdict::Faster,
+        ChangeVerdict::Slower,
+        ChangeVerdict::Noise,
+        ChangeVerdict::CannotTell,
+    ];
     let told = kinds.into_iter().filter_map(|verdict| {
         let count = comparison.count(verdict);
         let words = match verdict {
-            Verdict::Faster | Verdict::Slower => format!("{count} {} in B", word(verdict)),
-            Verdict::Noise => format!("{count} noise"),
-            Verdict::CannotTell => format!("{count} that cannot be told"),
+            ChangeVerdict::Faster | ChangeVerdict::Slower => {
+                format!("{count} {} in B", word(verdict))
+            }
+            ChangeVerdict::Noise => format!("{count} noise"),
+            ChangeVerdict::CannotTell => format!("{count} that cannot be told"),
         };
         (count > 0).then_some(words)
     });
@@ -274,7 +283,7 @@ pub(super) fn meanings(comparison: &Comparison) -> Vec<String> {
              more repeats may show that it is a change."
         ),
     ];
-    if comparison.count(Verdict::CannotTell) > 0 {
+    if comparison.count(ChangeVerdict::CannotTell) > 0 {
         lines.push(format!(
             "cannot tell: fewer than {REPEATS_MIN} repeats in A or B, or one that did nothing."
         ));

@@ -9,7 +9,7 @@ use crate::compare::Comparison;
 use crate::kept::COMPARISON;
 use crate::output::print;
 use crate::report::{Compared, Side, Style, comparison_page, render_comparison};
-use crate::results::{Group, Header, Lenient};
+use crate::results::{Group, Header, ReadableResults};
 use crate::summary::{CellSummary, summarise};
 
 /// Prints the comparison; writes it too, also as a page, if a directory is named.
@@ -18,8 +18,8 @@ use crate::summary::{CellSummary, summarise};
 /// If nothing of one of the two can be used, or the comparison cannot be written.
 pub(super) fn report(a: &Source, b: &Source, out: Option<&Path>) -> Result<()> {
     refuse_results(out, None)?;
-    let (read_a, read_b) = (Lenient::read(&a.path)?, Lenient::read(&b.path)?);
-    let RenderedPair { text, markdown, page, .. } =
+    let (read_a, read_b) = (ReadableResults::read(&a.path)?, ReadableResults::read(&b.path)?);
+    let ComparisonText { text, markdown, page, .. } =
         rendered((&a.name, &read_a), (&b.name, &read_b));
     print(&text)?;
     let Some(out) = out else { return print(&unwritten(COMPARISON)) };
@@ -30,7 +30,7 @@ pub(super) fn report(a: &Source, b: &Source, out: Option<&Path>) -> Result<()> {
 
 /// A comparison of two results files in all its forms.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct RenderedPair {
+pub struct ComparisonText {
     /// As `ringloom report` prints it.
     pub text: String,
     /// The content of `compare.md`.
@@ -48,15 +48,15 @@ pub struct RenderedPair {
 ///
 /// # Errors
 /// If nothing of one of the two can be used.
-pub fn rendered_pair(a: &[u8], b: &[u8]) -> Result<RenderedPair> {
-    let (a, b) = (Lenient::parse(a)?, Lenient::parse(b)?);
+pub fn rendered_pair(a: &[u8], b: &[u8]) -> Result<ComparisonText> {
+    let (a, b) = (ReadableResults::parse(a)?, ReadableResults::parse(b)?);
     Ok(rendered(("a", &a), ("b", &b)))
 }
 
 /// A file has at least one group; the first is compared.
-pub(super) fn rendered(a: (&str, &Lenient), b: (&str, &Lenient)) -> RenderedPair {
+pub(super) fn rendered(a: (&str, &ReadableResults), b: (&str, &ReadableResults)) -> ComparisonText {
     let (Some(first), Some(second)) = (a.1.groups.first(), b.1.groups.first()) else {
-        return RenderedPair::default();
+        return ComparisonText::default();
     };
     let (cells_a, cells_b) = (cells(first), cells(second));
     let (notes_a, notes_b) = (problems(a.1), problems(b.1));
@@ -67,7 +67,7 @@ pub(super) fn rendered(a: (&str, &Lenient), b: (&str, &Lenient)) -> RenderedPair
         differences: &differences(&first.header, &second.header),
         comparison: &comparison,
     };
-    RenderedPair {
+    ComparisonText {
         text: render_comparison(Style::Plain, &compared),
         markdown: render_comparison(Style::Markdown, &compared),
         page: comparison_page(&compared),
@@ -80,7 +80,7 @@ fn cells(group: &Group) -> Vec<CellSummary> {
     summarise(&group.runs, group.header.machine.cores)
 }
 
-fn problems(read: &Lenient) -> Vec<String> {
+fn problems(read: &ReadableResults) -> Vec<String> {
     let more = (read.groups.len() > 1).then(|| {
         let kinds = read.groups.len();
         format!("it holds {kinds} kinds of runs that do not compare; only the first is shown here")

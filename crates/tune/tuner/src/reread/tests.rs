@@ -69,17 +69,17 @@ fn lines() -> Vec<String> {
 }
 
 /// All forms of a comparison.
-fn compared(a: &Lenient, b: &Lenient) -> String {
-    let RenderedPair { text, markdown, page, .. } = pair::rendered(("a", a), ("b", b));
+fn compared(a: &ReadableResults, b: &ReadableResults) -> String {
+    let ComparisonText { text, markdown, page, .. } = pair::rendered(("a", a), ("b", b));
     [text, markdown, page].concat()
 }
 
 /// Renders all that is rendered of a file; `None` if nothing of it can be used.
 fn everything(bytes: &[u8]) -> Option<String> {
-    let read = Lenient::parse(bytes).ok()?;
-    let sound = Lenient::parse(lines().join("\n").as_bytes()).unwrap();
+    let read = ReadableResults::parse(bytes).ok()?;
+    let sound = ReadableResults::parse(lines().join("\n").as_bytes()).unwrap();
     let mut all = compared(&read, &sound);
-    let Lenient { groups, problems } = read;
+    let ReadableResults { groups, problems } = read;
     for (part, group) in Part::all(groups.len()).zip(&groups) {
         let notes = notes(group, &problems, part.number(), groups.len());
         let findings = findings(group, &notes);
@@ -276,7 +276,7 @@ fn each_part_points_to_configurations_of_its_own_disk() {
 #[test]
 fn without_a_header_there_is_no_configuration_and_no_line_to_paste() {
     let of = |lines: &[String]| rendered(lines.join("\n").as_bytes()).unwrap().remove(0);
-    let has_files = |it: &Rendered| it.files.iter().any(|(name, _)| name.starts_with("config/"));
+    let has_files = |it: &ReportText| it.files.iter().any(|(name, _)| name.starts_with("config/"));
     let lines = lines();
     let known = of(&lines);
     assert!(has_files(&known) && known.text.contains("ringloom serve"), "{}", known.text);
@@ -293,7 +293,7 @@ fn two_runs_may_have_other_seeds_but_no_other_options() {
     let with = |options: &str| {
         let [a, b] = ["--seed 1", options].map(|options| {
             let lines = [serde_json::to_string(&header(options)).unwrap(), lines()[1..].join("\n")];
-            Lenient::parse(lines.join("\n").as_bytes()).unwrap()
+            ReadableResults::parse(lines.join("\n").as_bytes()).unwrap()
         });
         compared(&a, &b)
     };
@@ -519,7 +519,7 @@ fn programs_read_the_same_as_one_line_of_json() {
     const DOCUMENT: &str = include_str!("../../../../../docs/report.md");
     let all = rendered(results_of(&["/disks/first", "/disks/second"]).as_bytes()).unwrap();
     assert_eq!(all.len(), 2);
-    for Rendered { text, json, .. } in all {
+    for ReportText { text, json, .. } in all {
         assert_eq!(json.find('\n'), Some(json.len() - 1));
         let document: Value = serde_json::from_str(&json).unwrap();
         for name in document.as_object().unwrap().keys() {

@@ -28,7 +28,7 @@ pub(crate) struct Disk {
     pub(crate) description: String,
     /// Files of earlier versions have it in `description` only; of a guest's own disk it is not known.
     #[serde(default)]
-    pub(crate) opened: Option<Opened>,
+    pub(crate) opened: Option<DiskAccess>,
     /// The image format as whose images the bytes begin: then the raw file is no disk to give to a guest.
     #[serde(default, alias = "looks_like_qcow2", deserialize_with = "format_or_flag")]
     pub(crate) looks_like: Option<String>,
@@ -54,14 +54,14 @@ fn format_or_flag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<S
 
 /// How the disk was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Opened {
+pub(crate) struct DiskAccess {
     /// A block device, not a file.
     pub(crate) block_device: bool,
     /// Past the page cache.
     pub(crate) direct: bool,
 }
 
-impl Opened {
+impl DiskAccess {
     pub(crate) fn new(kind: Kind, cache: CacheMode) -> Self {
         Self { block_device: kind == Kind::BlockDevice, direct: cache == CacheMode::Direct }
     }
@@ -107,12 +107,12 @@ pub(crate) struct Header {
     pub(crate) domain: Option<Domain>,
     /// What was known before the first run.
     #[serde(default)]
-    pub(crate) known: Known,
+    pub(crate) known: StartNotes,
 }
 
 /// What the tuner told before the first run: sentences without their full stop, and cells.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Known {
+pub(crate) struct StartNotes {
     /// What bends the figures.
     pub(crate) notes: Vec<String>,
     /// What else is not measured, and why.
@@ -154,7 +154,7 @@ impl Header {
             given: None,
             settings,
             domain: None,
-            known: Known::default(),
+            known: StartNotes::default(),
         }
     }
 
@@ -164,7 +164,7 @@ impl Header {
     }
 
     /// With what was told before the first run.
-    pub(crate) fn with_known(self, known: Known) -> Self {
+    pub(crate) fn with_known(self, known: StartNotes) -> Self {
         Self { known, ..self }
     }
 

@@ -5,7 +5,7 @@
 //!
 //! Invariants: the rate of every run that is handed on is a number, and no sum over its figures overflows (`sane`).
 //! Limits: `LINE_BYTES_MAX` for one line, `RUNS_MAX` runs; the file is read once and never held as a whole.
-//! Not here: the strict reading of a file that is to be continued (`Stored`).
+//! Not here: the strict reading of a file that is to be continued (`StoredResults`).
 
 mod trouble;
 
@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use self::trouble::{Kind, Troubles};
-use super::{Failure, Header, Line, Recorded, Run, sane};
+use super::{Failure, Header, Line, RecordedRuns, Run, sane};
 
 /// The formats that can be read.
 const FORMATS: RangeInclusive<u64> = 2..=4;
@@ -40,7 +40,7 @@ const FIRST_UNKNOWN: &str = "machine, disk, programs and settings of number 1 ar
 
 /// What could be read of a file.
 #[derive(Debug)]
-pub(crate) struct Lenient {
+pub(crate) struct ReadableResults {
     /// In the order of the file; runs of one group compare with each other. At least one.
     pub(crate) groups: Vec<Group>,
     /// What is wrong with the file: a sentence without its full stop each.
@@ -59,7 +59,7 @@ pub(crate) struct Group {
     pub(crate) differences: Vec<String>,
 }
 
-impl Lenient {
+impl ReadableResults {
     /// Reads a file.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ struct Versioned {
 #[derive(Default)]
 struct Reader {
     /// What each header says, why its runs do not compare with those of the first, and what was measured under it.
-    groups: Vec<(Header, Vec<String>, Recorded)>,
+    groups: Vec<(Header, Vec<String>, RecordedRuns)>,
     /// The group of the last header; none before the first, and after one that cannot be read.
     current: Option<usize>,
     runs: usize,
@@ -192,7 +192,7 @@ impl Reader {
             Some((first, ..)) if first.is_unknown() => vec![FIRST_UNKNOWN.to_owned()],
             Some((first, ..)) => header.differences(first),
         };
-        self.groups.push((header, differences, Recorded::default()));
+        self.groups.push((header, differences, RecordedRuns::default()));
         self.groups.len() - 1
     }
 
@@ -208,7 +208,7 @@ impl Reader {
                 return self.troubles.add(Kind::Absurd, number, &format!("{name}: {what}"));
             }
             (Ok(()), Some(run)) if run.operations == 0 => {
-                self.troubles.add(Kind::Nothing, number, &name);
+                self.troubles.add(Kind::NoAnswer, number, &name);
             }
             (Ok(()), _) => {}
         }
@@ -226,7 +226,7 @@ impl Reader {
         }
     }
 
-    fn end(mut self) -> Result<Lenient> {
+    fn end(mut self) -> Result<ReadableResults> {
         if self.lines == 0 {
             bail!("it is empty: the command ended before anything was written");
         }
@@ -251,7 +251,7 @@ impl Reader {
             let (runs, failures) = recorded.into_parts();
             Group { header, runs, failures, differences }
         });
-        Ok(Lenient { groups: groups.collect(), problems })
+        Ok(ReadableResults { groups: groups.collect(), problems })
     }
 }
 

@@ -12,7 +12,7 @@ use crate::plan::{PlannedRun, RunKey};
 
 /// The lines of a file that count, but for the header.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Recorded {
+pub(crate) struct RecordedRuns {
     /// With the number of lines before each.
     lines: Vec<(usize, Line)>,
     places: HashMap<RunKey, usize>,
@@ -20,7 +20,7 @@ pub(crate) struct Recorded {
     count: usize,
 }
 
-impl FromIterator<Line> for Recorded {
+impl FromIterator<Line> for RecordedRuns {
     fn from_iter<I: IntoIterator<Item = Line>>(lines: I) -> Self {
         let mut recorded = Self::default();
         for line in lines {
@@ -30,7 +30,7 @@ impl FromIterator<Line> for Recorded {
     }
 }
 
-impl Recorded {
+impl RecordedRuns {
     pub(super) fn len(&self) -> usize {
         self.count
     }
@@ -131,8 +131,8 @@ mod tests {
     fn a_run_that_failed_when_it_was_done_again_is_not_measured() {
         let (low, high) = (phase(0), phase(1));
         let before =
-            |recorded: &Recorded| recorded.last(|key| high.key.follows(key, &[2, 8])).cloned();
-        let mut recorded = Recorded::from_iter(vec![measured(&low), failure(&high)]);
+            |recorded: &RecordedRuns| recorded.last(|key| high.key.follows(key, &[2, 8])).cloned();
+        let mut recorded = RecordedRuns::from_iter(vec![measured(&low), failure(&high)]);
         assert_eq!(before(&recorded), Some(low.clone()));
         recorded.push(failure(&low));
         assert_eq!((before(&recorded), recorded.run(&low.key)), (None, None));

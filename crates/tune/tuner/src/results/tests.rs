@@ -27,7 +27,7 @@ pub(crate) fn header(line: &str) -> Header {
         path: PathBuf::from("/disks/ringloom-scratch-7.img"),
         bytes: 1 << 30,
         description: "1G on ext4, O_DIRECT".to_owned(),
-        opened: Some(Opened { block_device: false, direct: true }),
+        opened: Some(DiskAccess { block_device: false, direct: true }),
         looks_like: None,
         holes: false,
     };
@@ -109,9 +109,9 @@ fn filled(directory: &Path) -> (Header, Vec<Run>) {
 fn what_is_written_is_read_back() {
     let directory = tempfile::tempdir().unwrap();
     let (header, runs) = filled(directory.path());
-    let stored = Stored::read(directory.path()).unwrap();
+    let stored = StoredResults::read(directory.path()).unwrap();
     let lines: Vec<Line> = runs.iter().map(measured).collect();
-    assert_eq!((stored.header, stored.recorded), (header, Recorded::from_iter(lines)));
+    assert_eq!((stored.header, stored.recorded), (header, RecordedRuns::from_iter(lines)));
 }
 
 #[test]
@@ -182,8 +182,8 @@ fn a_torn_last_line_is_dropped_and_overwritten() {
     let whole = std::fs::read(&path).unwrap();
     for missing in [1, 20] {
         std::fs::write(&path, &whole[..whole.len() - missing]).unwrap();
-        let stored = Stored::read(directory.path()).unwrap();
-        assert_eq!(stored.recorded, Recorded::from_iter(vec![measured(&runs[0])]));
+        let stored = StoredResults::read(directory.path()).unwrap();
+        assert_eq!(stored.recorded, RecordedRuns::from_iter(vec![measured(&runs[0])]));
         let mut results = Results::resume(directory.path(), stored, &header).unwrap();
         results.append(measured(&runs[1])).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), whole);
@@ -197,13 +197,13 @@ fn damage_elsewhere_is_an_error_with_its_line() {
     let path = directory.path().join(FILE_NAME);
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replacen("\"repeat\":0", "\"repeat\":-", 1)).unwrap();
-    let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
+    let error = format!("{:#}", StoredResults::read(directory.path()).unwrap_err());
     assert!(error.contains("line 2"), "{error}");
     std::fs::write(&path, text.replacen("\"format\":4", "\"format\":9", 1)).unwrap();
-    let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
+    let error = format!("{:#}", StoredResults::read(directory.path()).unwrap_err());
     assert!(error.contains("format 9 was written by another version"), "{error}");
     std::fs::write(&path, "{\"format\":4").unwrap();
-    let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
+    let error = format!("{:#}", StoredResults::read(directory.path()).unwrap_err());
     assert!(error.contains("no whole line"), "{error}");
 }
 
@@ -220,7 +220,7 @@ fn bytes_that_are_no_text_are_refused_with_their_line_and_the_file_stays() {
         let at = text.rfind(place).unwrap() + place.len();
         let bytes = [&text.as_bytes()[..at], damage, &text.as_bytes()[at..]].concat();
         std::fs::write(&path, &bytes).unwrap();
-        let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
+        let error = format!("{:#}", StoredResults::read(directory.path()).unwrap_err());
         assert!(error.contains("line 3: it is damaged: invalid utf-8"), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), bytes);
     }
@@ -233,7 +233,7 @@ fn a_torn_last_line_of_any_bytes_leaves_nothing_behind() {
     let path = directory.path().join(FILE_NAME);
     let whole = std::fs::read(&path).unwrap();
     std::fs::write(&path, [&whole[..], b"{\"load\":\"\xff\xff"].concat()).unwrap();
-    let stored = Stored::read(directory.path()).unwrap();
+    let stored = StoredResults::read(directory.path()).unwrap();
     let results = Results::resume(directory.path(), stored, &header).unwrap();
     assert_eq!((results.recorded().runs(), std::fs::read(&path).unwrap()), (runs, whole));
 }
@@ -256,7 +256,7 @@ fn figures_that_cannot_be_are_not_gone_on_with() {
         let mut results = create(directory.path(), &header);
         results.append(line).unwrap();
         drop(results);
-        let error = format!("{:#}", Stored::read(directory.path()).unwrap_err());
+        let error = format!("{:#}", StoredResults::read(directory.path()).unwrap_err());
         assert!(error.contains("line 2: ") && error.contains(expected), "{error}");
     }
     let mut still = run(cell, client(0), 1, 5);
@@ -265,8 +265,8 @@ fn figures_that_cannot_be_are_not_gone_on_with() {
     let mut results = create(directory.path(), &header(""));
     results.append(measured(&still)).unwrap();
     drop(results);
-    let stored = Stored::read(directory.path()).unwrap();
-    assert_eq!(stored.recorded, Recorded::from_iter(vec![measured(&still)]));
+    let stored = StoredResults::read(directory.path()).unwrap();
+    assert_eq!(stored.recorded, RecordedRuns::from_iter(vec![measured(&still)]));
 }
 
 #[track_caller]
@@ -274,7 +274,7 @@ fn check_mismatch(change: impl FnOnce(&mut Header), expected: &str) {
     let directory = tempfile::tempdir().unwrap();
     let (mut header, _) = filled(directory.path());
     change(&mut header);
-    let stored = Stored::read(directory.path()).unwrap();
+    let stored = StoredResults::read(directory.path()).unwrap();
     let error = Results::resume(directory.path(), stored, &header).unwrap_err().to_string();
     assert!(error.contains(expected), "'{expected}' is missing in: {error}");
 }
@@ -307,7 +307,7 @@ fn a_new_name_of_the_scratch_file_does_not_matter() {
     let directory = tempfile::tempdir().unwrap();
     let (mut header, runs) = filled(directory.path());
     header.disk.path = PathBuf::from("/disks/ringloom-scratch-8.img");
-    let stored = Stored::read(directory.path()).unwrap();
+    let stored = StoredResults::read(directory.path()).unwrap();
     let results = Results::resume(directory.path(), stored, &header).unwrap();
     assert_eq!(results.recorded().runs(), runs);
 }
@@ -317,20 +317,20 @@ fn only_one_command_writes_a_file() {
     let directory = tempfile::tempdir().unwrap();
     let (header, runs) = filled(directory.path());
     let refused = || {
-        let error = Stored::read(directory.path()).unwrap_err().to_string();
+        let error = StoredResults::read(directory.path()).unwrap_err().to_string();
         assert!(error.ends_with("results.jsonl: another ringloom tune is writing it"), "{error}");
     };
-    let stored = Stored::read(directory.path()).unwrap();
+    let stored = StoredResults::read(directory.path()).unwrap();
     refused();
     let results = Results::resume(directory.path(), stored, &header).unwrap();
     refused();
     drop(results);
-    assert_eq!(Stored::read(directory.path()).unwrap().recorded.runs(), runs);
+    assert_eq!(StoredResults::read(directory.path()).unwrap().recorded.runs(), runs);
     let other = tempfile::tempdir().unwrap();
     let results = create(other.path(), &header);
-    assert!(Stored::read(other.path()).is_err());
+    assert!(StoredResults::read(other.path()).is_err());
     drop(results);
-    assert!(Stored::read(other.path()).is_ok());
+    assert!(StoredResults::read(other.path()).is_ok());
 }
 
 #[test]
@@ -358,7 +358,7 @@ fn a_failure_is_kept_until_its_run_is_measured() {
     assert_eq!(results.recorded().failures()[0].error, "randread 4k: the guest hangs");
     assert_eq!(results.failed_now(), 1);
     drop(results);
-    let stored = Stored::read(directory.path()).unwrap();
+    let stored = StoredResults::read(directory.path()).unwrap();
     let mut results = Results::resume(directory.path(), stored, &header).unwrap();
     assert_eq!((results.failed_now(), results.recorded().failures().len()), (0, 1), "told only");
     results.append(Line::Failure(Failure::new(run.key.clone(), &error))).unwrap();
@@ -391,7 +391,7 @@ fn only_results_that_can_be_gone_on_with_are_said_to_be() {
     ] {
         std::fs::write(&path, &text).unwrap();
         let claimed = format!("{:#}", Claim::take(directory.path()).unwrap_err());
-        let resumed = format!("{:#}", Stored::read(directory.path()).unwrap_err());
+        let resumed = format!("{:#}", StoredResults::read(directory.path()).unwrap_err());
         for error in [claimed, resumed] {
             assert!(error.contains(expected), "'{expected}' is missing in: {error}");
             assert!(error.contains("another --out") && !error.contains("--resume"), "{error}");
@@ -403,7 +403,7 @@ fn only_results_that_can_be_gone_on_with_are_said_to_be() {
     std::fs::write(&path, torn).unwrap();
     let error = format!("{:#}", Claim::take(directory.path()).unwrap_err());
     assert!(error.contains("--resume goes on with them"), "{error}");
-    let stored = Stored::read(directory.path()).unwrap();
+    let stored = StoredResults::read(directory.path()).unwrap();
     Results::resume(directory.path(), stored, &header).unwrap();
 }
 
@@ -446,11 +446,12 @@ fn the_last_line_of_a_key_counts_whoever_reads_it() {
         let lines: Vec<Line> = told.iter().map(|(key, what)| became(&keys[*key], *what)).collect();
         let text = |line: &Line| serde_json::to_string(line).unwrap() + "\n";
         let header = serde_json::to_string(&header("")).unwrap() + "\n";
-        let lenient =
-            Lenient::parse((header + &lines.iter().map(text).collect::<String>()).as_bytes());
+        let lenient = ReadableResults::parse(
+            (header + &lines.iter().map(text).collect::<String>()).as_bytes(),
+        );
         let group = lenient.unwrap().groups.swap_remove(0);
         assert_eq!(read(&group.runs, &group.failures), expected, "report: {told:?}");
-        let recorded = Recorded::from_iter(lines);
+        let recorded = RecordedRuns::from_iter(lines);
         let found = read(&recorded.runs(), &recorded.failures());
         assert_eq!(found, expected, "--resume: {told:?}");
     }

@@ -29,7 +29,7 @@ use crate::measure::fio::Fio;
 use crate::precondition;
 use crate::prediction::Step;
 use crate::progress::{FillProgress, say};
-use crate::results::{Programs, Stored, check_same};
+use crate::results::{Programs, StoredResults, check_same};
 use crate::settings::LoadKind;
 use crate::settings::Settings;
 use crate::storage::{Mapper, StoragePlan, Storages, Tools, Workshop, stays};
@@ -42,7 +42,7 @@ const BOOT_LIMIT: Duration = Duration::from_secs(60);
 
 /// What is settled before the first run.
 #[derive(Debug)]
-pub(super) struct Prepared {
+pub(super) struct PreparedCommand {
     pub(super) daemon: Daemon,
     pub(super) tools: Tools,
     pub(super) matrix: Matrix,
@@ -64,14 +64,14 @@ pub(super) struct Prepared {
     pub(super) size: Bytes,
 }
 
-impl Prepared {
+impl PreparedCommand {
     /// Settles everything; `out` is where the results are and guests leave their consoles.
     ///
     /// # Errors
     /// Whatever cannot be met, in the words of the user's options.
     pub(super) fn new(
         asked: &TuneArgs,
-        stored: Option<&Stored>,
+        stored: Option<&StoredResults>,
         out: &Path,
         interrupt: &Interrupt,
     ) -> Result<Self> {

@@ -1,7 +1,7 @@
 //! What suits all places of a search at once: the numbers that lack least in the place where they lack most, or with weights
 //! on average; and those that no bound forbids.
 
-use super::place::Place;
+use super::place::SearchedCell;
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::lists::sorted;
 use crate::question::{Question, Tolerance};
@@ -19,8 +19,8 @@ pub(super) struct Overall {
 
 impl Overall {
     /// By the blocks before this repeat, and where a number was in few, by the exploration if it took part.
-    pub(super) fn of(places: &[Place<'_>], repeat: u16, question: &Question) -> Self {
-        let subjects = sorted(places.iter().flat_map(Place::subjects));
+    pub(super) fn of(places: &[SearchedCell<'_>], repeat: u16, question: &Question) -> Self {
+        let subjects = sorted(places.iter().flat_map(SearchedCell::subjects));
         let missing = |subject: &Subject| missing(places, *subject, repeat, &question.weights);
         let missing = subjects.iter().flat_map(missing).collect();
         let mut overall = Self { tolerance: question.tolerance, of: Vec::new(), missing };
@@ -67,7 +67,7 @@ impl Overall {
     /// What each number reaches where it reaches least; with weights on their average.
     fn over_all(
         &self,
-        places: &[Place<'_>],
+        places: &[SearchedCell<'_>],
         subject: Subject,
         repeat: u16,
         weights: &[Weight],
@@ -90,17 +90,18 @@ impl Overall {
 
 /// The places that count, with their weights.
 fn counted<'p, 'a>(
-    places: &'p [Place<'a>],
+    places: &'p [SearchedCell<'a>],
     weights: &[Weight],
-) -> impl Iterator<Item = (f64, &'p Place<'a>)> {
-    let weighted =
-        |place: &'p Place<'a>| (weight_of(&place.entry.cells[0], weights).unwrap_or(1.0), place);
+) -> impl Iterator<Item = (f64, &'p SearchedCell<'a>)> {
+    let weighted = |place: &'p SearchedCell<'a>| {
+        (weight_of(&place.entry.cells[0], weights).unwrap_or(1.0), place)
+    };
     places.iter().map(weighted).filter(|(weight, _)| *weight > 0.0)
 }
 
 /// The numbers of a subject that clearly miss a bound in some place, unless all do: then there is nothing else to look at.
 fn missing(
-    places: &[Place<'_>],
+    places: &[SearchedCell<'_>],
     subject: Subject,
     repeat: u16,
     weights: &[Weight],

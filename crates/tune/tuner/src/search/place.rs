@@ -34,7 +34,7 @@ const MISSED: f64 = 1.1;
 
 /// One entry of the matrix with what is known of it.
 #[derive(Clone, Debug)]
-pub(super) struct Place<'a> {
+pub(super) struct SearchedCell<'a> {
     pub(super) entry: &'a Entry,
     /// Ramp and runtime are so many times the usual ones where the explored runs were not steady.
     pub(super) stretch: u32,
@@ -44,9 +44,9 @@ pub(super) struct Place<'a> {
     today: Option<Iothreads>,
     /// What is explored first.
     pub(super) first: Vec<Contender>,
-    explored: BTreeMap<Contender, Explored>,
+    explored: BTreeMap<Contender, Exploration>,
     /// By repeat.
-    again: BTreeMap<Contender, BTreeMap<u16, Measured>>,
+    again: BTreeMap<Contender, BTreeMap<u16, RunMerit>>,
     /// Repeats that failed.
     failed: BTreeMap<Contender, BTreeSet<u16>>,
     /// What is measured again, and from which repeat on.
@@ -57,7 +57,7 @@ pub(super) struct Place<'a> {
 
 /// What a run says of the question.
 #[derive(Clone, Copy, Debug)]
-struct Measured {
+struct RunMerit {
     /// Nothing where nothing was done.
     merit: f64,
     /// How much of the bounds it uses, of the one of which that is most; nothing without bounds.
@@ -65,14 +65,14 @@ struct Measured {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Explored {
+struct Exploration {
     runs: UnsteadyRuns,
     /// Of the best run.
     merit: Option<f64>,
     used: Option<f64>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> SearchedCell<'a> {
     /// A place of which nothing is known; `full` explores all numbers.
     pub(super) fn new(entry: &'a Entry, full: bool, question: &Question) -> Self {
         let is_first = |contender: &Contender| match contender.number() {
@@ -115,7 +115,7 @@ impl<'a> Place<'a> {
             self.again
                 .entry(contender)
                 .or_default()
-                .insert(run.key.repeat, Measured { merit, used });
+                .insert(run.key.repeat, RunMerit { merit, used });
             // A resumed search measures on as it began.
             self.stretch = run.stretch();
         }
@@ -297,7 +297,7 @@ impl<'a> Place<'a> {
         &self,
         contender: Contender,
         repeat: u16,
-    ) -> impl Iterator<Item = (u16, Measured)> {
+    ) -> impl Iterator<Item = (u16, RunMerit)> {
         let runs = self.again.get(&contender).into_iter().flatten();
         runs.map(|(repeat, run)| (*repeat, *run)).filter(move |(other, _)| *other < repeat)
     }

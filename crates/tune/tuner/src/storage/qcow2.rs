@@ -33,7 +33,7 @@ fn with_options<'a>(words: &[&'a str], options: &'a str) -> Vec<&'a OsStr> {
 }
 
 #[derive(Deserialize)]
-struct Measured {
+struct ImageSize {
     #[serde(rename = "fully-allocated")]
     fully_allocated: u64,
 }
@@ -51,7 +51,7 @@ pub(super) fn largest(
     let (options, size) = (create_options(image), bytes.to_string());
     let words = ["measure", "--output=json", "-O", "qcow2", "--size", &size];
     let text = tools.run(QEMU_IMG, &with_options(&words, &options), interrupt)?;
-    let measured: Measured = serde_json::from_str(&text).context("read what qemu-img measured")?;
+    let measured: ImageSize = serde_json::from_str(&text).context("read what qemu-img measured")?;
     Ok(measured.fully_allocated)
 }
 

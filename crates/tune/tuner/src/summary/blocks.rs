@@ -52,12 +52,12 @@ pub(crate) struct Blocks {
     /// What each of `counts` reached when it was explored.
     explored: Vec<Option<f64>>,
     /// Those in too few blocks, in ascending order.
-    left: Vec<Left>,
+    left: Vec<IncompleteNumber>,
 }
 
 /// A count that is not compared.
 #[derive(Clone, Debug, PartialEq)]
-struct Left {
+struct IncompleteNumber {
     iothreads: Iothreads,
     /// One value for each block.
     blocks: Vec<Option<f64>>,
@@ -80,7 +80,7 @@ impl Blocks {
         let value = |of: &Reached, repeat| {
             of.blocks.iter().find(|(other, _)| *other == repeat).map(|(_, iops)| *iops)
         };
-        let left = |of: Reached| Left {
+        let left = |of: Reached| IncompleteNumber {
             iothreads: of.iothreads,
             blocks: repeats.iter().map(|repeat| value(&of, *repeat)).collect(),
             explored: of.explored,
@@ -158,7 +158,7 @@ impl Blocks {
             Some((*count, self.explored_share(self.explored[place]?, &shares)?))
         });
         let blocks: Vec<_> = self.blocks.iter().collect();
-        let few = |left: &Left| {
+        let few = |left: &IncompleteNumber| {
             let by_blocks =
                 || self.share_between(&left.blocks, &blocks, &shares).map(|share| share.min(1.0));
             let share = left.explored.and_then(|iops| self.explored_share(iops, &shares));

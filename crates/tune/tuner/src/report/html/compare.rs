@@ -8,7 +8,7 @@ use super::grids::Grid;
 use super::strip::Ruler;
 use super::{around, class, document, filters, framed, plot, verdict};
 use crate::cell::Cell;
-use crate::compare::{ComparedCell, ComparedRow, Comparison, Verdict};
+use crate::compare::{ChangeVerdict, ComparedCell, ComparedRow, Comparison};
 use crate::contender::{Contender, Subject};
 use crate::lists::{sorted, unique};
 use crate::report::compare::{COLUMNS, Compared, Side, line, meanings, notes, summary, word};
@@ -19,8 +19,8 @@ use crate::units::counted;
 use crate::variant::Variant;
 
 /// In the order in which they are told.
-const VERDICTS: [Verdict; 4] =
-    [Verdict::Faster, Verdict::Slower, Verdict::Noise, Verdict::CannotTell];
+const VERDICTS: [ChangeVerdict; 4] =
+    [ChangeVerdict::Faster, ChangeVerdict::Slower, ChangeVerdict::Noise, ChangeVerdict::CannotTell];
 /// Factors from which on a darker shade is used.
 const SHADES: [f64; 3] = [1.02, 1.1, 1.3];
 
@@ -81,13 +81,15 @@ fn method(letter: &str, side: &Side<'_>) -> Markup {
 fn figures(comparison: &Comparison) -> Markup {
     let all = comparison.rows().count();
     let meaning = |verdict| match verdict {
-        Verdict::Faster | Verdict::Slower => format!("in B, of {}", counted(all, "row")),
-        Verdict::Noise => "no more than the repeats stray".to_owned(),
-        Verdict::CannotTell => "too few repeats, or one that did nothing".to_owned(),
+        ChangeVerdict::Faster | ChangeVerdict::Slower => {
+            format!("in B, of {}", counted(all, "row"))
+        }
+        ChangeVerdict::Noise => "no more than the repeats stray".to_owned(),
+        ChangeVerdict::CannotTell => "too few repeats, or one that did nothing".to_owned(),
     };
-    let shown = VERDICTS
-        .into_iter()
-        .filter(|it| *it != Verdict::CannotTell || comparison.count(Verdict::CannotTell) > 0);
+    let shown = VERDICTS.into_iter().filter(|it| {
+        *it != ChangeVerdict::CannotTell || comparison.count(ChangeVerdict::CannotTell) > 0
+    });
     html! {
         dl class="figures" {
             @for verdict in shown {
@@ -112,16 +114,16 @@ fn figures(comparison: &Comparison) -> Markup {
 }
 
 /// The colour of a verdict.
-fn colour(verdict: Verdict) -> &'static str {
+fn colour(verdict: ChangeVerdict) -> &'static str {
     match verdict {
-        Verdict::Faster => "v-faster",
-        Verdict::Slower => "v-slower",
-        Verdict::Noise | Verdict::CannotTell => "v-noise",
+        ChangeVerdict::Faster => "v-faster",
+        ChangeVerdict::Slower => "v-slower",
+        ChangeVerdict::Noise | ChangeVerdict::CannotTell => "v-noise",
     }
 }
 
 /// As the filter names it: without a blank.
-fn value(verdict: Verdict) -> String {
+fn value(verdict: ChangeVerdict) -> String {
     word(verdict).replace(' ', "-")
 }
 

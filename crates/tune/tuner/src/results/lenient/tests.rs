@@ -30,8 +30,8 @@ fn file() -> Vec<String> {
 }
 
 #[track_caller]
-fn read(text: &str) -> Lenient {
-    Lenient::parse(text.as_bytes()).unwrap()
+fn read(text: &str) -> ReadableResults {
+    ReadableResults::parse(text.as_bytes()).unwrap()
 }
 
 #[track_caller]
@@ -43,7 +43,7 @@ fn check(text: &str, runs: usize, problems: &[&str]) {
 
 #[track_caller]
 fn refuse(bytes: &[u8], expected: &str) {
-    let error = Lenient::parse(bytes).unwrap_err().to_string();
+    let error = ReadableResults::parse(bytes).unwrap_err().to_string();
     assert!(error.contains(expected), "{expected:?} is missing in: {error}");
 }
 
@@ -131,12 +131,12 @@ fn bytes_that_are_no_text_are_named() {
     let whole = file().concat();
     for bytes in [b"\xff\xfe\x80\n".as_slice(), b"\0\0\0\0\n", b"{\"a\":\"\xff\"}\n"] {
         let with = [whole.as_bytes(), bytes, whole.as_bytes()].concat();
-        let found = Lenient::parse(&with[..]).unwrap();
+        let found = ReadableResults::parse(&with[..]).unwrap();
         assert_eq!(found.groups[0].runs.len(), 9);
         assert!(found.problems[0].starts_with("1 line cannot be read"), "{:?}", found.problems);
     }
     let zeros = [whole.as_bytes(), &[0; 4096]].concat();
-    let found = Lenient::parse(&zeros[..]).unwrap();
+    let found = ReadableResults::parse(&zeros[..]).unwrap();
     assert_eq!(found.problems, ["the last line is cut off and left out: line 11"]);
     check(&format!("\u{feff}{}\r\n\n  \n", whole.replace('\n', "\r\n")), 9, &[]);
 }

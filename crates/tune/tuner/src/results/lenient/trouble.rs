@@ -31,7 +31,7 @@ pub(super) enum Kind {
     /// A run with figures that cannot be.
     Absurd,
     /// A run of no request.
-    Nothing,
+    NoAnswer,
     /// A run that was there before.
     Again,
 }
@@ -104,7 +104,7 @@ impl Kind {
                 format!("{runs} {was} of no time, so without a rate, and {is} left out")
             }
             Self::Absurd => format!("{runs} {has} figures that cannot be and {is} left out"),
-            Self::Nothing => format!("{runs} did not one request, which counts as a rate of 0"),
+            Self::NoAnswer => format!("{runs} did not one request, which counts as a rate of 0"),
             Self::Again => {
                 format!("{runs} {is} there more than once, of which the last counts")
             }

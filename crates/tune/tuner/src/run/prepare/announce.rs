@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use super::Prepared;
+use super::PreparedCommand;
 use crate::course::Course;
 use crate::fleet::Fleet;
 use crate::interrupt::Interrupt;
@@ -13,7 +13,7 @@ use crate::pace::Pace;
 use crate::plan::PlannedRun;
 use crate::precondition::{PASSES, Settling};
 use crate::progress::say;
-use crate::results::{Recorded, Stored};
+use crate::results::{RecordedRuns, StoredResults};
 use crate::scratch::{TRIAL_BYTES, fill_rate};
 use crate::settings::Settings;
 use crate::storage::stays;
@@ -23,7 +23,7 @@ use crate::weights::weight_of;
 /// Less than so many times the trial is filled before a trial is worth it.
 const TRIAL_SHARE: u64 = 4;
 
-impl Prepared {
+impl PreparedCommand {
     /// What runs take, before any was measured.
     pub(in crate::run) fn pace(&self) -> Pace {
         let emulated = self.fleet.as_ref().is_some_and(Fleet::is_emulated);
@@ -31,7 +31,7 @@ impl Prepared {
     }
 
     /// Whether a command has anything to measure that there is time for, if its storage took none.
-    pub(super) fn may_go_on(&self, stored: Option<&Stored>) -> bool {
+    pub(super) fn may_go_on(&self, stored: Option<&StoredResults>) -> bool {
         stored.is_none_or(|stored| {
             Ahead::new(&self.matrix, &self.settings, &self.pace(), &stored.recorded).may_go_on()
         })
@@ -44,11 +44,11 @@ impl Prepared {
     /// If the user gave less time than the least takes.
     pub(in crate::run) fn announce(
         &self,
-        stored: Option<&Stored>,
+        stored: Option<&StoredResults>,
         interrupt: &Interrupt,
     ) -> Result<Option<Duration>> {
         let Self { settings, matrix, .. } = self;
-        let nothing = Recorded::default();
+        let nothing = RecordedRuns::default();
         let recorded = stored.map_or(&nothing, |stored| &stored.recorded);
         let pace = self.pace();
         let ahead = Ahead::new(matrix, settings, &pace, recorded);
@@ -141,7 +141,12 @@ struct Ahead<'a> {
 }
 
 impl<'a> Ahead<'a> {
-    fn new(matrix: &'a Matrix, settings: &Settings, pace: &'a Pace, recorded: &Recorded) -> Self {
+    fn new(
+        matrix: &'a Matrix,
+        settings: &Settings,
+        pace: &'a Pace,
+        recorded: &RecordedRuns,
+    ) -> Self {
         let course = Course::new(matrix, settings, recorded);
         let outlook = |repeats| course.outlook(repeats);
         let (wanted, least, most) = (outlook(None), outlook(Some(0)), outlook(Some(u16::MAX)));
@@ -153,7 +158,7 @@ impl<'a> Ahead<'a> {
         } else if settings.adapts() {
             // What is known early leaves its time to what is not: but for no more than is ever measured. The least is measured
             // even if earlier runs spent its time.
-            let whole = Course::new(matrix, settings, &Recorded::default()).outlook(None);
+            let whole = Course::new(matrix, settings, &RecordedRuns::default()).outlook(None);
             let left = pace.total(&whole).saturating_sub(spent);
             left.max(least.unwrap_or_default()).min(pace.total(&most))
         } else {
@@ -253,8 +258,8 @@ mod tests {
             Self { lines: self.lines, ..Self::new(line) }
         }
 
-        fn recorded(&self) -> Recorded {
-            Recorded::from_iter(self.lines.clone())
+        fn recorded(&self) -> RecordedRuns {
+            RecordedRuns::from_iter(self.lines.clone())
         }
 
         fn course(&self) -> Course<'_> {
@@ -268,7 +273,7 @@ mod tests {
         /// Measures on while there is time, on a machine that reaches `iops`; how many runs that are.
         fn measure(&mut self, time: Duration, iops: impl Fn(&RunKey) -> u64) -> usize {
             let Self { settings, matrix, pace, lines } = self;
-            let mut course = Course::new(matrix, settings, &Recorded::from_iter(lines.clone()));
+            let mut course = Course::new(matrix, settings, &RecordedRuns::from_iter(lines.clone()));
             let (before, mut took) = (lines.len(), Duration::ZERO);
             loop {
                 let fits = |block: &[PlannedRun]| took + pace.total(block) <= time;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use super::Prepared;
+use super::PreparedCommand;
 use crate::domain::Domain;
 use crate::environment::{self, Environment};
 use crate::host_load::HostLoad;
@@ -12,12 +12,12 @@ use crate::interrupt::Interrupt;
 use crate::machine::file_system;
 use crate::matrix::Matrix;
 use crate::progress::say;
-use crate::results::{Disk, Header, Host, Known, Opened, Programs};
+use crate::results::{Disk, DiskAccess, Header, Host, Programs, StartNotes};
 use crate::storage::Storages;
 use crate::target::{Origin, cache_name};
 use crate::units::Bytes;
 
-impl Prepared {
+impl PreparedCommand {
     /// The first line of the results. Looks at the host for a second.
     ///
     /// # Errors
@@ -70,9 +70,9 @@ impl Prepared {
         self
     }
 
-    fn known(&self) -> Known {
+    fn known(&self) -> StartNotes {
         let Matrix { skipped, pruned, .. } = &self.matrix;
-        Known { notes: self.notes.clone(), left_out: pruned.clone(), skipped: skipped.clone() }
+        StartNotes { notes: self.notes.clone(), left_out: pruned.clone(), skipped: skipped.clone() }
     }
 
     /// As much of the disk that is made as is known before: below stripes its size is rounded.
@@ -90,7 +90,7 @@ impl Prepared {
                 path: target.path.clone(),
                 bytes: target.bytes,
                 description: target.description(),
-                opened: Some(Opened::new(target.kind, target.cache)),
+                opened: Some(DiskAccess::new(target.kind, target.cache)),
                 looks_like: target.looks_like.map(str::to_owned),
                 holes: target.holes,
             });
@@ -127,7 +127,7 @@ impl Prepared {
             path,
             bytes: disk.bytes,
             description,
-            opened: Some(Opened::new(disk.kind, disk.cache)),
+            opened: Some(DiskAccess::new(disk.kind, disk.cache)),
             looks_like: None,
             holes: false,
         })

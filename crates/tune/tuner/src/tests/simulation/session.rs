@@ -12,7 +12,7 @@ use crate::matrix::Matrix;
 use crate::meter::{Cost, GroupCost, GroupName, Role, ThreadCost};
 use crate::plan::PlannedRun;
 use crate::results::tests::{host_cpu, run};
-use crate::results::{Recorded, Run};
+use crate::results::{RecordedRuns, Run};
 use crate::settings::Settings;
 use crate::settings::tests::settings;
 use crate::variant::Layers;
@@ -71,7 +71,7 @@ pub(super) fn session_of(
     options: &str,
 ) -> Session {
     let (settings, matrix, cells) = prepared(loads, seed, options);
-    let mut course = Course::new(&matrix, &settings, &Recorded::default());
+    let mut course = Course::new(&matrix, &settings, &RecordedRuns::default());
     let mut runs: Vec<Run> = Vec::new();
     let mut now_s = 0.0;
     let length =
