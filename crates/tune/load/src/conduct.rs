@@ -41,7 +41,7 @@ pub enum Continuation {
 pub trait Watch {
     /// The window opens now: the place to read counters.
     fn window_opens(&mut self);
-    /// The window closes now.
+    /// The window closes now; all jobs still run.
     fn window_closes(&mut self);
     /// Called every few milliseconds.
     fn tick(&mut self) -> Continuation;
@@ -142,13 +142,14 @@ impl<'a> Coordinator<'a> {
         for (next, cut) in (1..).zip(cuts) {
             self.pass_until(watch, opened + cut.at)?;
             if Some(cut) == cuts.last() {
+                // Before any job can end: counters of a thread go with it.
+                watch.window_closes();
                 self.stage.set_phase(Phase::Drain);
             } else {
                 self.stage.set_slice(next);
             }
             self.collector.mark(clock::now());
         }
-        watch.window_closes();
         while self.stage.ended() < self.jobs {
             self.pause(watch, TICK)?;
         }
@@ -206,5 +207,81 @@ fn tell(watch: &mut dyn Watch, told: &WindowPart) {
     match told {
         WindowPart::Second(interval) => watch.second(interval),
         WindowPart::Fifth(fifth) => watch.fifth(fifth),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::drive::{Ended, Outcome};
+    use crate::workload::Access;
+    use crate::{BlockBytes, Shape};
+
+    /// Ends each request at once. Dropped, its job is about to end.
+    struct Null<'a> {
+        submitted: Vec<u16>,
+        dropped: &'a AtomicUsize,
+    }
+
+    impl Engine for Null<'_> {
+        fn submit(&mut self, slot: u16, _: Access) -> Result<(), LoadError> {
+            self.submitted.push(slot);
+            Ok(())
+        }
+
+        fn flush(&mut self) -> Result<(), LoadError> {
+            Ok(())
+        }
+
+        fn wait(&mut self, ended: &mut Vec<Ended>) -> Result<(), LoadError> {
+            let done = |slot| Ended { slot, outcome: Outcome::Done };
+            ended.extend(self.submitted.drain(..).map(done));
+            Ok(())
+        }
+    }
+
+    impl Drop for Null<'_> {
+        fn drop(&mut self) {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    struct Counting<'a> {
+        dropped: &'a AtomicUsize,
+        at_close: Option<usize>,
+    }
+
+    impl Watch for Counting<'_> {
+        fn window_opens(&mut self) {}
+
+        fn window_closes(&mut self) {
+            // Long enough for jobs that were told to end.
+            clock::pause(Duration::from_millis(50));
+            self.at_close = Some(self.dropped.load(Ordering::Relaxed));
+        }
+
+        fn tick(&mut self) -> Continuation {
+            Continuation::GoOn
+        }
+
+        fn second(&mut self, _: &Interval) {}
+
+        fn fifth(&mut self, _: &Fifth) {}
+    }
+
+    /// Counters of a thread that has ended cannot be read any more.
+    #[test]
+    fn all_jobs_run_while_counters_are_read() {
+        let block = BlockBytes::try_from(4096_u64).unwrap();
+        let shape = Shape::new("randread".parse().unwrap(), block, 2, 4).unwrap();
+        let workload = Workload::new(shape, 1 << 20, 7).unwrap();
+        let dropped = AtomicUsize::new(0);
+        let timing = Timing { ramp: Duration::from_millis(5), runtime: Duration::from_millis(100) };
+        let mut watch = Counting { dropped: &dropped, at_close: None };
+        let make = || Ok(Null { submitted: Vec::new(), dropped: &dropped });
+        conduct(&workload, timing, &mut watch, vec![make, make], &|| {}).unwrap();
+        assert_eq!((watch.at_close, dropped.into_inner()), (Some(0), 2));
     }
 }

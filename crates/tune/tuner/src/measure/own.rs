@@ -27,7 +27,7 @@ pub(super) fn host(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Run> {
     };
     let path = disk.host_path().context("the host reads no such image")?;
     let group = Group::new(GroupName::Load, std::process::id());
-    let mut watch = RunWatch::new(bench, planned.name, group, None);
+    let mut watch = RunWatch::new(bench, planned.name, vec![group], None);
     let result = host::run(
         path,
         disk.cache,
@@ -57,8 +57,11 @@ pub(super) fn client(
         Some(running) => running,
         None => Running::start(&bench.daemon, &service, &bench.daemon_log())?,
     };
-    let group = Group::new(GroupName::Daemon, running.pid());
-    let mut watch = RunWatch::new(bench, planned.name, group, Some(&mut running));
+    let groups = vec![
+        Group::new(GroupName::Daemon, running.pid()),
+        Group::new(GroupName::Load, std::process::id()),
+    ];
+    let mut watch = RunWatch::new(bench, planned.name, groups, Some(&mut running));
     let timing = planned.run.timing(bench.settings);
     let result = watch.connect(planned.workload).and_then(|it| it.run(timing, &mut watch));
     let mut measured = watch.conclude(planned.run, planned.workload.shape().jobs(), result)?;
@@ -87,10 +90,10 @@ impl<'a> RunWatch<'a> {
     fn new(
         bench: &'a Bench<'a>,
         name: &'a str,
-        group: Group,
+        groups: Vec<Group>,
         daemon: Option<&'a mut Running>,
     ) -> Self {
-        let meter = Meter::new(vec![group]);
+        let meter = Meter::new(groups);
         Self {
             bench,
             name,

@@ -52,6 +52,11 @@ fn a_scratch_file_is_measured_reported_and_removed() {
         let counted: u64 = latencies.iter().map(|pair| pair[1].as_u64().unwrap()).sum();
         assert_eq!(run["operations"], counted, "{run}");
         assert_eq!(run["bytes"], counted * 4096, "{run}");
+        // The load counts in what a request takes, of a client too.
+        let groups = run["cost"]["groups"].as_array().unwrap();
+        let load = groups.iter().find(|it| it["name"] == "load").expect("the load is metered");
+        let threads = load["threads"].as_array().unwrap();
+        assert!(threads.iter().any(|it| it["role"] == "worker"), "{run}");
         let elapsed = run["elapsed_ns"].as_u64().unwrap();
         assert!((500_000_000..800_000_000).contains(&elapsed), "the ramp is not in {elapsed}");
     }
