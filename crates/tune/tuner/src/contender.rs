@@ -8,9 +8,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::cell::Cell;
 use crate::units::{BadValue, stored_as_text};
-use crate::variant::Variant;
 
 /// The most iothreads a contender may have: one per queue of an export.
 pub(crate) const IOTHREADS_MAX: u16 = 256;
@@ -184,20 +182,6 @@ impl Contender {
     pub(crate) fn number(self) -> Option<Iothreads> {
         self.iothreads.filter(|it| !it.is_auto())
     }
-
-    /// The threads that want a core: of each guest the jobs, but no more than it has queues, which it has one of per CPU,
-    /// and those that serve them. Without a guest, the jobs of all disks.
-    pub(crate) fn busy_threads(self, variant: &Variant, cell: &Cell, queues: u16) -> usize {
-        let jobs = usize::from(cell.shape().jobs()) * usize::from(variant.disks);
-        let vms = usize::from(variant.vms);
-        let serving = self.iothreads().map_or(0, |iothreads| usize::from(iothreads.busy()));
-        match self.subject() {
-            Subject::Host | Subject::Client => jobs * vms + serving,
-            Subject::VmQemu | Subject::VmRingloom => vms * (jobs.min(queues.into()) + serving),
-            // Its CPUs need not be of this host.
-            Subject::VmGiven => 0,
-        }
-    }
 }
 
 impl fmt::Display for Contender {
@@ -214,7 +198,7 @@ impl fmt::Display for Contender {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cell::tests::{cell, client};
+    use crate::cell::tests::client;
 
     #[test]
     fn iothreads_are_none_or_a_count() {
@@ -256,26 +240,6 @@ mod tests {
                 contender.iothreads().unwrap_or(Iothreads::NONE),
             );
             assert_eq!(again, contender);
-        }
-    }
-
-    #[test]
-    fn busy_threads_are_jobs_and_servers() {
-        let cell = cell("randread", 4096, 2, 1);
-        let (one, several) =
-            (Variant::default(), Variant { vms: 2, disks: 3, ..Variant::default() });
-        let vm = Contender::new(Subject::VmQemu, Iothreads(2));
-        for (variant, contender, busy) in [
-            (one, Contender::HOST, 2),
-            (one, client(0), 3),
-            (one, client(1), 3),
-            (one, client(4), 6),
-            (one, vm, 4),
-            (several, vm, 12),
-            (several, Contender::HOST, 12),
-            (one, Contender::VM_GIVEN, 0),
-        ] {
-            assert_eq!(contender.busy_threads(&variant, &cell, 4), busy, "{contender}");
         }
     }
 }

@@ -11,11 +11,11 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
+use crate::machine::is_same;
 use crate::report::{Part, configuration_names};
 use crate::results::FILE_NAME;
 use crate::units::printable;
@@ -70,12 +70,6 @@ fn is_ours(path: &Path) -> bool {
             Some("md") => TEXT_BEGINS.into_iter().any(|it| begin.starts_with(it)),
             Some(_) | None => says(CONFIGURATION_SAYS),
         }
-}
-
-/// Whether both are there and one file, whatever its names.
-pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
-    let identity = |path: &Path| path.metadata().ok().map(|it| (it.dev(), it.ino()));
-    identity(one).is_some_and(|one| identity(other) == Some(one))
 }
 
 /// Writes the files, by path below `out`; removes those of an earlier report that are not among them, and never these

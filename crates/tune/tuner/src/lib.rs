@@ -30,6 +30,7 @@
 
 mod answer;
 mod args;
+mod baseline;
 mod bottleneck;
 mod calendar;
 mod cell;

@@ -1,5 +1,6 @@
 //! What the results say about the machine, so that numbers from another one are never mixed in.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::thread;
 
@@ -53,6 +54,12 @@ pub(crate) fn file_system(path: &Path) -> String {
 }
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// Whether both are there and one file, whatever its names.
+pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| path.metadata().ok().map(|it| (it.dev(), it.ino()));
+    identity(one).is_some_and(|one| identity(other) == Some(one))
+}
 
 #[cfg(test)]
 mod tests {

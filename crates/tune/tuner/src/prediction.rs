@@ -6,18 +6,16 @@
 //! Invariants: what is predicted is a `Predicted`, never a `Row`: it is in no table, in no total, and nothing is configured by it. Each
 //! sentence has a range and what it rests on, or says why there is none.
 
-mod step;
-
 use std::fmt;
 
 use load::JOBS_MAX;
 use model::{Claim, Measured, N90, NoAnswer, Observation, Prediction, Shape, Wanted, predict};
 
-pub(crate) use self::step::Step;
 use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::meter::{GroupName, Role};
 use crate::results::Run;
+use crate::settings::Step;
 use crate::summary::{CellSummary, Row};
 use crate::units::{counted, percent_gain, short};
 

@@ -18,11 +18,10 @@ use anyhow::{Context, Result, bail};
 
 pub use self::pair::{ComparisonText, rendered_pair};
 use crate::args::ReportArgs;
-use crate::kept;
 use crate::output::print;
-use crate::prediction::Step;
 use crate::report::{Findings, Part, Report, Style};
 use crate::results::{FILE_NAME, Group, ReadableResults};
+use crate::settings::Step;
 
 const PAGE: &str = "report.html";
 
@@ -59,7 +58,7 @@ fn unwritten(name: &str) -> String {
 fn refuse_results(out: Option<&Path>, own: Option<&Path>) -> Result<()> {
     let Some(out) = out else { return Ok(()) };
     let there = out.join(FILE_NAME);
-    if there.exists() && !own.is_some_and(|own| kept::is_same(own, &there)) {
+    if there.exists() && !own.is_some_and(|own| crate::machine::is_same(own, &there)) {
         bail!("{} has results, and so a {PAGE} of its own: name another --out", out.display());
     }
     Ok(())

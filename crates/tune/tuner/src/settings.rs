@@ -7,6 +7,7 @@
 
 mod kinds;
 mod memory;
+mod step;
 
 use anyhow::{Result, bail};
 use guest::MEMORY_MIB_MIN;
@@ -14,9 +15,9 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::kinds::{Accel, GuestEngine, LoadKind};
 pub(crate) use self::memory::{BESIDE_BUFFERS, MEMORY, buffer_bytes};
+pub(crate) use self::step::Step;
 use crate::cell::Cell;
 use crate::contender::{Iothreads, Subject};
-use crate::prediction::Step;
 use crate::profile::Profile;
 use crate::question::{Bound, IopsMin, P99Max, Question, Tolerance, Want};
 use crate::repeats::Repeats;

@@ -273,8 +273,7 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         to_none: contender.iothreads().and_then(|_| ratio(&own, runs, none)),
         to_host: ratio(&own, runs, Contender::HOST),
         to_first: first_beside(contender, runs).and_then(|it| ratio(&own, runs, it)),
-        cpu_bound: contender.busy_threads(&first.key.variant, &first.key.cell, first.queues)
-            > cores,
+        cpu_bound: first.key.variant.busy_threads(contender, &first.key.cell, first.queues) > cores,
         unsteady_runs: own.iter().map(|run| run.steadiness()).collect(),
         emulated: own.iter().any(|run| run.emulated),
         queues: first.queues,

@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) use choice::{Aio, Delay, Device, FileSystem, Stripe};
 pub(crate) use image::{Content, Image, Preallocation, Qcow2};
 
-use crate::contender::Subject;
+use crate::cell::Cell;
+use crate::contender::{Contender, Subject};
 
 /// As many virtual machines, and disks of each, as anybody compares.
 pub(crate) const VMS_MAX: u16 = 16;
@@ -101,6 +102,20 @@ impl Variant {
             format!("stripe {stripe}"),
             format!("delay {delay}"),
         ]
+    }
+
+    /// The threads that want a core: of each guest the jobs, but no more than it has queues, which it has one of per CPU,
+    /// and those that serve them. Without a guest, the jobs of all disks.
+    pub(crate) fn busy_threads(&self, contender: Contender, cell: &Cell, queues: u16) -> usize {
+        let jobs = usize::from(cell.shape().jobs()) * usize::from(self.disks);
+        let vms = usize::from(self.vms);
+        let serving = contender.iothreads().map_or(0, |iothreads| usize::from(iothreads.busy()));
+        match contender.subject() {
+            Subject::Host | Subject::Client => jobs * vms + serving,
+            Subject::VmQemu | Subject::VmRingloom => vms * (jobs.min(queues.into()) + serving),
+            // Its CPUs need not be of this host.
+            Subject::VmGiven => 0,
+        }
     }
 
     /// How many disks there are in all.

@@ -2,8 +2,8 @@
 
 use clap::Args;
 
-use crate::prediction::Step;
 use crate::question::{IopsMin, P99Max, Tolerance, Want};
+use crate::settings::Step;
 use crate::weights::Weight;
 
 /// What is asked. `ringloom report` asks it of what was measured before.

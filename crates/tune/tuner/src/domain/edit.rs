@@ -41,7 +41,7 @@ impl Edit {
 ///
 /// # Errors
 /// Why it cannot have them, a sentence.
-pub(super) fn with_iothreads(xml: &str, view: &View<'_>, count: u16) -> Result<Copy, String> {
+pub(crate) fn with_iothreads(xml: &str, view: &View<'_>, count: u16) -> Result<Copy, String> {
     let holder = view.holder().ok_or_else(|| why_fixed(view))?;
     let (own, existing) = (view.own(), view.ids());
     let others: BTreeSet<u32> = view.others().into_iter().map(|(id, _)| id).collect();

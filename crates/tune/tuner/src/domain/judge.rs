@@ -8,7 +8,7 @@ use crate::pinning::CpuList;
 use crate::units::counted;
 
 /// Sentences without their full stop. `cores` are those of this host.
-pub(super) fn judged(view: &View<'_>, cores: usize) -> Vec<String> {
+pub(crate) fn judged(view: &View<'_>, cores: usize) -> Vec<String> {
     let mut found = Vec::new();
     if view.is_vhost_user() {
         found.push(format!(

@@ -15,7 +15,7 @@ use crate::units::printable;
 use crate::variant::Device;
 
 /// Many times the largest domain that anybody has; attributes of one element are compared with each other when it is read.
-pub(super) const XML_BYTES_MAX: usize = 512 << 10;
+pub(crate) const XML_BYTES_MAX: usize = 512 << 10;
 /// Elements, texts and comments of it.
 const NODES_MAX: u32 = 100_000;
 /// More than QEMU was ever given.
@@ -26,13 +26,13 @@ const NAME_CHARACTERS_MAX: usize = 80;
 const QUEUES_SINCE: (u32, u32) = (5, 2);
 const QEMU_NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
-pub(super) type Node<'a> = roxmltree::Node<'a, 'a>;
+pub(crate) type Node<'a> = roxmltree::Node<'a, 'a>;
 
 /// The document of a domain.
 ///
 /// # Errors
 /// If it is too large, or no XML.
-pub(super) fn parse(xml: &str) -> Result<Document<'_>> {
+pub(crate) fn parse(xml: &str) -> Result<Document<'_>> {
     if xml.len() > XML_BYTES_MAX {
         bail!("it is larger than 512 KiB, which no domain is");
     }
@@ -42,9 +42,9 @@ pub(super) fn parse(xml: &str) -> Result<Document<'_>> {
 
 /// A domain and one of its disks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct View<'a> {
-    pub(super) root: Node<'a>,
-    pub(super) disk: Node<'a>,
+pub(crate) struct View<'a> {
+    pub(crate) root: Node<'a>,
+    pub(crate) disk: Node<'a>,
 }
 
 impl<'a> View<'a> {
@@ -52,7 +52,7 @@ impl<'a> View<'a> {
     ///
     /// # Errors
     /// If it is no domain of QEMU, or has no such disk.
-    pub(super) fn new(document: &'a Document<'a>, target: Option<&str>) -> Result<Self> {
+    pub(crate) fn new(document: &'a Document<'a>, target: Option<&str>) -> Result<Self> {
         let root = document.root_element();
         if root.tag_name().name() != "domain" {
             bail!("it is no domain: its root is <{}>", short(root.tag_name().name()));
@@ -76,21 +76,21 @@ impl<'a> View<'a> {
     }
 
     /// As `virsh define` names the domain.
-    pub(super) fn name(&self) -> &'a str {
+    pub(crate) fn name(&self) -> &'a str {
         child(self.root, "name").and_then(|it| it.text()).unwrap_or("without a name").trim()
     }
 
-    pub(super) fn target(&self) -> &'a str {
+    pub(crate) fn target(&self) -> &'a str {
         target_of(self.disk)
     }
 
     /// The value of an attribute of the disk's driver.
-    pub(super) fn driver(&self, name: &str) -> Option<&'a str> {
+    pub(crate) fn driver(&self, name: &str) -> Option<&'a str> {
         child(self.disk, "driver")?.attribute(name)
     }
 
     /// The disk's bus; what is not said goes by the name of the target.
-    pub(super) fn bus(&self) -> &'a str {
+    pub(crate) fn bus(&self) -> &'a str {
         let said = child(self.disk, "target").and_then(|it| it.attribute("bus"));
         said.unwrap_or(match self.target().get(..2) {
             Some("vd") => "virtio",
@@ -100,12 +100,12 @@ impl<'a> View<'a> {
     }
 
     /// Whether another program serves the disk over a socket.
-    pub(super) fn is_vhost_user(&self) -> bool {
+    pub(crate) fn is_vhost_user(&self) -> bool {
         self.disk.attribute("type") == Some("vhostuser")
     }
 
     /// What is measured in its place.
-    pub(super) fn device(&self) -> Option<Device> {
+    pub(crate) fn device(&self) -> Option<Device> {
         match self.bus() {
             "virtio" => Some(Device::VirtioBlk),
             "scsi" if self.holder().is_some() => Some(Device::VirtioScsi),
@@ -116,7 +116,7 @@ impl<'a> View<'a> {
     }
 
     /// The element whose driver has queues and iothreads: the disk, or the controller of a SCSI disk.
-    pub(super) fn holder(&self) -> Option<Node<'a>> {
+    pub(crate) fn holder(&self) -> Option<Node<'a>> {
         match self.bus() {
             _ if self.is_vhost_user() => None,
             "virtio" => Some(self.disk),
@@ -136,7 +136,7 @@ impl<'a> View<'a> {
     }
 
     /// The element to change for queues and iothreads, in words.
-    pub(super) fn place(&self) -> String {
+    pub(crate) fn place(&self) -> String {
         match self.holder() {
             Some(it) if it.has_tag_name("controller") => {
                 let index = short(it.attribute("index").unwrap_or("0"));
@@ -147,13 +147,13 @@ impl<'a> View<'a> {
     }
 
     /// The queues of the disk, if that is said.
-    pub(super) fn queues_said(&self) -> Option<usize> {
+    pub(crate) fn queues_said(&self) -> Option<usize> {
         let holder = if self.is_vhost_user() { Some(self.disk) } else { self.holder() };
         child(holder?, "driver")?.attribute("queues")?.trim().parse().ok()
     }
 
     /// Whether the machine type gives a disk one queue unless more are asked for.
-    pub(super) fn is_old_machine(&self) -> bool {
+    pub(crate) fn is_old_machine(&self) -> bool {
         let kind = child(self.root, "os").and_then(|it| child(it, "type"));
         let version = kind.and_then(|it| it.attribute("machine")?.rsplit('-').next());
         let version = version.and_then(|it| it.split_once('.'));
@@ -162,19 +162,19 @@ impl<'a> View<'a> {
             .is_some_and(|it| it < QUEUES_SINCE)
     }
 
-    pub(super) fn queues(&self) -> usize {
+    pub(crate) fn queues(&self) -> usize {
         let usual = if self.is_old_machine() { 1 } else { self.vcpus() };
         self.queues_said().unwrap_or(usual).max(1)
     }
 
-    pub(super) fn vcpus(&self) -> usize {
+    pub(crate) fn vcpus(&self) -> usize {
         let vcpu = child(self.root, "vcpu");
         let said = vcpu.and_then(|it| it.attribute("current").or(it.text())?.trim().parse().ok());
         said.unwrap_or(1).max(1)
     }
 
     /// The iothreads that the domain has.
-    pub(super) fn ids(&self) -> BTreeSet<u32> {
+    pub(crate) fn ids(&self) -> BTreeSet<u32> {
         let listed = child(self.root, "iothreadids").map(ids_in).unwrap_or_default();
         let mut ids: BTreeSet<u32> = listed.into_iter().collect();
         let count = child(self.root, "iothreads").and_then(|it| number(it.text()?));
@@ -188,12 +188,12 @@ impl<'a> View<'a> {
     }
 
     /// The iothreads that serve the disk.
-    pub(super) fn own(&self) -> Vec<u32> {
+    pub(crate) fn own(&self) -> Vec<u32> {
         self.holder().and_then(|it| child(it, "driver")).map(of_driver).unwrap_or_default()
     }
 
     /// Iothreads of other devices, with what they serve.
-    pub(super) fn others(&self) -> Vec<(u32, String)> {
+    pub(crate) fn others(&self) -> Vec<(u32, String)> {
         let holder = self.holder();
         let devices = child(self.root, "devices").into_iter().flat_map(|it| it.children());
         let others = devices.filter(|it| Some(*it) != holder);
@@ -205,7 +205,7 @@ impl<'a> View<'a> {
     }
 
     /// Other disks that are on the same controller.
-    pub(super) fn beside(&self) -> Vec<&'a str> {
+    pub(crate) fn beside(&self) -> Vec<&'a str> {
         let Some(holder) = self.holder() else { return Vec::new() };
         let on_it = |disk: &Node<'a>| {
             *disk != self.disk && Self { disk: *disk, ..*self }.holder() == Some(holder)
@@ -214,7 +214,7 @@ impl<'a> View<'a> {
     }
 
     /// A child of `<cputune>`: the CPUs of each number in this attribute.
-    pub(super) fn pins(&self, element: &str, attribute: &str) -> Vec<(u32, CpuList)> {
+    pub(crate) fn pins(&self, element: &str, attribute: &str) -> Vec<(u32, CpuList)> {
         let tune = child(self.root, "cputune").into_iter().flat_map(|it| it.children());
         let pins = tune.filter(|it| it.has_tag_name(element));
         let pin = |it: Node<'_>| {
@@ -225,17 +225,17 @@ impl<'a> View<'a> {
     }
 
     /// Memory in bytes.
-    pub(super) fn memory(&self) -> Option<u64> {
+    pub(crate) fn memory(&self) -> Option<u64> {
         bytes(child(self.root, "memory")?)
     }
 
     /// The NUMA nodes of `<numatune>`, as it says them.
-    pub(super) fn numa_nodes(&self) -> Option<&'a str> {
+    pub(crate) fn numa_nodes(&self) -> Option<&'a str> {
         child(child(self.root, "numatune")?, "memory")?.attribute("nodeset")
     }
 
     /// Where the bytes of the disk are, if this host sees them as a file or device.
-    pub(super) fn source(&self) -> Option<PathBuf> {
+    pub(crate) fn source(&self) -> Option<PathBuf> {
         let name = match self.disk.attribute("type") {
             Some("file") => "file",
             Some("block") => "dev",
@@ -244,28 +244,28 @@ impl<'a> View<'a> {
         Some(child(self.disk, "source")?.attribute(name)?.into())
     }
 
-    pub(super) fn has_command_line(&self) -> bool {
+    pub(crate) fn has_command_line(&self) -> bool {
         self.root.children().any(|it| it.has_tag_name((QEMU_NAMESPACE, "commandline")))
     }
 }
 
 /// The first child of this name.
-pub(super) fn child<'a>(node: Node<'a>, name: &str) -> Option<Node<'a>> {
+pub(crate) fn child<'a>(node: Node<'a>, name: &str) -> Option<Node<'a>> {
     node.children().find(|it| it.has_tag_name(name))
 }
 
 /// A number without a sign.
-pub(super) fn number(text: &str) -> Option<u32> {
+pub(crate) fn number(text: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
 
 /// Text of the domain for a sentence.
-pub(super) fn short(text: &str) -> String {
+pub(crate) fn short(text: &str) -> String {
     printable(text).chars().take(NAME_CHARACTERS_MAX).collect()
 }
 
 /// What a size says in its unit; KiB unless it says another.
-pub(super) fn bytes(size: Node<'_>) -> Option<u64> {
+pub(crate) fn bytes(size: Node<'_>) -> Option<u64> {
     let number: u64 = size.text()?.trim().parse().ok()?;
     let (letter, binary) = match size.attribute("unit").unwrap_or("KiB") {
         "b" | "bytes" => return Some(number),

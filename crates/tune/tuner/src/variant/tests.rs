@@ -1,6 +1,8 @@
 //! Which variants there are and whom they fit.
 
 use super::*;
+use crate::cell::tests::{cell, client};
+use crate::contender::Iothreads;
 
 const DEFAULT: &str = r#"{"device":"virtio-blk","image":"raw","aio":"auto","fs":"here","stripe":"none","delay":"0","vms":1,"disks":1}"#;
 
@@ -119,4 +121,23 @@ fn blocking_calls_of_the_host_have_one_request_in_flight() {
     assert_eq!(threads.fits_iodepth(Subject::Host, 1), Ok(()));
     assert_eq!(threads.fits_iodepth(Subject::VmQemu, 16), Ok(()));
     assert_eq!(Variant::default().fits_iodepth(Subject::Host, 16), Ok(()));
+}
+
+#[test]
+fn busy_threads_are_jobs_and_servers() {
+    let cell = cell("randread", 4096, 2, 1);
+    let (one, several) = (Variant::default(), Variant { vms: 2, disks: 3, ..Variant::default() });
+    let vm = Contender::new(Subject::VmQemu, Iothreads::new(2));
+    for (variant, contender, busy) in [
+        (one, Contender::HOST, 2),
+        (one, client(0), 3),
+        (one, client(1), 3),
+        (one, client(4), 6),
+        (one, vm, 4),
+        (several, vm, 12),
+        (several, Contender::HOST, 12),
+        (one, Contender::VM_GIVEN, 0),
+    ] {
+        assert_eq!(variant.busy_threads(contender, &cell, 4), busy, "{contender}");
+    }
 }

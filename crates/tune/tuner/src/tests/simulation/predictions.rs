@@ -11,7 +11,8 @@ use super::claims::{DISTURBED, seeds};
 use super::score::Tally;
 use super::session::{Boots, Budget, session_of};
 use crate::cell::Cell;
-use crate::prediction::{Step, predicted};
+use crate::prediction::predicted;
+use crate::settings::Step;
 use crate::summary::summarise;
 
 /// What may be claimed was chosen with the help of others.

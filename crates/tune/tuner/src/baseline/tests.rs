@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::args::tests::parse as options;
+use crate::contender::Iothreads;
+use crate::domain::{Copy, Outcome, view};
 use crate::variant::{Aio, Device};
 
 /// As `virsh dumpxml` writes them, with a disk and what is said of it before.

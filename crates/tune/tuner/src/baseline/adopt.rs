@@ -3,9 +3,9 @@
 
 use std::fmt::Display;
 
-use super::view::{View, bytes, child, short};
 use crate::args::MeasureArgs;
 use crate::contender::Iothreads;
+use crate::domain::view::{View, bytes, child, short};
 use crate::machine::Machine;
 use crate::pinning::CpuList;
 use crate::units::Bytes;

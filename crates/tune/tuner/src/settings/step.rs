@@ -7,8 +7,8 @@ use anyhow::{Result, bail};
 use load::{IODEPTH_MAX, JOBS_MAX};
 use serde::{Deserialize, Serialize};
 
+use super::Settings;
 use crate::contender::IOTHREADS_MAX;
-use crate::settings::Settings;
 use crate::units::{BadValue, counted, stored_as_text};
 
 /// More cores than a machine has.

@@ -12,8 +12,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use load::child::{Request, Supervised};
 
-use super::view::XML_BYTES_MAX;
 use crate::clock;
+use crate::domain::view::XML_BYTES_MAX;
 use crate::interrupt::Interrupt;
 use crate::storage::{Tools, VIRSH};
 
