@@ -84,6 +84,49 @@ struct FreedClusters {
     clusters: HostClusters,
 }
 
+impl FreedClusters {
+    fn count(&self) -> u64 {
+        self.clusters.end - self.clusters.start
+    }
+}
+
+/// Clusters that nobody can find any more, whose refcounts still are to be lowered. Dropped, they are in limbo again: a lane
+/// may be dropped with the task that frees them.
+#[derive(Debug)]
+struct UnusedClusters<'a> {
+    limbo: &'a Mutex<Limbo>,
+    /// None is empty.
+    freed: VecDeque<FreedClusters>,
+}
+
+impl UnusedClusters<'_> {
+    fn first(&self) -> Option<u64> {
+        self.freed.front().map(|freed| freed.clusters.start)
+    }
+
+    /// The first is lowered.
+    fn forget_first(&mut self) {
+        if let Some(freed) = self.freed.front_mut() {
+            freed.clusters.start += 1;
+            if freed.clusters.is_empty() {
+                self.freed.pop_front();
+            }
+        }
+    }
+}
+
+impl Drop for UnusedClusters<'_> {
+    fn drop(&mut self) {
+        if self.freed.is_empty() {
+            return;
+        }
+        let mut limbo = self.limbo.lock().expect("nobody panics here");
+        limbo.clusters += self.freed.iter().map(FreedClusters::count).sum::<u64>();
+        // Before all others, which may not have passed.
+        self.freed.drain(..).for_each(|freed| limbo.freed.push_front(freed));
+    }
+}
+
 /// Which table writes and freed clusters a sync makes durable that begins now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SyncMark {
@@ -238,7 +281,7 @@ impl ClusterAllocator {
         }
         let mut refcounts = self.refcounts.take().await;
         let passed = self.take_passed();
-        if passed.is_empty() {
+        if passed.freed.is_empty() {
             return Ok(());
         }
         self.give_up(storage, &mut refcounts, passed).await
@@ -251,18 +294,17 @@ impl ClusterAllocator {
     }
 
     /// Takes what nobody can find any more out of limbo.
-    fn take_passed(&self) -> Vec<HostClusters> {
+    fn take_passed(&self) -> UnusedClusters<'_> {
         let oldest = self.epochs.oldest();
         let mut limbo = self.limbo();
         let durable = limbo.durable;
         // Both numbers rise along the queue.
         let passed = |freed: &FreedClusters| freed.number < durable && freed.epoch < oldest;
         let count = limbo.freed.iter().take_while(|freed| passed(freed)).count();
-        let mut clusters: Vec<_> = limbo.freed.drain(..count).map(|freed| freed.clusters).collect();
-        limbo.clusters -=
-            clusters.iter().map(|clusters| clusters.end - clusters.start).sum::<u64>();
-        clusters.sort_unstable_by_key(|clusters| clusters.start);
-        clusters
+        let mut freed: Vec<FreedClusters> = limbo.freed.drain(..count).collect();
+        limbo.clusters -= freed.iter().map(FreedClusters::count).sum::<u64>();
+        freed.sort_unstable_by_key(|freed| freed.clusters.start);
+        UnusedClusters { limbo: &self.limbo, freed: freed.into() }
     }
 
     /// Lowers the refcounts of clusters that nobody can find, and gives their space back before that:
@@ -271,11 +313,24 @@ impl ClusterAllocator {
         &self,
         storage: &AsyncChild,
         refcounts: &mut AsyncMutexGuard<'_, Refcounts>,
-        clusters: Vec<HostClusters>,
+        mut unused: UnusedClusters<'_>,
+    ) -> Result<(), FailKind> {
+        let given_up = self.discard_and_lower(storage, refcounts, &mut unused).await;
+        // After an error the rest leaks.
+        unused.freed.clear();
+        given_up
+    }
+
+    /// The same; what is left is what is not lowered.
+    async fn discard_and_lower(
+        &self,
+        storage: &AsyncChild,
+        refcounts: &mut AsyncMutexGuard<'_, Refcounts>,
+        clusters: &mut UnusedClusters<'_>,
     ) -> Result<(), FailKind> {
         if self.discards == FreedClusterDiscards::Passed {
             let mut unused: Vec<HostClusters> = Vec::new();
-            for cluster in clusters.iter().flat_map(Clone::clone) {
+            for cluster in clusters.freed.iter().flat_map(|freed| freed.clusters.clone()) {
                 // Others may be a snapshot's as well.
                 if refcounts.get(storage, cluster).await? != 1 {
                     continue;
@@ -290,8 +345,9 @@ impl ClusterAllocator {
                 storage.discard(bytes).await?;
             }
         }
-        for clusters in clusters {
-            refcounts.lower(storage, clusters).await?;
+        while let Some(cluster) = clusters.first() {
+            refcounts.lower(storage, cluster..cluster + 1).await?;
+            clusters.forget_first();
         }
         refcounts.write_changed(storage).await
     }

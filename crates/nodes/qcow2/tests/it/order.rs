@@ -11,6 +11,7 @@ use block::{
     Target, Token, Unmap,
 };
 use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
+use testkit::qcow2rig::check::check;
 use testkit::qcow2rig::child::{ControlThread, FileChild, Life};
 use testkit::qcow2rig::disk::Disk;
 use testkit::qcow2rig::make::Recipe;
@@ -148,6 +149,18 @@ impl Bench {
         thread.lane.map(&mut batch, &mut thread.pieces);
         [thread.mapping] = batch;
         thread.mapping.operation
+    }
+
+    /// Carries out one internal I/O of the lane, for which no request waits.
+    fn go_on_without_request(&mut self, thread: usize) {
+        let Self { runner, threads, .. } = self;
+        let thread = &mut threads[thread];
+        let mut errands = Vec::new();
+        thread.io.take_submitted(&mut errands);
+        errands.into_iter().for_each(|errand| runner.run(errand));
+        let mut late = Vec::new();
+        thread.lane.resume(SystemClock.now(), &mut late, &mut thread.pieces);
+        assert!(late.is_empty(), "there is no request");
     }
 
     /// Goes on with a request; its end.
@@ -351,5 +364,28 @@ fn zeroes_are_kept_after_a_write_has_failed() {
         let mut bench = bench.die(None);
         assert_eq!(bench.read(0, CLUSTER), Ok(0), "{change:?}");
         assert_eq!(bench.read(0, 0), Ok(1), "{change:?}");
+    }
+}
+
+/// A lane may go while its task frees clusters, which are not lost with it.
+#[test]
+fn clusters_are_freed_though_the_lane_that_does_it_goes() {
+    for steps in 0..20 {
+        let mut bench = Bench::new(&plain());
+        let discard = |at: u64| Operation::Discard(extent(at, CLUSTER), Durability::Cached);
+        for cluster in [2, 3, 7] {
+            bench.write(0, cluster * CLUSTER, 1, Durability::Cached).unwrap();
+            bench.run(0, discard(cluster * CLUSTER), 0).unwrap();
+        }
+        bench.run(0, Operation::Flush, 0).unwrap();
+        assert!(bench.threads[0].io.has_submitted(), "the lane frees clusters");
+        for _ in 0..steps {
+            bench.go_on_without_request(0);
+        }
+        bench.threads.clear();
+        let (disk, image) = (Arc::clone(&bench.disk), bench.image);
+        drop(bench);
+        let verdict = check(&disk.snapshot(image)).unwrap();
+        assert!(verdict.errors.is_empty() && verdict.leaks == 0, "{steps} steps: {verdict:?}");
     }
 }
