@@ -52,9 +52,12 @@ fn check(ran: &Ran, limits: &[&str], answers: &[&str]) -> Result<()> {
     check_answer(&answer, answers)
 }
 
-/// Unless it is in doubt, as short runs beside other tests may leave it, the answer is one of these; none are any.
+/// Unless it is in doubt, or most runs were disturbed, as short ones beside other tests are, the answer is one of these; none are
+/// any.
 fn check_answer(answer: &str, answers: &[&str]) -> Result<()> {
-    let is_open = answers.is_empty() || answer.contains("in doubt: ");
+    let disturbed =
+        ["in doubt: ", "most runs were not steady"].iter().any(|it| answer.contains(it));
+    let is_open = answers.is_empty() || disturbed;
     ensure!(is_open || answers.iter().any(|it| answer.starts_with(it)), "{answer}");
     Ok(())
 }
