@@ -15,7 +15,7 @@ use clap::{Args, Subcommand};
 use load::{BlockBytes, Operation};
 
 pub(crate) use self::domain::DomainArgs;
-pub(crate) use self::guest::GuestArgs;
+pub(crate) use self::guest::{GuestArgs, QUEUES_MAX, VCPUS_MAX};
 pub(crate) use self::question::QuestionArgs;
 pub use self::report::ReportArgs;
 pub(crate) use self::stack::StackArgs;

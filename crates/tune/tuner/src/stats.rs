@@ -45,6 +45,11 @@ impl Estimate {
         Some(Self { median: middle(&values), lowest, highest, samples, interval })
     }
 
+    /// The interval, or of too few values the lowest and highest.
+    pub(crate) fn ends(&self) -> (f64, f64) {
+        self.interval.map_or((self.lowest, self.highest), |it| (it.low, it.high))
+    }
+
     /// Half of the interval, as a share of the median.
     pub(crate) fn half_width(&self) -> Option<f64> {
         let Interval { low, high, .. } = self.interval?;
@@ -55,6 +60,18 @@ impl Estimate {
     pub(crate) fn is_narrow(&self) -> bool {
         self.half_width().is_some_and(|half| half < NARROW)
     }
+}
+
+/// Values relative to those of the same repeat.
+pub(crate) fn ratio_by_repeat(
+    values: impl IntoIterator<Item = (u16, f64)>,
+    base: impl IntoIterator<Item = (u16, f64)>,
+) -> Option<Estimate> {
+    let base: Vec<(u16, f64)> = base.into_iter().collect();
+    let ratio = |(repeat, value): (u16, f64)| {
+        base.iter().find(|(other, _)| *other == repeat).map(|(_, base)| value / base)
+    };
+    Estimate::of(values.into_iter().filter_map(ratio))
 }
 
 /// The median of at least one value.

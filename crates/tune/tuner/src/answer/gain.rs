@@ -3,7 +3,7 @@
 use super::{CellOfSubject, CellOnVariant};
 use crate::contender::Iothreads;
 use crate::question::Want;
-use crate::stats::Estimate;
+use crate::stats::{Estimate, ratio_by_repeat};
 use crate::summary::Row;
 
 /// What the number gains over none, as ratios of what is wanted.
@@ -35,7 +35,7 @@ impl Gain {
         let ratios: Vec<Estimate> = places.iter().filter_map(ratio).collect();
         let medians = || ratios.iter().map(|ratio| ratio.median);
         let may_be_none = |ratio: &&Estimate| {
-            let ends = ratio.interval.map_or((ratio.lowest, ratio.highest), |it| (it.low, it.high));
+            let ends = ratio.ends();
             ends.0 <= 1.0 && ends.1 >= 1.0
         };
         let (in_doubt, others): (Vec<&Estimate>, Vec<&Estimate>) =
@@ -56,11 +56,7 @@ fn to_none(place: CellOfSubject<'_>, row: &Row, want: Want) -> Option<Estimate> 
         return row.to_none;
     }
     let none = place.row(Iothreads::NONE).filter(|none| none.purpose == row.purpose)?;
-    let base: Vec<(u16, f64)> = none.merits(want).collect();
-    let ratio = |(repeat, own): (u16, f64)| {
-        base.iter().find(|(other, _)| *other == repeat).map(|(_, base)| own / base)
-    };
-    Estimate::of(row.merits(want).filter_map(ratio))
+    ratio_by_repeat(row.merits(want), none.merits(want))
 }
 
 /// The IOPS of a number relative to the most, where they are fewest.

@@ -7,6 +7,10 @@ use clap::Args;
 use crate::settings::Accel;
 use crate::units::Bytes;
 
+/// The most CPUs of a guest, and queues of a disk.
+pub(crate) const VCPUS_MAX: u16 = 64;
+pub(crate) const QUEUES_MAX: u16 = 256;
+
 /// Options of the guests.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Guests (vm:qemu, vm:ringloom)")]
@@ -22,11 +26,11 @@ pub(crate) struct GuestArgs {
     pub(crate) ssh_config: Option<PathBuf>,
 
     /// CPUs of a guest [default: the cores, at most 16]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(VCPUS_MAX)))]
     pub(crate) vcpus: Option<u16>,
 
     /// Queues of each disk [default: one per CPU of the guest]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
     pub(crate) queues: Option<u16>,
 
     /// Memory of a guest [default: 1G, more where the buffers of its load need it]

@@ -3,18 +3,14 @@
 
 use std::fmt::Display;
 
-use crate::args::MeasureArgs;
-use crate::contender::Iothreads;
+use crate::args::{MeasureArgs, QUEUES_MAX, VCPUS_MAX};
+use crate::contender::{IOTHREADS_MAX, Iothreads};
 use crate::domain::view::{View, bytes, child, short};
 use crate::machine::Machine;
 use crate::pinning::CpuList;
 use crate::units::Bytes;
 use crate::variant::{Aio, Device, Image};
 
-/// The most that the options take.
-const VCPUS_MAX: usize = 64;
-const QUEUES_MAX: usize = 256;
-const IOTHREADS_MAX: usize = 256;
 /// A guest has at most one part of so many of the memory of this host.
 const HOST_SHARE: u64 = 4;
 /// The least memory of a guest here.
@@ -52,9 +48,8 @@ pub(super) fn adopt(view: &View<'_>, args: &mut MeasureArgs, machine: &Machine) 
             "<memoryBacking> is not as in the domain: the guests here have plain memory".to_owned(),
         );
     }
-    args.domain.today = view.holder().is_some().then(|| {
-        Iothreads::new(u16::try_from(view.own().len().min(IOTHREADS_MAX)).unwrap_or(u16::MAX))
-    });
+    let today = u16::try_from(view.own().len()).unwrap_or(u16::MAX).min(IOTHREADS_MAX);
+    args.domain.today = view.holder().is_some().then(|| Iothreads::new(today));
     notes
 }
 
@@ -86,11 +81,12 @@ fn several<T: Clone + PartialEq + Display>(
     }
 }
 
-fn at_most(what: &str, count: usize, most: usize, notes: &mut Vec<String>) -> u16 {
-    if count > most {
+fn at_most(what: &str, count: usize, most: u16, notes: &mut Vec<String>) -> u16 {
+    let measured = u16::try_from(count).unwrap_or(u16::MAX).min(most);
+    if count > usize::from(most) {
         notes.push(format!("{most} {what} are measured, the domain has {count}"));
     }
-    u16::try_from(count.min(most)).unwrap_or(u16::MAX)
+    measured
 }
 
 /// Memory that a guest gets here: it bears little on a disk, but must fit beside what runs.

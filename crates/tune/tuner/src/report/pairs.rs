@@ -4,7 +4,7 @@ use super::Style;
 use super::text::{or_missing, section, sections, wrapped};
 use crate::contender::Contender;
 use crate::lists::sorted;
-use crate::stats::{Estimate, Interval, geometric_mean};
+use crate::stats::{Estimate, geometric_mean};
 use crate::summary::{Pair, PairRow};
 use crate::table::Table;
 use crate::units::{counted, percent_gain};
@@ -78,11 +78,9 @@ fn means(pair: &Pair) -> Vec<Vec<String>> {
 
 /// `−3 % to +8 %`, in brackets the range of too few repeats.
 fn interval(ratio: Estimate) -> String {
-    let range = |low, high| format!("{} to {}", percent_gain(low), percent_gain(high));
-    match ratio.interval {
-        Some(Interval { low, high, .. }) => range(low, high),
-        None => format!("({})", range(ratio.lowest, ratio.highest)),
-    }
+    let (low, high) = ratio.ends();
+    let range = format!("{} to {}", percent_gain(low), percent_gain(high));
+    if ratio.interval.is_some() { range } else { format!("({range})") }
 }
 
 /// The same with its title before it.

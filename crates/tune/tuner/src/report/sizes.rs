@@ -123,9 +123,7 @@ fn first(sizes: &BySize) -> String {
 
 /// `97 % (95–99)`.
 fn percent(ratio: Estimate) -> String {
-    let (low, high) = ratio
-        .interval
-        .map_or((ratio.lowest, ratio.highest), |interval| (interval.low, interval.high));
+    let (low, high) = ratio.ends();
     let [median, low, high] = [ratio.median, low, high].map(|it| format!("{:.0}", it * 100.0));
     format!("{median} % ({low}–{high})")
 }

@@ -8,7 +8,7 @@ use crate::cell::Cell;
 use crate::contender::{Contender, Subject};
 use crate::lists::unique;
 use crate::question::Figures;
-use crate::stats::Estimate;
+use crate::stats::{Estimate, ratio_by_repeat};
 use crate::variant::Variant;
 
 /// One way against another that was named before it.
@@ -98,11 +98,12 @@ fn of_rows(cell: &CellSummary, base: &Row, other: &Row) -> Option<PairRow> {
         return None;
     }
     let ratio = |figure: fn(&Figures) -> Option<f64>| {
-        let base = |repeat: u16| base.by_repeat.iter().find(|(it, _)| *it == repeat);
-        let ratio = |(repeat, other): &(u16, Figures)| {
-            Some(figure(other)? / figure(&base(*repeat)?.1).filter(|it| *it > 0.0)?)
+        let of = |row: &Row| -> Vec<(u16, f64)> {
+            let figures = row.by_repeat.iter();
+            figures.filter_map(|(repeat, it)| Some((*repeat, figure(it)?))).collect()
         };
-        Estimate::of(other.by_repeat.iter().filter_map(ratio))
+        // Where nothing was done there is no ratio.
+        ratio_by_repeat(of(other), of(base).into_iter().filter(|(_, it)| *it > 0.0))
     };
     Some(PairRow {
         cell: cell.cell,

@@ -152,8 +152,7 @@ fn latency(row: &Row) -> Option<Figures> {
 
 /// `380–450`: the interval of the median of the repeats, or of too few their range.
 fn in_repeats(estimate: Estimate) -> String {
-    let Estimate { lowest, highest, interval, .. } = estimate;
-    let (low, high) = interval.map_or((lowest, highest), |it| (it.low, it.high));
+    let (low, high) = estimate.ends();
     format!("{}–{}", grouped(low), grouped(high))
 }
 
