@@ -31,9 +31,10 @@ const SECTOR: u64 = 512;
 
 /// How the clusters of an image are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CompressionMethod {
+pub enum CompressionMethod {
     /// Deflate without a header (RFC 1951); QEMU says zlib.
     Deflate,
+    /// Zstandard; only version 3 has it.
     Zstd,
 }
 

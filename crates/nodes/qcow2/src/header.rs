@@ -10,13 +10,13 @@
 use std::ops::Range;
 
 /// `QFI\xfb`.
-const MAGIC: u32 = 0x5146_49fb;
+pub(crate) const MAGIC: u32 = 0x5146_49fb;
 
 /// The size of the header of version 2, which does not say so.
 const BYTES_V2: u32 = 72;
 
 /// The largest L1 table, as in QEMU: 32 MiB.
-const L1_BYTES_MAX: u64 = 32 << 20;
+pub(crate) const L1_BYTES_MAX: u64 = 32 << 20;
 
 /// The largest refcount table, as in QEMU: 8 MiB.
 pub(crate) const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
@@ -39,10 +39,10 @@ const BITMAPS_MAX: u32 = 65535;
 const BITMAP_DIRECTORY_BYTES_MAX: u64 = 1024 * 65535;
 
 /// The longest name of a format, as in QEMU.
-const FORMAT_NAME_MAX: usize = 15;
+pub(crate) const FORMAT_NAME_MAX: usize = 15;
 
 /// The longest name of a backing file (specification: 1023 bytes).
-const BACKING_NAME_MAX: u32 = 1023;
+pub(crate) const BACKING_NAME_MAX: u32 = 1023;
 
 /// The feature bits of an image, known here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -401,11 +401,11 @@ struct HeaderExtensions {
     has_encryption: bool,
 }
 
-const END: u32 = 0;
-const BACKING_FORMAT: u32 = 0xe279_2aca;
-const FEATURE_NAMES: u32 = 0x6803_f857;
+pub(crate) const END: u32 = 0;
+pub(crate) const BACKING_FORMAT: u32 = 0xe279_2aca;
+pub(crate) const FEATURE_NAMES: u32 = 0x6803_f857;
 const BITMAPS: u32 = 0x2385_2875;
-const DATA_FILE: u32 = 0x4441_5441;
+pub(crate) const DATA_FILE: u32 = 0x4441_5441;
 const ENCRYPTION: u32 = 0x0537_be77;
 
 impl HeaderExtensions {

@@ -19,6 +19,8 @@
 //! All I/O, also that of opening and closing an image, is internal I/O; a thread that owns no ring makes an engine for
 //! them (`tasks::ControlExecutor`). So a test can cut the power after any of them (`testkit::qcow2rig`).
 //!
+//! A new image is made by a control thread, too (`create`).
+//!
 //! Invariants: one image has one metadata instance, shared by all lanes, while its node is claimed (`node`). What a request
 //! that is over needs to be found again was handed to the kernel before. After a power loss at any time refcounts
 //! are not too low, and every sector is as it was flushed or written later. What may reach the disk in which order:
@@ -31,10 +33,12 @@ mod background_tasks;
 mod bitmaps;
 mod cluster_allocator;
 mod compressed;
+mod create;
 mod epoch;
 mod geometry;
 mod handover;
 mod header;
+mod header_writer;
 mod image;
 mod image_log;
 mod lane;
@@ -52,6 +56,8 @@ mod table_reader;
 mod task_limits;
 
 pub use cluster_allocator::FreedClusterDiscards;
+pub use compressed::CompressionMethod;
+pub use create::{CreateError, CreateOptions, ImagePreallocation, ImageVersion, create};
 pub use handover::{ImageHandOverError, ImageState, InvalidImageState};
 pub use header::{Features, Header, HeaderError};
 pub use node::{Children, Qcow2Node, Qcow2Settings};

@@ -6,6 +6,7 @@ mod allocations;
 mod bitmaps;
 mod bounds;
 mod compressed;
+mod create;
 mod damage;
 mod growth;
 mod handover;
