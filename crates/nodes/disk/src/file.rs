@@ -12,10 +12,10 @@ use std::sync::Arc;
 use block::{
     Access, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Claim, ClaimError, DiskSize,
     Durability, FailKind, FileId, Lane, LaneContext, LaneError, LeafLane, Mapping, Node, Operation,
-    Piece, PieceRange, RetryHint, Rights, Target, Unmap,
+    Piece, PieceRange, ResizeError, RetryHint, Rights, Target, Unmap,
 };
 use claims::FileClaims;
-use kernel_io::{FileTable, FlushPolicy, OpenError, OpenFile, OpenOptions};
+use kernel_io::{FileKind, FileTable, FlushPolicy, OpenError, OpenFile, OpenOptions};
 
 /// Whether discards reach the host (`discard=`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,6 +106,23 @@ impl Node for FileNode {
             outlook: if error.may_pass() { RetryHint::Transient } else { RetryHint::Permanent },
             source: Box::new(error),
         })
+    }
+
+    /// A device keeps its size, of which less may be used.
+    fn resize(&self, DiskSize(ByteCount(bytes)): DiskSize) -> Result<(), ResizeError> {
+        if self.access == Access::ReadOnly {
+            return Err(ResizeError::refused(self, "Image is read-only"));
+        }
+        let resized = match self.file.kind() {
+            FileKind::Regular => self.file.resize(bytes),
+            FileKind::BlockDevice => match self.file.measure() {
+                Ok(there) if bytes > there => {
+                    return Err(ResizeError::refused(self, "Cannot grow device files"));
+                }
+                measured => measured.map(drop),
+            },
+        };
+        resized.map_err(|error| ResizeError::failed(self, "Failed to resize the file", error))
     }
 
     fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
@@ -283,6 +300,28 @@ mod tests {
             check_on(&node, stable, cached, Ok(1));
         }
         check_on(&node, Operation::Read(extent()), Operation::Read(extent()), Ok(1));
+    }
+
+    #[test]
+    fn a_file_gets_another_size_and_has_zeroes_where_it_is_new() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(image.path(), [7; 8192]).unwrap();
+        let open = |access| {
+            let options = OpenOptions::regular(image.path(), access);
+            FileNode::open("disk", &options, DiscardPolicy::Ignore, &Arc::default()).unwrap()
+        };
+        let node = open(Access::ReadWrite);
+        for bytes in [4096, 12288, 1 << 40, 512, 0, 8192] {
+            node.resize(DiskSize(ByteCount(bytes))).unwrap();
+            assert_eq!(node.size(), DiskSize(ByteCount(bytes)));
+            assert_eq!(std::fs::metadata(image.path()).unwrap().len(), bytes);
+        }
+        assert_eq!(std::fs::read(image.path()).unwrap(), [0; 8192]);
+        let error = node.resize(DiskSize(ByteCount(u64::MAX))).unwrap_err();
+        assert_eq!(error.to_string(), "node disk: Failed to resize the file");
+        let error = open(Access::ReadOnly).resize(DiskSize(ByteCount(1))).unwrap_err();
+        assert_eq!(error.to_string(), "node disk: Image is read-only");
+        assert_eq!(node.size(), DiskSize(ByteCount(8192)));
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use block::{
     Access, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError,
-    DiskSize, Extent, FailKind, Lane, LaneContext, LaneError, Mapping, Node, Operation, Rights,
-    Target, Unmap,
+    DiskSize, Extent, FailKind, Lane, LaneContext, LaneError, Mapping, Node, Operation,
+    ResizeError, Rights, Target, Unmap,
 };
 
 use crate::DiscardPolicy;
@@ -145,6 +145,19 @@ impl Node for RawNode {
     /// Raw needs of its child what is asked of it.
     fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
         self.child.node().claim(rights)
+    }
+
+    fn resize(&self, DiskSize(ByteCount(bytes)): DiskSize) -> Result<(), ResizeError> {
+        if self.access == Access::ReadOnly {
+            return Err(ResizeError::refused(self, "Image is read-only"));
+        }
+        if self.window.size.is_some() {
+            return Err(ResizeError::refused(self, "Cannot resize fixed-size raw disks"));
+        }
+        let end = bytes.checked_add(self.window.offset).filter(|end| *end <= i64::MAX as u64);
+        let too_large = "Disk size too large for the chosen offset";
+        let end = end.ok_or_else(|| ResizeError::refused(self, too_large))?;
+        self.child.node().resize(DiskSize(ByteCount(end)))
     }
 
     fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
@@ -434,6 +447,39 @@ mod tests {
             ),
         );
         check(0, Some(513), Err("Specified size is not multiple of 512"));
+    }
+
+    #[test]
+    fn a_disk_that_ends_with_its_child_has_it_end_elsewhere() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(BYTES).unwrap();
+        let options = kernel_io::OpenOptions::regular(image.path(), Access::ReadWrite);
+        let file =
+            crate::FileNode::open("file", &options, DiscardPolicy::Unmap, &Arc::default()).unwrap();
+        let child = Child::new(Arc::new(file));
+        let resized = |offset, size, access, bytes| {
+            let window = RawWindow { offset, size };
+            let node =
+                RawNode::new("raw", Arc::clone(&child), window, access, DiscardPolicy::Unmap);
+            let node = node.unwrap();
+            let resized = node.resize(DiskSize(ByteCount(bytes)));
+            resized
+                .map(|()| (node.size().0.0, child.node().size().0.0))
+                .map_err(|it| it.to_string())
+        };
+        let write = Access::ReadWrite;
+        assert_eq!(resized(0, None, write, 4096), Ok((4096, 4096)));
+        assert_eq!(resized(1024, None, write, 4096), Ok((4096, 5120)));
+        let refused = |why| Err(format!("node raw: {why}"));
+        let fixed = refused("Cannot resize fixed-size raw disks");
+        assert_eq!(resized(0, Some(4096), write, 512), fixed);
+        assert_eq!(resized(0, None, Access::ReadOnly, 512), refused("Image is read-only"));
+        let large = refused("Disk size too large for the chosen offset");
+        assert_eq!(resized(512, None, write, i64::MAX as u64), large);
+        let size = DiskSize(ByteCount(BYTES));
+        let null = NullNode::new("null", size, Access::ReadWrite, ReadContent::Zeroes);
+        let refused = null.resize(size).unwrap_err().to_string();
+        assert_eq!(refused, "node null: Image format driver does not support resize");
     }
 
     #[test]

@@ -27,6 +27,15 @@ macro_rules! same_as_child {
         fn flush(&self) -> std::io::Result<()> {
             self.child.node().flush()
         }
+
+        fn resize(&self, size: block::DiskSize) -> Result<(), block::ResizeError> {
+            match self.access {
+                block::Access::ReadOnly => {
+                    Err(block::ResizeError::refused(self, "Image is read-only"))
+                }
+                block::Access::ReadWrite => self.child.node().resize(size),
+            }
+        }
     };
 }
 

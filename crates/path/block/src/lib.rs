@@ -49,8 +49,8 @@ pub use log_rate_limit::LogRateLimit;
 pub use medium::{Alignments, DurableWriteMethod, Medium};
 pub use node::{
     AfterPiecesAction, Answer, BlockLimits, BufferCopyPolicy, EofPolicy, Lane,
-    LaneCompletionDecision, LaneError, LeafLane, LocateQuery, Mapping, Node, Token, WakeTime,
-    display_name,
+    LaneCompletionDecision, LaneError, LeafLane, LocateQuery, Mapping, Node, ResizeError, Token,
+    WakeTime, display_name,
 };
 pub use operation::{Durability, FailKind, Operation, Outcome, SourceRequestSlot, Unmap};
 pub use permission::{Permission, Permissions};

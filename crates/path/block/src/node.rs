@@ -51,6 +51,15 @@ pub trait Node: Debug + Send + Sync {
     /// never by an iothread; the claim is dropped after the last one.
     fn claim(&self, rights: Rights) -> Result<Claim, ClaimError>;
 
+    /// Gives the node another size: what is new reads as zeroes, what lies behind a smaller size is lost. Blocks. No lane is
+    /// open on the node, on what stands above it or on what stands below, none is opened meanwhile, and the caller holds a
+    /// claim for writing: nobody else uses the node. Lanes that are opened later see the new size. It is durable at the
+    /// latest with the next flush; a loss of power before that leaves the old size or the new one. What was refused has
+    /// changed nothing; after a failure either size may be there, and [`Node::size`] says which.
+    fn resize(&self, _: DiskSize) -> Result<(), ResizeError> {
+        Err(ResizeError::refused(self, "Image format driver does not support resize"))
+    }
+
     /// Opens the calling thread's own handle. Called by an iothread before it serves the first
     /// ring on this node. What the lane needs of the iothread later is `io`, also for the lanes below.
     fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError>;
@@ -320,6 +329,46 @@ pub enum LaneCompletionDecision {
     Finish(Outcome),
     /// It is held again.
     HoldAgain,
+}
+
+/// Why a node was not given another size. The sentences are QEMU's where it has some.
+#[derive(Debug, thiserror::Error)]
+pub enum ResizeError {
+    /// It cannot be; nothing was changed.
+    #[error("node {node}: {why}")]
+    Refused {
+        /// The node-name.
+        node: String,
+        /// Why.
+        why: &'static str,
+    },
+    /// Something has failed on the way.
+    #[error("node {node}: {what}")]
+    Failed {
+        /// The node-name.
+        node: String,
+        /// What could not be done.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl ResizeError {
+    /// Of that node, which is as it was.
+    pub fn refused(node: &(impl Node + ?Sized), why: &'static str) -> Self {
+        Self::Refused { node: node.name().to_owned(), why }
+    }
+
+    /// Of that node, which could not do that.
+    pub fn failed(
+        node: &(impl Node + ?Sized),
+        what: &'static str,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self::Failed { node: node.name().to_owned(), what, source: source.into() }
+    }
 }
 
 /// A node could not open a lane for a thread.

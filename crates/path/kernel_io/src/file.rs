@@ -238,6 +238,12 @@ impl OpenFile {
         Ok(bytes)
     }
 
+    /// Gives a regular file another size; what is new reads as zeroes. A block device has the size that it has. Blocks.
+    pub fn resize(&self, bytes: u64) -> io::Result<()> {
+        rustix::fs::ftruncate(&self.fd, bytes)?;
+        self.measure().map(drop)
+    }
+
     fn bytes_now(&self) -> io::Result<u64> {
         let found = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
         Ok(match self.kind {

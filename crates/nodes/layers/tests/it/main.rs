@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod again;
+mod resize;
 mod stripe;
 
 #[global_allocator]
