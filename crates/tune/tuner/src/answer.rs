@@ -2,9 +2,9 @@
 //!
 //! The report asks for the answer of each subject; `sentence` puts it into words, `ratings` compares the numbers.
 //!
-//! Invariants: the number is the one that takes the least CPU of those that are not shown to lack more than the tolerance in
-//! the cell where they lack most (with weights: on average), and of equally cheap ones the fewest: iothreads that gain nothing
-//! visible are not worth their CPU. One of which a run failed and was not measured since is never taken. How sure it is that
+//! Invariants: the number is the lowest of those that are not shown to lack more than the tolerance in the cell where they
+//! lack most (with weights: on average), unless a higher one is shown to take less CPU: iothreads that gain nothing visible are
+//! not worth their CPU. One of which a run failed and was not measured since is never taken. How sure it is that
 //! the number lacks no more is told with it; where nothing can be known, an answer with doubts recommends nothing.
 
 mod gain;
@@ -20,7 +20,7 @@ use crate::lists::unique;
 use crate::matrix::is_worth_few;
 use crate::question::{Bound, Question, Tolerance, Want};
 use crate::steady::UnsteadyRuns;
-use crate::summary::{BLOCKS_MIN, CellSummary, FailedCell, Row, Shares};
+use crate::summary::{BLOCKS_MIN, CellSummary, FailedCell, Row};
 use crate::variant::{Layers, Variant};
 use crate::weights::{Goal, Weight, weight_of};
 
@@ -289,15 +289,6 @@ impl<'a> CellOfSubject<'a> {
         }
         let up_to = own.filter(|row| row.iothreads().is_some_and(|count| count <= iothreads));
         up_to.max_by_key(|row| row.iothreads())
-    }
-
-    /// CPU time per request of each number, where it was measured, in ascending order of numbers.
-    fn cpu(self) -> Shares {
-        let rows = self.summary.rows_of(self.subject);
-        let all = rows.filter_map(|row| Some((row.iothreads()?, row.cpu_of_all_us?)));
-        let mut all: Shares = all.filter(|(_, cpu)| *cpu > 0.0).collect();
-        all.sort_by_key(|(count, _)| *count);
-        all
     }
 
     fn cpus(self, iothreads: Iothreads) -> Option<f64> {

@@ -63,15 +63,23 @@ impl Estimate {
 }
 
 /// Values relative to those of the same repeat.
+pub(crate) fn ratios_by_repeat(
+    values: impl IntoIterator<Item = (u16, f64)>,
+    base: impl IntoIterator<Item = (u16, f64)>,
+) -> Vec<(u16, f64)> {
+    let base: Vec<(u16, f64)> = base.into_iter().collect();
+    let ratio = |(repeat, value): (u16, f64)| {
+        base.iter().find(|(other, _)| *other == repeat).map(|(_, base)| (repeat, value / base))
+    };
+    values.into_iter().filter_map(ratio).collect()
+}
+
+/// What these are in the middle.
 pub(crate) fn ratio_by_repeat(
     values: impl IntoIterator<Item = (u16, f64)>,
     base: impl IntoIterator<Item = (u16, f64)>,
 ) -> Option<Estimate> {
-    let base: Vec<(u16, f64)> = base.into_iter().collect();
-    let ratio = |(repeat, value): (u16, f64)| {
-        base.iter().find(|(other, _)| *other == repeat).map(|(_, base)| value / base)
-    };
-    Estimate::of(values.into_iter().filter_map(ratio))
+    Estimate::of(ratios_by_repeat(values, base).into_iter().map(|(_, ratio)| ratio))
 }
 
 /// The median of at least one value.

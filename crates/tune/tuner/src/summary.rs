@@ -31,7 +31,7 @@ use crate::steady::UnsteadyRuns;
 use crate::variant::Variant;
 
 pub(crate) use self::blocks::{
-    BLOCKS_MIN, Blocks, Reached, Shares, TIE, Verdict, best, explored, n90, reached, standing_for,
+    BLOCKS_MIN, Blocks, Reached, Shares, TIE, Verdict, best, explored, n90, reached,
 };
 pub(crate) use self::curve::{Curve, Point, curves};
 pub(crate) use self::failed::{FailedCell, FailedContender, failed};

@@ -4,8 +4,8 @@
 //! Invariants: a number is rated by what was measured of it in a cell, if only a little; one that was not measured there by
 //! the highest one below it, because further threads have no queue, and where there may be one, it is said that it was not
 //! compared; below all measured ones, nothing is known and it lacks everything. Nothing stands for `auto`, and it counts as
-//! the highest number. The cheapest of the numbers that are not shown to lack more than the tolerance is picked: a dearer one
-//! only where all cheaper ones are shown to. Where something must be kept, only numbers that are shown to keep it in all cells
+//! the highest number. The fewest iothreads that are not shown to lack more than the tolerance are picked, more only where
+//! they are shown to take less CPU. Where something must be kept, only numbers that are shown to keep it in all cells
 //! are compared with each other.
 
 use std::rc::Rc;
@@ -13,9 +13,9 @@ use std::rc::Rc;
 use super::{BoundUse, CellOfSubject, CellOnVariant};
 use crate::contender::Iothreads;
 use crate::lists::sorted;
-use crate::question::{Bound, Question, Tolerance};
-use crate::stats::{Resampler, geometric_mean, median};
-use crate::summary::{BLOCKS_MIN, Blocks, Shares, reached, standing_for};
+use crate::question::{Bound, Question, Tolerance, Want};
+use crate::stats::{Estimate, Resampler, geometric_mean, median, ratios_by_repeat};
+use crate::summary::{BLOCKS_MIN, Blocks, Shares, reached};
 use crate::weights::{Goal, weight_of};
 
 /// The seed of the bootstrap; a report is the same each time it is rendered.
@@ -23,8 +23,8 @@ const BOOTSTRAP_SEED: u64 = 5;
 
 /// So many of the resamplings show that a number lacks more than the tolerance, or keeps a bound.
 const SHOWN: f64 = 0.8;
-/// CPU times per request that differ by less are equal.
-const SAME_CPU: f64 = 0.05;
+/// More iothreads are worth it that take at most this share of the CPU time per request.
+const LESS_CPU: f64 = 0.95;
 
 /// What one number lacks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,8 +59,8 @@ pub(super) enum Footing {
 
 /// One cell with its table.
 #[derive(Clone, Debug)]
-struct Sheet {
-    spot: CellOnVariant,
+struct Sheet<'a> {
+    place: CellOfSubject<'a>,
     weight: Option<f64>,
     blocks: Rc<Blocks>,
     /// Of those that are compared.
@@ -71,10 +71,6 @@ struct Sheet {
     drawn: Rc<Vec<Option<Vec<f64>>>>,
     /// How each of them stands to the bounds; none where there are no bounds.
     kept: Rc<Vec<Kept>>,
-    /// CPU time per request of everything that takes part, where it was measured.
-    cpu: Shares,
-    /// The highest number that there is a queue for.
-    useful: Iothreads,
 }
 
 /// How a number stands to the bounds in a cell.
@@ -97,7 +93,7 @@ struct Agreed {
 /// The cells of one subject.
 #[derive(Clone, Debug)]
 pub(super) struct Ratings<'a> {
-    sheets: Vec<Sheet>,
+    sheets: Vec<Sheet<'a>>,
     question: &'a Question,
     /// All numbers that some cell compares, in ascending order.
     compared: Rc<Vec<Iothreads>>,
@@ -109,7 +105,7 @@ pub(super) struct Ratings<'a> {
 
 impl<'a> Ratings<'a> {
     /// Of all places with figures. Rounds are resampled, each with all its cells: what disturbs a round disturbs all of them.
-    pub(super) fn new(places: &[CellOfSubject<'_>], question: &'a Question) -> Self {
+    pub(super) fn new(places: &[CellOfSubject<'a>], question: &'a Question) -> Self {
         let all: Vec<Blocks> =
             places.iter().map(|it| it.summary.blocks(it.subject, question.want)).collect();
         let rounds = sorted(all.iter().flat_map(|blocks| blocks.rounds().iter().copied()));
@@ -117,7 +113,7 @@ impl<'a> Ratings<'a> {
         let draws: Vec<Vec<u16>> = Resampler::times().map(|_| resampler.draw(&rounds)).collect();
         let shares: Vec<Shares> = all.iter().map(Blocks::shares).collect();
         let compared = sorted(shares.iter().flatten().map(|(count, _)| *count));
-        let sheet = |((place, blocks), shares): ((&CellOfSubject<'_>, Blocks), Shares)| {
+        let sheet = |((place, blocks), shares): ((&CellOfSubject<'a>, Blocks), Shares)| {
             let known = blocks.all_shares();
             let resampled = {
                 let shares_drawn = blocks.shares_drawn();
@@ -135,14 +131,12 @@ impl<'a> Ratings<'a> {
             let is_bound = !question.bounds.is_empty();
             Sheet {
                 kept: Rc::new(compared.iter().filter(|_| is_bound).map(stands).collect()),
-                spot: place.spot,
+                place: *place,
                 weight: weight_of(&place.summary.cell, &question.weights),
                 drawn: Rc::new(resampled),
-                cpu: place.cpu(),
                 blocks: Rc::new(blocks),
                 shares,
                 known,
-                useful: place.useful,
             }
         };
         let sheets = places.iter().zip(all).zip(shares).map(sheet).collect();
@@ -175,17 +169,18 @@ impl<'a> Ratings<'a> {
 
     /// A cell of which what is wanted was not measured.
     pub(super) fn unmeasured(&self) -> Option<CellOnVariant> {
-        self.sheets.iter().find(|sheet| sheet.shares.is_empty()).map(|sheet| sheet.spot)
+        self.sheets.iter().find(|sheet| sheet.shares.is_empty()).map(|sheet| sheet.place.spot)
     }
 
     /// A cell in which nobody did a request.
     pub(super) fn idle(&self) -> Option<CellOnVariant> {
-        self.sheets.iter().find(|sheet| sheet.blocks.is_idle()).map(|sheet| sheet.spot)
+        self.sheets.iter().find(|sheet| sheet.blocks.is_idle()).map(|sheet| sheet.place.spot)
     }
 
     /// Where least is known of a number, and in how many blocks others are there.
     pub(super) fn footing(&self, iothreads: Iothreads) -> Option<(CellOnVariant, Footing, usize)> {
-        let of = |sheet: &Sheet| (sheet.spot, sheet.footing(iothreads), sheet.blocks.len());
+        let of =
+            |sheet: &Sheet<'_>| (sheet.place.spot, sheet.footing(iothreads), sheet.blocks.len());
         self.sheets.iter().map(of).min_by_key(|(_, footing, _)| match footing {
             Footing::Unknown => (0, 0),
             Footing::Explored => (1, 0),
@@ -195,7 +190,7 @@ impl<'a> Ratings<'a> {
 
     /// The same with some of the cells.
     pub(super) fn only(&self, wanted: impl Fn(CellOnVariant) -> bool) -> Self {
-        let sheets = self.sheets.iter().filter(|sheet| wanted(sheet.spot)).cloned().collect();
+        let sheets = self.sheets.iter().filter(|sheet| wanted(sheet.place.spot)).cloned().collect();
         let (barred, compared) = (self.barred.clone(), Rc::clone(&self.compared));
         Self { sheets, barred, compared, keep: Vec::new(), ..*self }.judged()
     }
@@ -208,7 +203,7 @@ impl<'a> Ratings<'a> {
     }
 
     pub(super) fn spots(&self) -> impl Iterator<Item = CellOnVariant> {
-        self.sheets.iter().map(|sheet| sheet.spot)
+        self.sheets.iter().map(|sheet| sheet.place.spot)
     }
 
     pub(super) fn goal(&self) -> Goal {
@@ -236,7 +231,13 @@ impl<'a> Ratings<'a> {
         let used = self.sheets.iter().flat_map(|sheet| {
             let each = sheet.kept.get(place).into_iter().flat_map(|kept| &kept.used);
             let each = each.zip(&self.question.bounds);
-            each.map(|(&used, &bound)| BoundUse { iothreads, bound, used, spot: sheet.spot, kept })
+            each.map(|(&used, &bound)| BoundUse {
+                iothreads,
+                bound,
+                used,
+                spot: sheet.place.spot,
+                kept,
+            })
         });
         used.reduce(|a, b| if b.used > a.used { b } else { a })
     }
@@ -258,13 +259,13 @@ impl<'a> Ratings<'a> {
 
     /// What a number lacks to the best of those that keep the bounds.
     pub(super) fn rate(&self, iothreads: Iothreads) -> Option<Rating> {
-        let lack = |sheet: &Sheet| {
+        let lack = |sheet: &Sheet<'_>| {
             let all = self.compared.iter().map(|count| reached_or_none(&sheet.known, *count));
             1.0 - reached_or_none(&sheet.known, iothreads) / self.most(all)
         };
-        let weighted = |sheet: &Sheet| sheet.weight.unwrap_or(1.0) * lack(sheet);
+        let weighted = |sheet: &Sheet<'_>| sheet.weight.unwrap_or(1.0) * lack(sheet);
         let all = self.sheets.iter();
-        let worst = all.reduce(|a, b| if weighted(b) > weighted(a) { b } else { a })?.spot;
+        let worst = all.reduce(|a, b| if weighted(b) > weighted(a) { b } else { a })?.place.spot;
         let shortfall = self.over_all(self.sheets.iter().map(lack));
         Some(Rating { iothreads, shortfall, worst })
     }
@@ -295,17 +296,18 @@ impl<'a> Ratings<'a> {
         };
         let firm: Vec<Rating> = enough.iter().filter(is_firm).copied().collect();
         let candidates = if firm.is_empty() { enough } else { firm };
-        let cpu = |rating: &Rating| self.cpu(rating.iothreads).unwrap_or(f64::INFINITY);
-        let least = candidates.iter().map(cpu).reduce(f64::min)?;
-        // Where no CPU time is known, all are equal.
-        let is_cheap = |rating: &Rating| cpu(rating) <= least * (1.0 + SAME_CPU);
-        let rating = candidates.into_iter().find(is_cheap)?;
+        let takes_less = |rating: &Rating, than: &Rating| {
+            let ratio = self.cpu_ratio(rating.iothreads, than.iothreads);
+            ratio.is_some_and(|it| it.samples >= BLOCKS_MIN && it.ends().1 <= LESS_CPU)
+        };
+        let cheaper = |a, b| if takes_less(&b, &a) { b } else { a };
+        let rating = candidates.into_iter().reduce(cheaper)?;
         Some(Choice { rating, best, within: of(&rating)?.kept })
     }
 
     /// What one number reaches relative to another in each cell, where both are known.
     pub(super) fn ratios(&self, iothreads: Iothreads, base: Iothreads) -> Vec<f64> {
-        let ratio = |sheet: &Sheet| {
+        let ratio = |sheet: &Sheet<'_>| {
             let of = |count| reached(&sheet.known, count).filter(|share| *share > 0.0);
             Some(of(iothreads)? / of(base)?)
         };
@@ -322,11 +324,22 @@ impl<'a> Ratings<'a> {
         self.question.tolerance
     }
 
-    /// CPU time per request over all cells, as a geometric mean. Only relative to that of another number does it mean
-    /// anything. `None` where it was not measured in some cell.
-    pub(super) fn cpu(&self, iothreads: Iothreads) -> Option<f64> {
-        let of = |sheet: &Sheet| standing_for(&sheet.cpu, iothreads);
-        geometric_mean(self.sheets.iter().map(of).collect::<Option<Vec<f64>>>()?)
+    /// CPU time per request of everything that takes part, relative to that with another number: in each round the geometric
+    /// mean of all cells. `None` where the two share no round in some cell.
+    fn cpu_ratio(&self, iothreads: Iothreads, base: Iothreads) -> Option<Estimate> {
+        let in_cell = |sheet: &Sheet<'_>| {
+            let (own, base) = (sheet.place.row(iothreads)?, sheet.place.row(base)?);
+            let ratios = || ratios_by_repeat(base.merits(Want::Cpu), own.merits(Want::Cpu));
+            (own.purpose == base.purpose).then(ratios)
+        };
+        let cells: Vec<Vec<(u16, f64)>> = self.sheets.iter().map(in_cell).collect::<Option<_>>()?;
+        let in_round = |round: u16| {
+            let of = |cell: &Vec<(u16, f64)>| {
+                cell.iter().find(|(other, _)| *other == round).map(|it| it.1)
+            };
+            geometric_mean(cells.iter().map(of).collect::<Option<Vec<f64>>>()?)
+        };
+        Estimate::of(cells.first()?.iter().filter_map(|(round, _)| in_round(*round)))
     }
 
     /// How often each number agrees with the answer, of these.
@@ -389,7 +402,7 @@ impl Kept {
     }
 }
 
-impl Sheet {
+impl Sheet<'_> {
     /// Whether the number at a place keeps the bounds in a resampling.
     fn keeps(&self, place: usize, draw: usize) -> bool {
         self.kept.get(place).is_none_or(|kept| kept.drawn[draw])
@@ -407,7 +420,7 @@ impl Sheet {
         let is_below = |it: &&(Iothreads, f64)| it.0 < iothreads && !iothreads.is_auto();
         let below = self.known.iter().rev().find(is_below);
         match below {
-            Some((count, _)) if iothreads > self.useful => self.footing(*count),
+            Some((count, _)) if iothreads > self.place.useful => self.footing(*count),
             Some(_) | None => Footing::Unknown,
         }
     }

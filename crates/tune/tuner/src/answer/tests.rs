@@ -1,5 +1,6 @@
 //! Which number is recommended, when none is, and how it reads.
 
+mod price;
 mod questions;
 
 use std::ops::Range;
@@ -231,27 +232,6 @@ fn numbers_that_a_cell_cannot_use_are_rated_by_the_highest_it_can() {
         4,
         "Use 4 iothreads: the best in every cell, +100 % to +300 % over none; sure: in 100 % of \
          resamplings no number is better by more than 5 %.",
-    );
-}
-
-#[test]
-fn the_price_is_told_and_what_a_dearer_number_would_bring() {
-    // 10 µs of CPU time per request, but for 8 iothreads, which poll.
-    let mut summaries = cells(&[&[(0, &[50_000; 6]), (1, &[96_000; 6]), (8, &[100_000; 6])]]);
-    for row in &mut summaries[0].rows {
-        if row.iothreads() == Some(Iothreads::new(8)) {
-            (row.cpu_us, row.cpu_of_all_us) = (Some(80.0), Some(90.0));
-        }
-    }
-    let answer = answer(Subject::Client, &summaries, &Question::default(), &[]).unwrap();
-    assert_eq!(
-        sentence(&answer),
-        "Use 1 iothread: 4 % below the best, +92 % over none, for 1.0 CPUs instead of 0.5 where it costs \
-         most; sure: in 100 % of resamplings no number is better by more than 5 %."
-    );
-    assert_eq!(
-        details(&answer, Some(Repeats::DEFAULT)),
-        ["8 iothreads would bring +4 %, for 8.0 CPUs instead of 1.0."]
     );
 }
 

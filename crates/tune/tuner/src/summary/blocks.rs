@@ -283,17 +283,12 @@ pub(crate) fn best(shares: &[(Iothreads, f64)]) -> Option<Iothreads> {
     shares.iter().copied().reduce(higher).map(|(count, _)| count)
 }
 
-/// What a number reached, or what stands for it. What was explored may have been lucky, so it counts as the best at most.
+/// What a number reached, or the highest below it, since further threads have no queue; `None` below all of them. No number
+/// stands for `auto`. What was explored may have been lucky, so it counts as the best at most.
 pub(crate) fn reached(shares: &[(Iothreads, f64)], iothreads: Iothreads) -> Option<f64> {
-    standing_for(shares, iothreads).map(|share| share.min(1.0))
-}
-
-/// The figure of a number, or of the highest below it, since further threads have no queue; `None` below all of them. No
-/// number stands for `auto`.
-pub(crate) fn standing_for(figures: &[(Iothreads, f64)], iothreads: Iothreads) -> Option<f64> {
     let stands = |count: Iothreads| count == iothreads || count < iothreads && !iothreads.is_auto();
-    let up_to = figures.iter().filter(|(count, _)| stands(*count));
-    up_to.max_by_key(|(count, _)| *count).map(|(_, figure)| *figure)
+    let up_to = shares.iter().filter(|(count, _)| stands(*count));
+    up_to.max_by_key(|(count, _)| *count).map(|(_, share)| share.min(1.0))
 }
 
 /// The fewest iothreads that reach 90 % of the best.
