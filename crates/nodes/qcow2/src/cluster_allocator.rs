@@ -18,7 +18,7 @@ use tasks::{AsyncChild, AsyncMutex, AsyncMutexGuard};
 
 use crate::epoch::{Epochs, MappingEpoch};
 use crate::handover::ImageState;
-use crate::refcount::{HostClusters, RefcountTablePlace, Refcounts};
+use crate::refcount::{ClusterReservation, HostClusters, RefcountTablePlace, Refcounts};
 
 /// The first run of an image, in clusters; each is twice as long as the one before.
 const RUN_FIRST: u64 = 16;
@@ -189,6 +189,28 @@ impl ClusterAllocator {
             runs.next = (runs.next * 2).min(self.run_max());
             runs.clean.extend(reserved.runs);
         }
+    }
+
+    /// Takes so many clusters that follow each other and read as zeroes, for a table; `NoSpace` if one refcount block does
+    /// not count as many.
+    pub(crate) async fn take_together(
+        &self,
+        storage: &AsyncChild,
+        count: u64,
+        name: impl AsyncFn(RefcountTablePlace) -> Result<(), FailKind>,
+    ) -> Result<HostClusters, FailKind> {
+        let mut refcounts = self.refcounts.take().await;
+        let mark = self.mark();
+        let reserved = refcounts.reserve_together(storage, count, name).await;
+        let ClusterReservation { mut runs, left } = reserved?;
+        self.is_durable(mark);
+        left.into_iter().for_each(|clusters| self.free(clusters));
+        let is_it = |run: &HostClusters| run.end - run.start >= count;
+        let place = runs.iter().position(is_it).ok_or(FailKind::NoSpace)?;
+        let taken = runs[place].start..runs[place].start + count;
+        runs[place].start = taken.end;
+        self.runs().clean.extend(runs.into_iter().filter(|run| !run.is_empty()));
+        Ok(taken)
     }
 
     fn run_max(&self) -> u64 {

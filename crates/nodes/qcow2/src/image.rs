@@ -8,6 +8,8 @@
 //! `docs/interop/qcow2.rst`, "Cluster mapping".
 //! Threads: any. Locks are held for a few instructions; what takes longer is claimed.
 
+mod cut;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -29,6 +31,7 @@ use crate::slice::{CacheLookup, L2Slice, PinnedSlice, SliceCache, WriteResult, W
 use crate::table_reader::{may_have, words, write_table_word};
 
 /// Where fields are in the header.
+const SIZE_AT: usize = 24;
 const AUTOCLEAR_AT: usize = 88;
 /// The incompatible bit that says that the image is damaged.
 const CORRUPT: u8 = 2;
@@ -387,6 +390,15 @@ impl Image {
         let mut memory = storage.read(0..512).await?;
         change(&mut memory);
         storage.write(0, memory).await.map(drop)
+    }
+
+    /// Has the header name the size of the disk, durably.
+    pub(crate) async fn name_size(&self, storage: &AsyncChild) -> Result<(), FailKind> {
+        self.change_header(storage, |header| {
+            header[SIZE_AT..SIZE_AT + 8].copy_from_slice(&self.size.to_be_bytes());
+        })
+        .await?;
+        storage.sync().await
     }
 
     /// Says in the file, durably, that somebody changes the image who does not know what these bits

@@ -19,7 +19,7 @@
 //! All I/O, also that of opening and closing an image, is internal I/O; a thread that owns no ring makes an engine for
 //! them (`tasks::ControlExecutor`). So a test can cut the power after any of them (`testkit::qcow2rig`).
 //!
-//! A new image is made by a control thread, too (`create`).
+//! A control thread makes new images, too (`create`), and gives them other sizes while no lane is open (`node::resize`).
 //!
 //! Invariants: one image has one metadata instance, shared by all lanes, while its node is claimed (`node`). What a request
 //! that is over needs to be found again was handed to the kernel before. After a power loss at any time refcounts

@@ -8,6 +8,8 @@
 //! that may be written changes its file also when its users only read, unless nobody may write: below another image.
 //! Threads: control threads, but for [`Node::open_lane`].
 
+mod resize;
+
 use std::io;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -16,8 +18,8 @@ use std::time::Duration;
 
 use block::{
     Access, BlockLimits, ByteCount, Child, Claim, ClaimError, ClaimGuard, DiskSize, EngineFactory,
-    FailKind, HostMemory, Lane, LaneContext, LaneError, Node, Permission, Permissions, RetryHint,
-    Rights, TakeoverOwner, display_name,
+    FailKind, HostMemory, Lane, LaneContext, LaneError, Node, Permission, Permissions, ResizeError,
+    RetryHint, Rights, TakeoverOwner, display_name,
 };
 use tasks::{AsyncChild, ControlExecutor, TaskExecutor, block_on};
 
@@ -76,8 +78,8 @@ struct Shared {
     children: Children,
     settings: Qcow2Settings,
     engines: Arc<dyn EngineFactory>,
-    /// As it was when the node was made; of this only what never changes is used later.
-    header: Header,
+    /// As it was when the node was made, or got another size.
+    header: Mutex<Arc<Header>>,
     state: Mutex<UseState>,
 }
 
@@ -112,14 +114,15 @@ impl Qcow2Node {
         if settings.access == Access::ReadWrite && features.corrupt {
             return Err(OpenError::Corrupt { image: display_name(&*file) });
         }
-        let (name, state) = (name.to_owned(), Mutex::default());
+        let (name, header) = (name.to_owned(), Mutex::new(Arc::new(header)));
+        let state = Mutex::default();
         let shared = Shared { name, children, settings, engines, header, state };
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// What the header said when the node was made.
-    pub fn header(&self) -> &Header {
-        &self.shared.header
+    /// What the header said when the node was made, or got another size.
+    pub fn header(&self) -> Arc<Header> {
+        self.shared.header()
     }
 
     /// What another process needs to go on with the image beside its file; `None` if the image is not in use, or
@@ -161,6 +164,10 @@ impl Shared {
         self.state.lock().expect("nobody panics here")
     }
 
+    fn header(&self) -> Arc<Header> {
+        Arc::clone(&self.header.lock().expect("nobody panics here"))
+    }
+
     fn display_name(&self) -> String {
         display_name(&*self.children.file.node())
     }
@@ -179,10 +186,16 @@ impl Shared {
         control.run(work(&storage)).map_err(|kind| self.io_error(kind))
     }
 
-    /// Loads the image, whose files are claimed. One that another process owns is only read.
-    fn load(&self, access: Access, inherited: Option<ImageState>) -> Result<Image, OpenError> {
+    /// Loads the image, whose files are claimed. One that another process owns is only read. The disk has that size if the
+    /// header does not say so yet.
+    fn load(
+        &self,
+        access: Access,
+        inherited: Option<ImageState>,
+        size: Option<u64>,
+    ) -> Result<Image, OpenError> {
         let file = self.children.file.node();
-        let header = match (access, &inherited) {
+        let mut header = match (access, &inherited) {
             (Access::ReadWrite, None) => make_writable(&file, &*self.engines)?,
             (Access::ReadWrite, Some(_)) | (Access::ReadOnly, _) => {
                 read_header(&file, &*self.engines)?
@@ -193,9 +206,10 @@ impl Shared {
             let data = (features.external_data, features.raw_external, features.extended_l2);
             (size, cluster_bits, data, header.backing.clone(), header.data_file.clone())
         };
-        if identity(&header) != identity(&self.header) {
+        if identity(&header) != identity(&self.header()) {
             return Err(OpenError::Changed { image: self.display_name() });
         }
+        header.size = size.unwrap_or(header.size);
         let mut control = ControlExecutor::open(&*self.engines, &file)?;
         let storage = control.storage();
         let bytes = file.size().0.0;
@@ -284,7 +298,7 @@ impl Shared {
                     Access::ReadOnly => None,
                     Access::ReadWrite => used.inherited.take(),
                 };
-                used.image = Some(Arc::new(self.load(access, inherited)?));
+                used.image = Some(Arc::new(self.load(access, inherited, None)?));
             }
         }
         Ok(())
@@ -370,13 +384,14 @@ impl Node for Qcow2Node {
     }
 
     fn size(&self) -> DiskSize {
-        DiskSize(ByteCount(self.shared.header.size))
+        DiskSize(ByteCount(self.shared.header().size))
     }
 
     fn limits(&self) -> BlockLimits {
         let below = self.shared.children.file.node().limits();
-        let cluster = 1 << self.shared.header.cluster_bits;
-        let subclusters = if self.shared.header.features.extended_l2 { 32 } else { 1 };
+        let header = self.shared.header();
+        let cluster = 1 << header.cluster_bits;
+        let subclusters = if header.features.extended_l2 { 32 } else { 1 };
         let bytes = |count| NonZeroU32::new(count).expect("a cluster has bytes");
         BlockLimits {
             discard: self.shared.settings.discards == FreedClusterDiscards::Passed,
@@ -428,6 +443,10 @@ impl Node for Qcow2Node {
         Ok(Claim::of(ImageClaim { shared: Arc::clone(shared), access }).and(below))
     }
 
+    fn resize(&self, DiskSize(ByteCount(size)): DiskSize) -> Result<(), ResizeError> {
+        resize::resize(self, size)
+    }
+
     fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let shared = &self.shared;
         let image = shared.used().image.clone();
@@ -457,7 +476,7 @@ impl Node for Qcow2Node {
         let data = match &shared.children.data_file {
             None => DataStore { storage: file.clone(), kind: DataLocation::Inside },
             Some(child) => {
-                let is_raw = shared.header.features.raw_external;
+                let is_raw = shared.header().features.raw_external;
                 let kind = if is_raw { DataLocation::Raw } else { DataLocation::External };
                 DataStore { storage: open(&child.node())?, kind }
             }

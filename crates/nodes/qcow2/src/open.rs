@@ -72,6 +72,14 @@ pub enum OpenError {
         /// What.
         source: InvalidImageState,
     },
+    /// Nobody knows how long its file is.
+    #[error("{image}: the file cannot be looked at")]
+    Measure {
+        /// What the image is known as: its file.
+        image: String,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A child cannot be used.
     #[error(transparent)]
     Lane(#[from] LaneError),

@@ -12,6 +12,7 @@
 //! Limits: as many blocks in memory as the cache was given; one is as large as a cluster.
 
 mod packed;
+mod together;
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -194,11 +195,7 @@ impl Refcounts {
         want: u64,
         name: impl AsyncFn(RefcountTablePlace) -> Result<(), FailKind>,
     ) -> Result<ClusterReservation, FailKind> {
-        if self.is_header_in_doubt {
-            // One of two tables is named, and only this one is kept.
-            name(self.table_place()).await?;
-            self.is_header_in_doubt = false;
-        }
+        self.end_doubt(&name).await?;
         let mut left = Vec::new();
         let mut looked_through = 0;
         // Less of it may still have room.
@@ -227,6 +224,18 @@ impl Refcounts {
         self.write_changed(storage).await?;
         storage.sync().await?;
         Ok(ClusterReservation { runs: std::mem::take(&mut self.raised), left })
+    }
+
+    /// Has the header name this table if it may name another one: of two only this one is kept.
+    async fn end_doubt(
+        &mut self,
+        name: &impl AsyncFn(RefcountTablePlace) -> Result<(), FailKind>,
+    ) -> Result<(), FailKind> {
+        if self.is_header_in_doubt {
+            name(self.table_place()).await?;
+            self.is_header_in_doubt = false;
+        }
+        Ok(())
     }
 
     /// How many clusters were taken and not handed out.

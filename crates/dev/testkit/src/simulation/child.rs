@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use block::{
     Access, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, ChannelId, Claim, ClaimError,
     ControlEngine, DiskSize, EngineFactory, FailKind, FileId, InternalOperation, Lane, LaneContext,
-    LaneError, LeafLane, Mapping, Node, Operation, Piece, Rights, SystemClock, Target,
+    LaneError, LeafLane, Mapping, Node, Operation, Piece, ResizeError, Rights, SystemClock, Target,
 };
 use kernel_io::Notifier;
 use request_path::Engine;
@@ -54,6 +54,16 @@ impl Life {
     /// From now on control threads may do what they like.
     pub fn spare(&self) {
         self.operations_left.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    /// Counts an operation of a control thread; whether the process still lives to carry it out.
+    fn take_operation(&self) -> bool {
+        let left = self.operations_left.load(Ordering::Relaxed);
+        if left == 0 {
+            self.end();
+        }
+        self.operations_left.store(left.saturating_sub(1), Ordering::Relaxed);
+        !self.is_over()
     }
 
     /// From now on control threads have so many operations.
@@ -112,6 +122,16 @@ impl Node for FileChild {
 
     fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
         Ok(Claim::nothing())
+    }
+
+    fn resize(&self, DiskSize(ByteCount(bytes)): DiskSize) -> Result<(), ResizeError> {
+        if !self.life.take_operation() {
+            return Err(ResizeError::refused(self, "the process is dead"));
+        }
+        let op = self.disk.begin();
+        self.disk.resize(self.file, bytes, op);
+        self.disk.delivered(op);
+        Ok(())
     }
 
     fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
@@ -203,14 +223,9 @@ impl ControlThread {
         bytes: Range<u64>,
         order: Order,
     ) -> Result<(), Errno> {
-        let left = self.life.operations_left.load(Ordering::Relaxed);
-        if left == 0 {
-            self.life.end();
-        }
-        if self.life.is_over() {
+        if !self.life.take_operation() {
             return Err(Errno::IO);
         }
-        self.life.operations_left.store(left.saturating_sub(1), Ordering::Relaxed);
         let op = self.disk.begin();
         match order {
             Order::Read(mut into) => {

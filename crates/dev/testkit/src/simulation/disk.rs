@@ -159,6 +159,22 @@ impl Disk {
         }
     }
 
+    /// Gives a file another size. What it loses is zeroes, and what is new.
+    pub fn resize(&self, file: FileId, bytes: u64, by: OpId) {
+        let mut state = self.state();
+        let file = state.file(file);
+        let behind: Vec<u64> =
+            file.sectors.range(bytes.div_ceil(SECTOR)..).map(|(at, _)| *at).collect();
+        behind.into_iter().for_each(|place| file.put(place, None, by));
+        if !bytes.is_multiple_of(SECTOR) && bytes < file.bytes {
+            let mut last = file.sector(bytes / SECTOR);
+            last[index(bytes % SECTOR)..].fill(0);
+            file.put(bytes / SECTOR, Some(Arc::new(last)), by);
+        }
+        file.bytes = bytes;
+        file.later_bytes.push((bytes, by));
+    }
+
     /// Reads bytes. Behind the end of the file are zeroes, which a format asks for
     /// ([`block::EofPolicy`]).
     pub fn read(&self, file: FileId, offset: u64, into: &mut [u8]) {

@@ -19,6 +19,8 @@ mod overlap;
 mod player;
 mod qemu;
 mod repair;
+mod resize;
+mod resize_files;
 mod rig;
 mod rights;
 mod snapshots;

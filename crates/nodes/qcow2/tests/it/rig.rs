@@ -59,7 +59,7 @@ fn any_recipe(rng: &mut Rng) -> Recipe {
 }
 
 /// So many images, or as many as `RINGLOOM_RIG_IMAGES` says: for whoever looks for a rare mistake.
-fn rounds(usual: u64) -> u64 {
+pub(crate) fn rounds(usual: u64) -> u64 {
     let wanted = std::env::var("RINGLOOM_RIG_IMAGES").ok();
     wanted.and_then(|number| number.parse().ok()).unwrap_or(usual)
 }
