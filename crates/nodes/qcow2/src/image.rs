@@ -8,6 +8,7 @@
 //! `docs/interop/qcow2.rst`, "Cluster mapping".
 //! Threads: any. Locks are held for a few instructions; what takes longer is claimed.
 
+pub(crate) mod backing_name;
 mod cut;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -60,6 +60,7 @@ pub use compressed::CompressionMethod;
 pub use create::{CreateError, CreateOptions, ImagePreallocation, ImageVersion, create};
 pub use handover::{ImageHandOverError, ImageState, InvalidImageState};
 pub use header::{Features, Header, HeaderError};
+pub use image::backing_name::{BackingNameError, ChangeBackingError};
 pub use node::{Children, Qcow2Node, Qcow2Settings};
 pub use open::{OpenError, make_writable, read_header};
 pub use overlap::OverlapCheck;

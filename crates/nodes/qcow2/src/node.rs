@@ -27,6 +27,7 @@ use crate::cluster_allocator::FreedClusterDiscards;
 use crate::geometry::SLICE_BYTES_MAX;
 use crate::handover::{ImageHandOverError, ImageState};
 use crate::header::Header;
+use crate::image::backing_name::{BackingNameError, ChangeBackingError};
 use crate::image::{CacheSizes, Image};
 use crate::lane::Qcow2Lane;
 use crate::lane_core::{BackingFile, DataLocation, DataStore, LaneCore};
@@ -125,6 +126,20 @@ impl Qcow2Node {
         self.shared.header()
     }
 
+    /// Has the header name another backing file and its format, or none if the name is empty; what stands below the node
+    /// stays. The caller holds a claim for writing; requests may be under way. Blocks. Durable when it returns: a loss of
+    /// power leaves the old name with the old format, or the new ones.
+    pub fn change_backing(
+        &self,
+        name: &str,
+        format: Option<&str>,
+    ) -> Result<(), ChangeBackingError> {
+        self.shared.name_backing(name, format).map_err(|source| {
+            let (image, name) = (self.shared.display_name(), name.to_owned());
+            ChangeBackingError { image, name, source }
+        })
+    }
+
     /// What another process needs to go on with the image beside its file; `None` if the image is not in use, or
     /// not written. No request may be under way, and none may begin before it is known who goes on. Waits so long
     /// for clusters that are being freed; no more are meanwhile, since only a request's end begins that. Blocks.
@@ -184,6 +199,36 @@ impl Shared {
         let mut control = ControlExecutor::open(&*self.engines, &self.children.file.node())?;
         let storage = control.storage();
         control.run(work(&storage)).map_err(|kind| self.io_error(kind))
+    }
+
+    fn set_header(&self, header: Header) {
+        *self.header.lock().expect("nobody panics here") = Arc::new(header);
+    }
+
+    /// The image, if it is in use for writing and no other process owns it.
+    fn written(&self) -> Option<Arc<Image>> {
+        let used = self.used();
+        let image = used.image.clone().filter(|image| image.is_written());
+        image.filter(|_| used.owner == TakeoverOwner::This)
+    }
+
+    fn name_backing(&self, name: &str, format: Option<&str>) -> Result<(), BackingNameError> {
+        let file = self.children.file.node();
+        let image = self.written().ok_or(BackingNameError::NotWritten)?;
+        let mut control = ControlExecutor::open(&*self.engines, &file)?;
+        let storage = control.storage();
+        let named = control.run(image.name_backing(&storage, name, format));
+        match named {
+            Ok(header) => self.set_header(header),
+            Err(error) => {
+                // It may be there all the same.
+                if let Ok(header) = read_header(&file, &*self.engines) {
+                    self.set_header(header);
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// Loads the image, whose files are claimed. One that another process owns is only read. The disk has that size if the

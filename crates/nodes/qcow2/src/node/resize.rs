@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use block::{Access, ByteCount, Child, DiskSize, Node, ResizeError, Rights, TakeoverOwner};
+use block::{Access, ByteCount, Child, DiskSize, Node, ResizeError, Rights};
 use tasks::ControlExecutor;
 
 use super::{Qcow2Node, Shared};
@@ -67,12 +67,8 @@ fn check(node: &Qcow2Node, header: &Header, size: u64) -> Result<Arc<Image>, Res
             return Err(ResizeError::refused(node, why));
         }
     }
-    let used = shared.used();
-    let image = used.image.clone().filter(|image| image.is_written());
-    let is_ours = used.owner == TakeoverOwner::This;
-    image
-        .filter(|_| is_ours)
-        .ok_or_else(|| ResizeError::refused(node, "the image is not in use for writing here"))
+    let image = shared.written();
+    image.ok_or_else(|| ResizeError::refused(node, "the image is not in use for writing here"))
 }
 
 fn l1_entries(header: &Header, size: u64) -> usize {
@@ -147,10 +143,6 @@ fn map_data(shared: &Shared, old: &Header, size: u64) -> Result<(), OpenError> {
 }
 
 impl Shared {
-    fn set_header(&self, header: Header) {
-        *self.header.lock().expect("nobody panics here") = Arc::new(header);
-    }
-
     /// The image that is in use.
     fn image(&self) -> Result<Arc<Image>, OpenError> {
         let image = self.used().image.clone();

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod allocations;
+mod backing_name;
 mod bitmaps;
 mod bounds;
 mod compressed;
