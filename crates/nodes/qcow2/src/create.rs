@@ -124,7 +124,8 @@ pub enum CreateError {
     Lane(#[from] LaneError),
 }
 
-/// Makes an image in the file, which takes changes. Blocks. Durable when it returns.
+/// Makes an image in the file, which takes changes and is claimed for writing; nobody else uses it. Blocks. Durable when it
+/// returns.
 pub fn create(
     file: &Arc<dyn Node>,
     engines: &dyn EngineFactory,

@@ -25,6 +25,9 @@ use testkit::rng::Rng;
 use crate::node::sentence;
 use crate::rig::rounds;
 
+/// So often the power goes after each operation.
+const ROUNDS: u64 = 4;
+
 /// An image on a disk that loses power, and what it holds.
 struct Rig {
     disk: Arc<Disk>,
@@ -204,12 +207,19 @@ fn a_disk_keeps_what_it_has_and_has_zeroes_where_it_is_new() -> Result<()> {
     Ok(())
 }
 
-/// Whether the resize was over before the end came.
-fn resize_and_die(recipe: &Recipe, size: usize, operations: u64, seed: u64) -> Result<bool> {
+/// Has a disk get one size after the other, and dies after so many operations of the second. Whether it was over before.
+fn resize_and_die(
+    recipe: &Recipe,
+    [first, size]: [usize; 2],
+    operations: u64,
+    seed: u64,
+) -> Result<bool> {
     let rig = Rig::new(recipe, seed)?;
-    let (old, _) = rig.look()?;
+    let old = sized(&rig.look()?.0, first);
     let new = sized(&old, size);
     let process = rig.open(Trouble::None)?;
+    process.resize(first).map_err(|error| anyhow::anyhow!("{}", sentence(&error)))?;
+    rig.disk.settle();
     process.control.life.limit(operations);
     let resized = process.resize(size);
     process.control.life.end();
@@ -234,20 +244,34 @@ fn resize_and_die(recipe: &Recipe, size: usize, operations: u64, seed: u64) -> R
     Ok(resized.is_ok())
 }
 
+/// An image, and which sizes its disk gets: anything, such that the backing file is behind the end, and such that something
+/// else was there before.
+fn any_sizes(image: u64) -> Result<(Recipe, [usize; 2])> {
+    let small = |seed: &u64| any(*seed).0.size <= 256 << 10;
+    let (recipe, size) = any((image * 1000..).find(small).context("there are small ones")?);
+    let bytes = usize::try_from(recipe.size)?;
+    Ok(match image % 3 {
+        1 if recipe.version == 3 => {
+            let recipe = Recipe { backing: Some(recipe.size * 2), ..recipe };
+            (recipe, [bytes, bytes * 2 + 512])
+        }
+        2 => (recipe, [bytes / 1024 * 512, bytes + 1024]),
+        _ => (recipe, [bytes, size]),
+    })
+}
+
 #[test]
 fn a_loss_of_power_leaves_the_old_size_or_the_new_one() -> Result<()> {
     let mut ends = 0;
-    for seed in 0..rounds(8) {
-        let (recipe, size) = any(1000 + seed);
-        let mut operations = 0;
-        loop {
-            let seed = seed * 10_000 + operations;
-            ends += 1;
-            let is_over = resize_and_die(&recipe, size, operations, seed).with_context(|| {
-                format!("seed {seed}, {recipe:?}, {operations} operations, then {size} bytes")
-            })?;
-            if is_over {
-                break;
+    for image in 0..rounds(6) {
+        let (recipe, sizes) = any_sizes(image)?;
+        let (mut operations, mut is_over) = (0, false);
+        while !is_over {
+            for round in 0..ROUNDS {
+                let seed = image * 100_000 + operations * ROUNDS + round;
+                let how = || format!("seed {seed}, {recipe:?}, {operations} operations, {sizes:?}");
+                is_over = resize_and_die(&recipe, sizes, operations, seed).with_context(how)?;
+                ends += 1;
             }
             operations += 1;
         }
