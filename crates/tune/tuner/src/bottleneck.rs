@@ -16,7 +16,7 @@ use crate::summary::{CellSummary, Row};
 
 /// From this share of the time on a thread is the limit where more requests in flight bring the host nothing, and where they
 /// bring it as many times as much. Those that make the requests are in doubt preferred: the others look for them, too.
-const BUSY: (f64, f64) = (0.55, 0.95);
+const BUSY: (f64, f64) = (0.63, 0.95);
 const IN_DOUBT: f64 = 0.9;
 /// From this share of the CPUs on the host is.
 const HOST_BUSY: f64 = 0.95;
@@ -24,10 +24,11 @@ const HOST_BUSY: f64 = 0.95;
 const OWN_CPUS: f64 = 0.5;
 /// What uses a smaller share sleeps, and gets a CPU whenever it needs one, whatever others do.
 const SLEEPS: f64 = 0.1;
-/// What reaches this share of the rate of a host whose disk has no more to give has the disk as its limit.
-const OF_HOST: f64 = 0.85;
+/// What reaches this share of the rate of a host whose disk has no more to give has the disk as its limit, and so much more of it
+/// where more requests in flight bring the host a multiple.
+const OF_HOST: (f64, f64) = (0.89, 0.3);
 /// Where more requests in flight bring the host less than this factor, its disk has no more to give.
-const DEEPER_GAINS: f64 = 1.35;
+const DEEPER_GAINS: f64 = 1.45;
 
 /// What limits a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -58,9 +59,10 @@ impl Bottleneck {
         let has_cpu = |host: &Row| {
             (!is_full(host) || own_cpus(host) < SLEEPS) && host.submitting_busy < Some(BUSY.1)
         };
-        let disk_is_full =
-            deeper.is_some_and(|gain| gain < DEEPER_GAINS) && summary.host().is_none_or(has_cpu);
-        if disk_is_full && of_host.is_some_and(|share| share >= OF_HOST) {
+        let full_disk =
+            deeper.filter(|gain| *gain < DEEPER_GAINS && summary.host().is_none_or(has_cpu));
+        let enough = full_disk.map(|gain| OF_HOST.0 + OF_HOST.1 * (gain - 1.0).max(0.0));
+        if enough.zip(of_host).is_some_and(|(enough, share)| share >= enough) {
             return Some(Self::Disk);
         }
         if is_full(row) {
@@ -116,13 +118,13 @@ impl Bottleneck {
 
 /// Whether no CPU of the host was free.
 fn is_full(row: &Row) -> bool {
-    row.cpus.is_some_and(|(in_use, of)| in_use >= HOST_BUSY * of as f64)
+    row.cpus.is_some_and(|(in_use, of)| in_use + row.cpus_stolen >= HOST_BUSY * of as f64)
 }
 
-/// The share of the CPUs in use that the run itself uses.
+/// The share of the CPUs in use, or given to others, that the run itself uses.
 fn own_cpus(row: &Row) -> f64 {
     let own = row.cpu_of_all_us.map(|cpu_us| cpu_us * row.iops.median / 1e6);
-    let share = own.zip(row.cpus).map(|(own, (in_use, _))| own / in_use);
+    let share = own.zip(row.cpus).map(|(own, (in_use, _))| own / (in_use + row.cpus_stolen));
     share.unwrap_or(1.0)
 }
 
@@ -154,7 +156,7 @@ mod tests {
     use super::*;
     use crate::cell::tests::{cell, client};
     use crate::contender::Contender;
-    use crate::meter::{GroupCost, GroupName, Role, ThreadCost};
+    use crate::meter::{GroupCost, GroupName, HostCpu, Role, ThreadCost};
     use crate::plan::Purpose;
     use crate::results::tests::{host_cpu, run};
     use crate::summary::summarise;
@@ -167,11 +169,14 @@ mod tests {
         busy: [f64; 2],
         /// Of 8 CPUs.
         cpus: f64,
+        /// A hypervisor below withheld so many more.
+        stolen: f64,
     }
 
     #[track_caller]
     fn check(measured: &Measured, expected: Option<Bottleneck>) {
-        let Measured { iops: [host, deep, own], busy: [serving, submitting], cpus } = *measured;
+        let Measured { iops: [host, deep, own], busy: [serving, submitting], cpus, stolen } =
+            *measured;
         let shallow = cell("randread", 4096, 2, 16);
         let mut deeper = run(shallow.deeper().unwrap(), Contender::HOST, 0, deep);
         deeper.key.purpose = Purpose::Deeper;
@@ -183,7 +188,8 @@ mod tests {
             GroupCost { name, cpu_ns, voluntary, involuntary, threads: vec![thread] }
         };
         served.queues = 2;
-        served.cost.host = Some(host_cpu(cpus, 8));
+        let withheld = HostCpu { cpus_stolen: stolen, ..host_cpu(cpus, 8) };
+        served.cost.host = Some(withheld);
         served.cost.groups = vec![
             group(GroupName::Daemon, Role::Iothread, serving),
             group(GroupName::Load, Role::Worker, 2.0 * submitting),
@@ -197,14 +203,15 @@ mod tests {
 
     #[test]
     fn each_limit_shows_by_its_own_evidence() {
-        let usual = Measured { iops: [1000, 1050, 950], busy: [0.2, 0.1], cpus: 1.0 };
+        let usual = Measured { iops: [1000, 1050, 950], busy: [0.2, 0.1], cpus: 1.0, stolen: 0.0 };
         check(&usual, Some(Bottleneck::Disk));
         let busy_too = Measured { busy: [0.99, 0.1], cpus: 8.0, ..usual };
         check(&busy_too, Some(Bottleneck::Disk));
-        let full = Measured { iops: [1000, 1050, 500], busy: [1.0, 1.5], cpus: 7.9 };
+        let full = Measured { iops: [1000, 1050, 500], busy: [1.0, 1.5], cpus: 7.9, stolen: 0.0 };
         check(&full, Some(Bottleneck::HostCpu));
         check(&Measured { busy: [1.0, 1.0], ..full }, Some(Bottleneck::OtherPrograms));
-        let iothread = Measured { iops: [1000, 1050, 500], busy: [0.9, 0.2], cpus: 2.0 };
+        let iothread =
+            Measured { iops: [1000, 1050, 500], busy: [0.9, 0.2], cpus: 2.0, stolen: 0.0 };
         check(&iothread, Some(Bottleneck::Iothread));
         let jobs = Measured { busy: [0.4, 0.8], ..iothread };
         check(&jobs, Some(Bottleneck::ClientCpu));
@@ -215,17 +222,24 @@ mod tests {
     #[test]
     fn a_host_without_a_free_cpu_says_nothing_of_its_disk() {
         // Of 2 jobs that took 10 µs for each request.
-        let memory = Measured { iops: [200_000, 200_000, 190_000], busy: [0.9, 0.5], cpus: 7.9 };
+        let memory = Measured {
+            iops: [200_000, 200_000, 190_000],
+            busy: [0.9, 0.5],
+            cpus: 7.9,
+            stolen: 0.0,
+        };
         check(&memory, Some(Bottleneck::OtherPrograms));
         check(&Measured { cpus: 2.0, ..memory }, Some(Bottleneck::Iothread));
+        // A hypervisor below had given them to others.
+        check(&Measured { cpus: 5.0, stolen: 2.9, ..memory }, Some(Bottleneck::OtherPrograms));
         // Others had the CPUs, and it slept: 1000 times 10 µs.
-        let asleep = Measured { iops: [1000, 1050, 950], busy: [0.2, 0.1], cpus: 7.9 };
+        let asleep = Measured { iops: [1000, 1050, 950], busy: [0.2, 0.1], cpus: 7.9, stolen: 0.0 };
         check(&asleep, Some(Bottleneck::Disk));
     }
 
     #[test]
     fn without_the_host_with_more_in_flight_only_what_is_busy_is_named() {
-        let idle = Measured { iops: [1000, 0, 950], busy: [0.2, 0.1], cpus: 1.0 };
+        let idle = Measured { iops: [1000, 0, 950], busy: [0.2, 0.1], cpus: 1.0, stolen: 0.0 };
         check(&idle, None);
         check(&Measured { busy: [0.95, 0.1], ..idle }, Some(Bottleneck::Iothread));
     }

@@ -23,6 +23,7 @@ use load::Latency;
 use crate::cell::Cell;
 use crate::contender::{Contender, Iothreads, Subject};
 use crate::lists::sorted;
+use crate::meter::HostCpu;
 use crate::plan::{Purpose, RunKey};
 use crate::question::{Figures, Want};
 use crate::results::{Part, Run};
@@ -69,6 +70,8 @@ pub(crate) struct Row {
     pub(crate) switches: Option<f64>,
     /// CPUs of the host in use, and how many it has.
     pub(crate) cpus: Option<(f64, usize)>,
+    /// How many of them a hypervisor below withheld.
+    pub(crate) cpus_stolen: f64,
     /// How busy the busiest thread is that serves the disk, and on average those that make the requests: 1 is all the time.
     pub(crate) serving_busy: Option<f64>,
     pub(crate) submitting_busy: Option<f64>,
@@ -194,8 +197,8 @@ pub(crate) fn summarise(runs: &[Run], cores: usize) -> Vec<CellSummary> {
     cells
 }
 
-/// What the host gains with more requests in flight, by runs of its own or by the cell that has as many; where it is not
-/// measured, what a contender gains.
+/// What the host gains with more requests in flight, by runs of its own in the exploration or by the cell that has as many; where
+/// it is not measured, what a contender gains.
 fn deeper(summary: &CellSummary, cells: &[CellSummary], runs: &[Run]) -> Option<f64> {
     let (variant, cell) = (summary.variant, summary.cell.deeper()?);
     let base = summary.host().or(summary.rows.first())?;
@@ -204,18 +207,13 @@ fn deeper(summary: &CellSummary, cells: &[CellSummary], runs: &[Run]) -> Option<
     if let Some(other) = others.find(|row| row.contender == base.contender) {
         return Some(other.iops.median / base.iops.median).filter(|ratio| ratio.is_finite());
     }
-    // Relative to the same in one block of the exploration.
-    let beside = |run: &Run| {
-        let (purpose, cell) = (Purpose::Sweep, summary.cell);
-        let key = RunKey { purpose, cell, ..run.key.clone() };
-        let base = runs.iter().find(|run| run.key == key)?;
-        Some(run.iops() / base.iops())
-    };
     let is_deeper = |run: &&Run| {
         let key = &run.key;
         (key.purpose, key.variant, key.cell) == (Purpose::Deeper, variant, cell)
     };
-    median(runs.iter().filter(is_deeper).filter_map(beside))
+    let deep = explored(runs.iter().filter(is_deeper).map(Run::iops))?;
+    let ratio = deep / explored(base.explored.iter().map(|it| it.iops))?;
+    ratio.is_finite().then_some(ratio)
 }
 
 /// The subjects whose numbers of iothreads are compared in these cells.
@@ -265,6 +263,7 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         cpu_of_all_us: median(own.iter().filter_map(|run| run.cpu_of_all_us())),
         switches: median(own.iter().filter_map(|run| run.switches())),
         cpus: cpus(&own),
+        cpus_stolen: median(hosts(&own).map(|host| host.cpus_stolen)).unwrap_or(0.0),
         serving_busy: median(own.iter().filter_map(|run| run.cost.serving_busy())),
         submitting_busy: median(own.iter().filter_map(|run| run.submitting_busy())),
         parts: parts(&own),
@@ -301,8 +300,11 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
 
 /// CPUs in use, and how many there are.
 fn cpus(runs: &[&Run]) -> Option<(f64, usize)> {
-    let hosts = || runs.iter().filter_map(|run| run.cost.host.as_ref());
-    Some((median(hosts().map(|host| host.cpus_in_use))?, hosts().next()?.of))
+    Some((median(hosts(runs).map(|host| host.cpus_in_use))?, hosts(runs).next()?.of))
+}
+
+fn hosts<'a>(runs: &[&'a Run]) -> impl Iterator<Item = &'a HostCpu> {
+    runs.iter().filter_map(|run| run.cost.host.as_ref())
 }
 
 fn parts(runs: &[&Run]) -> Vec<PartRow> {

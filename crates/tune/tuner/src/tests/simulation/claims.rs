@@ -73,8 +73,8 @@ const TOLD_KNOWABLE: f64 = 65.0;
 const TOLD_DEFEATED: f64 = 25.0;
 /// The bottleneck is named rightly in so many percent of the cells: of all machines that are made of threads, and of those that
 /// stay as they are.
-const BOTTLENECK: f64 = 92.0;
-const BOTTLENECK_STILL: f64 = 95.0;
+const BOTTLENECK: f64 = 94.0;
+const BOTTLENECK_STILL: f64 = 97.0;
 /// More of the intervals contain the truth only if they are wider than they must be.
 const INTERVALS_MOST: f64 = 99.5;
 /// Machines whose IOPS are not those of the undisturbed machine, so that no interval can contain these.
