@@ -61,7 +61,8 @@ const TABLE: &[Row] = &[
         &[],
     ),
     row("rehearsal", &["placement"], &[]),
-    row("tuner", &["formats", "guest", "load", "model"], &[]),
+    row("tuner", &["formats", "guest", "load", "model", "plan"], &[]),
+    row("plan", &["guest", "load"], &[]),
     row("load", &[], &[]),
     row("model", &[], &["rehearsal"]),
     row(

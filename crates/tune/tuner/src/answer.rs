@@ -13,16 +13,17 @@ mod sentence;
 
 use std::fmt;
 
+use plan::cell::Cell;
+use plan::contender::{Contender, Iothreads, Subject};
+use plan::lists::unique;
+use plan::matrix::is_worth_few;
+use plan::question::{Bound, Question, Tolerance, Want};
+use plan::variant::{Layers, Variant};
+use plan::weights::{Goal, Weight, weight_of};
+
 use crate::bottleneck::Bottleneck;
-use crate::cell::Cell;
-use crate::contender::{Contender, Iothreads, Subject};
-use crate::lists::unique;
-use crate::matrix::is_worth_few;
-use crate::question::{Bound, Question, Tolerance, Want};
 use crate::steady::UnsteadyRuns;
 use crate::summary::{BLOCKS_MIN, CellSummary, FailedCell, Row};
-use crate::variant::{Layers, Variant};
-use crate::weights::{Goal, Weight, weight_of};
 
 pub(crate) use self::gain::Gain;
 use self::ratings::{Choice, Footing, Rating, Ratings};

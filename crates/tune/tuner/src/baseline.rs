@@ -8,8 +8,8 @@ mod virsh;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use plan::args::MeasureArgs;
 
-use crate::args::MeasureArgs;
 use crate::domain::view::{View, parse, short};
 use crate::domain::{Domain, judge};
 use crate::interrupt::Interrupt;

@@ -10,8 +10,9 @@
 
 use std::fmt;
 
-use crate::cell::DEEPER;
-use crate::contender::{Iothreads, Subject};
+use plan::cell::DEEPER;
+use plan::contender::{Iothreads, Subject};
+
 use crate::summary::{CellSummary, Row};
 
 /// From this share of the time on a thread is the limit where more requests in flight bring the host nothing, and where they
@@ -153,11 +154,12 @@ impl fmt::Display for Bottleneck {
 mod tests {
     use std::time::Duration;
 
+    use plan::contender::Contender;
+    use plan::runs::Purpose;
+    use plan::testing::{cell, client};
+
     use super::*;
-    use crate::cell::tests::{cell, client};
-    use crate::contender::Contender;
     use crate::meter::{GroupCost, GroupName, HostCpu, Role, ThreadCost};
-    use crate::plan::Purpose;
     use crate::results::tests::{host_cpu, run};
     use crate::summary::summarise;
 

@@ -13,12 +13,13 @@
 
 mod student;
 
-use crate::cell::Cell;
-use crate::contender::{Contender, Subject};
-use crate::lists::sorted;
+use plan::cell::Cell;
+use plan::contender::{Contender, Subject};
+use plan::lists::sorted;
+use plan::variant::Variant;
+
 use crate::stats::{Estimate, Resampler, factor, geometric_mean, median, middle_95};
 use crate::summary::{CellSummary, Row};
-use crate::variant::Variant;
 
 /// How many of the rows that are called changed may be wrong, on average.
 const WRONG_MAX: f64 = 0.05;

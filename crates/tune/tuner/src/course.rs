@@ -8,13 +8,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::contender::Contender;
-use crate::matrix::{Entry, Matrix};
-use crate::plan::{self, PlannedRun, Purpose, RunKey, watched};
-use crate::repeats::Repeats;
+use plan::contender::Contender;
+use plan::matrix::{Entry, Matrix};
+use plan::repeats::Repeats;
+use plan::runs::{self, PlannedRun, Purpose, RunKey, watched};
+use plan::settings::Settings;
+
 use crate::results::{RecordedRuns, Run};
 use crate::search::Search;
-use crate::settings::Settings;
 
 /// Where a command is in its runs.
 #[derive(Clone, Debug)]
@@ -152,7 +153,7 @@ impl<'a> Searched<'a> {
             }
             let times = rounds.into_values().map(|runs| runs.div_ceil(sentinels.every));
             let times = times.sum::<usize>() + 1;
-            let each = || plan::sentinels(sentinels.entry, 0, None, sentinels.seed);
+            let each = || runs::sentinels(sentinels.entry, 0, None, sentinels.seed);
             runs.extend((0..times).flat_map(|_| each()));
         }
         runs
@@ -191,7 +192,7 @@ impl Sentinels<'_> {
 
     /// What is missing of those of a time.
     fn of_step(&self, step: u32, round: Option<u16>) -> Vec<PlannedRun> {
-        let of_step = plan::sentinels(self.entry, step, round, self.seed);
+        let of_step = runs::sentinels(self.entry, step, round, self.seed);
         of_step.filter(|run| !self.tried.contains(&(step, run.key.contender))).collect()
     }
 }
@@ -201,7 +202,7 @@ fn listed(matrix: &Matrix, settings: &Settings) -> Vec<PlannedRun> {
     let repeats = match settings.repeats {
         Repeats::Fixed(repeats) | Repeats::Until { least: repeats, .. } => repeats,
     };
-    plan::plan(matrix, settings.mode, repeats, settings.seed, settings.sentinel)
+    runs::plan(matrix, settings.mode, repeats, settings.seed, settings.sentinel)
 }
 
 /// What has not been measured yet; `jobs` are those of the settings.
@@ -215,12 +216,13 @@ fn left(all: &[PlannedRun], jobs: &[u16], recorded: &RecordedRuns) -> Vec<Planne
 
 #[cfg(test)]
 mod tests {
+    use plan::matrix::Writes;
+    use plan::testing::settings;
+    use plan::variant::Layers;
+
     use super::*;
-    use crate::in_use::Writes;
     use crate::results::tests::run;
     use crate::results::{Failure, Line};
-    use crate::settings::tests::settings;
-    use crate::variant::Layers;
 
     /// What became of the runs of a command that goes on with these lines.
     fn command(lines: &mut Vec<Line>, works: impl Fn(&RunKey) -> bool) -> Vec<RunKey> {

@@ -14,14 +14,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use load::child::{Request, Supervised};
+use plan::contender::Iothreads;
+use plan::variant::Aio;
 use tempfile::TempDir;
 
 use crate::clock;
-use crate::contender::Iothreads;
 use crate::progress::say;
 use crate::quote::keyval;
 use crate::storage::DiskFiles;
-use crate::variant::Aio;
 
 /// A path must fit into `sockaddr_un` with its final zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -314,10 +314,10 @@ fn read_from(path: &Path, start: u64) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use load::probe::CacheMode;
+    use plan::variant::Image;
 
     use super::*;
     use crate::target::Kind;
-    use crate::variant::Image;
 
     fn disk(path: &str, cache: CacheMode, kind: Kind) -> DiskFiles {
         DiskFiles {

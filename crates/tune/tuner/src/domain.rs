@@ -10,11 +10,11 @@ pub(crate) mod judge;
 pub(crate) mod view;
 
 use anyhow::Result;
+use plan::contender::Iothreads;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::edit::Copy;
 use self::view::{View, parse};
-use crate::contender::Iothreads;
 
 /// A domain as the results keep it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,10 +10,11 @@
 
 use std::collections::BTreeMap;
 
+use plan::contender::Contender;
+use plan::lists::unique;
+use plan::runs::Purpose;
+
 use crate::calendar::{Date, time_of_day};
-use crate::contender::Contender;
-use crate::lists::unique;
-use crate::plan::Purpose;
 use crate::results::Run;
 use crate::stats;
 

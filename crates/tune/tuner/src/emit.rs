@@ -16,13 +16,13 @@ mod warnings;
 mod xml;
 
 pub use load::probe::CacheMode;
+use plan::contender::{Iothreads, Subject};
+use plan::variant::{Device, Image, Variant};
 pub use version::QemuVersion;
 use wanted::backend;
 pub use wanted::{Backend, Provenance, Wanted};
 
-use crate::contender::{Iothreads, Subject};
 use crate::results::Header;
-use crate::variant::{Device, Image, Variant};
 
 /// All names that `EmittedFile` can have.
 pub(crate) const NAMES: [&str; 6] = [

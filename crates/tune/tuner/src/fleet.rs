@@ -13,6 +13,8 @@ use guest::{
     Accelerator, ColdDisk, Guest, Initramfs, Kernel, KernelSource, MachineSpec, QemuProgram,
     try_kvm,
 };
+use plan::settings::Accel;
+use plan::settings::GuestSettings;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -20,8 +22,6 @@ use crate::clock;
 use crate::interrupt::Interrupt;
 use crate::pinning::{CpuList, pin_each};
 use crate::progress::say;
-use crate::settings::Accel;
-use crate::settings::GuestSettings;
 
 /// How long a QEMU may take to stop its guest's CPUs, or to let them run.
 const OBEY_LIMIT: Duration = Duration::from_secs(20);

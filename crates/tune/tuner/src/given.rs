@@ -14,15 +14,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use load::fio::{FIO_OLDEST, FioVersion};
 use load::probe::CacheMode;
+use plan::matrix::Writes;
+use plan::settings::GuestEngine;
+use plan::units::Bytes;
 
 use self::survey::{Kind, Survey};
 use crate::in_use;
-use crate::in_use::Writes;
 use crate::results::{GivenDisk, GivenGuest};
-use crate::settings::GuestEngine;
 use crate::ssh::{Address, Check, Connection};
 use crate::target::DISK_BYTES_MIN;
-use crate::units::Bytes;
 
 /// Asks for everything; `device` is set in front of it.
 const SURVEY: &str = include_str!("given/survey.sh");

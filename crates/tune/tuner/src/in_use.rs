@@ -19,18 +19,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use plan::matrix::Writes;
 use rustix::fs::{OFlags, major, minor};
 use rustix::io::Errno;
 
 use crate::clock;
 use tables::{Lock, Mount};
-
-/// Whether the disk may be written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Writes {
-    Allowed,
-    Skipped,
-}
 
 /// The bytes that QEMU and ringloom lock for what they do (100 and up) and what they deny others
 /// (200 and up), by the order of QEMU's permissions: consistent read, write, write unchanged, resize.

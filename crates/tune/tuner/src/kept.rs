@@ -14,11 +14,11 @@ use std::io::{ErrorKind, Read as _};
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use plan::units::printable;
 
 use crate::machine::is_same;
 use crate::report::{Part, configuration_names};
 use crate::results::FILE_NAME;
-use crate::units::printable;
 
 /// The comparison of two results, beside its page.
 pub(crate) const COMPARISON: &str = "compare.md";

@@ -18,20 +18,20 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use load::Workload;
+use plan::contender::{Iothreads, Subject};
+use plan::runs::{PlannedRun, Purpose, RunKey};
+use plan::settings::LoadKind;
+use plan::settings::Settings;
 
 use self::fio::Fio;
 pub(crate) use self::vm::Guests;
 use crate::clock;
-use crate::contender::{Iothreads, Subject};
 use crate::daemon::{Daemon, Running};
 use crate::given::Given;
 use crate::interrupt::Interrupt;
 use crate::pace::Pace;
-use crate::plan::{PlannedRun, Purpose, RunKey};
 use crate::progress::Progress;
 use crate::results::Run;
-use crate::settings::LoadKind;
-use crate::settings::Settings;
 use crate::storage::{DiskFiles, Renewal, Storages, Tools};
 
 /// Everything that stays the same from run to run.

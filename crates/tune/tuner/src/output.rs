@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind, Write};
 
 use anyhow::{Context, Result};
 
-use crate::units::printable;
+use plan::units::printable;
 
 /// Prints to standard output. A reader that has gone away is no error.
 ///

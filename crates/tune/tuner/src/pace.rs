@@ -9,12 +9,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::contender::Subject;
-use crate::plan::{PlannedRun, RunKey};
+use plan::contender::Subject;
+use plan::runs::{PlannedRun, RunKey};
+use plan::settings::LoadKind;
+use plan::settings::Settings;
+use plan::variant::Device;
+
 use crate::results::Run;
-use crate::settings::LoadKind;
-use crate::settings::Settings;
-use crate::variant::Device;
 
 /// Where nobody has looked: a slow disk.
 const FILL_BYTES_PER_SECOND: f64 = 200.0 * 1024.0 * 1024.0;
@@ -227,12 +228,13 @@ fn seconds_of(seconds: f64) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use plan::contender::{Contender, Iothreads};
+    use plan::testing::settings;
+    use plan::testing::{cell, client};
+    use plan::variant::Variant;
+
     use super::*;
-    use crate::cell::tests::{cell, client};
-    use crate::contender::{Contender, Iothreads};
     use crate::results::tests::run;
-    use crate::settings::tests::settings;
-    use crate::variant::Variant;
 
     const GUEST: Contender = Contender::new(Subject::VmQemu, Iothreads::new(1));
 

@@ -16,7 +16,7 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
-use crate::units::{BadValue, stored_as_text};
+use plan::units::{BadValue, stored_as_text};
 
 /// Some CPUs by number: `0-3,8`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -6,17 +6,17 @@
 //! Invariants: a command that goes on begins anew, since its scratch files are new.
 
 use anyhow::{Context, Result, bail};
+use plan::cell::Cell;
+use plan::lists::unique;
+use plan::matrix::Matrix;
+use plan::runs::{PlannedRun, Purpose, RunKey, watched};
+use plan::units::counted;
+use plan::variant::{Image, Variant};
 
-use crate::cell::Cell;
-use crate::lists::unique;
-use crate::matrix::Matrix;
 use crate::measure::Bench;
-use crate::plan::{PlannedRun, Purpose, RunKey, watched};
 use crate::results::{Line, Results, Run};
 use crate::scratch;
 use crate::steady::{Steady, judge};
-use crate::units::counted;
-use crate::variant::{Image, Variant};
 
 /// The rounds of the specification: so many at most, the last of which are judged.
 const ROUNDS_MAX: u32 = 25;
@@ -138,12 +138,13 @@ pub(crate) fn sentences(runs: &[Run]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use plan::matrix::Writes;
+    use plan::testing::settings;
+    use plan::testing::{cell, client};
+    use plan::variant::Layers;
+
     use super::*;
-    use crate::cell::tests::{cell, client};
-    use crate::in_use::Writes;
     use crate::results::tests::run;
-    use crate::settings::tests::settings;
-    use crate::variant::Layers;
 
     fn settling(line: &str) -> Vec<Settling> {
         let settings = settings(line, 2);

@@ -10,14 +10,14 @@ use std::fmt;
 
 use load::JOBS_MAX;
 use model::{Claim, Measured, N90, NoAnswer, Observation, Prediction, Shape, Wanted, predict};
+use plan::cell::Cell;
+use plan::contender::{Contender, Iothreads, Subject};
+use plan::settings::Step;
+use plan::units::{counted, percent_gain, short};
 
-use crate::cell::Cell;
-use crate::contender::{Contender, Iothreads, Subject};
 use crate::meter::{GroupName, Role};
 use crate::results::Run;
-use crate::settings::Step;
 use crate::summary::{CellSummary, Row};
-use crate::units::{counted, percent_gain, short};
 
 /// The error of one run, as a share, where there is no second one.
 const ERROR_OF_ONE: f64 = 0.05;

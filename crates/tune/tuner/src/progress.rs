@@ -11,12 +11,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle, WeakProgressBar};
+use plan::units::{Bytes, grouped, human_time};
 
 use crate::clock;
 use crate::intervals::{Interval, Intervals};
 use crate::meter::Meter;
 use crate::output;
-use crate::units::{Bytes, grouped, human_time};
 
 /// Steps of the bar per run, so that it moves inside a run too.
 const STEPS_PER_RUN: u64 = 100;

@@ -24,26 +24,27 @@ mod sizes;
 mod steadiness;
 mod text;
 
+use plan::cell::Cell;
+use plan::contender::Subject;
+use plan::repeats::Repeats;
+use plan::settings::Mode;
+use plan::units::counted;
+
 use self::advice::Advice;
 use self::configurations::Configurations;
 pub(crate) use self::configurations::names as configuration_names;
 pub(crate) use self::part::Part;
 use self::sizes::BySize;
 use crate::answer::NoAnswer;
-use crate::cell::Cell;
-use crate::contender::Subject;
 use crate::drift::flagged;
 use crate::markdown::escaped;
 use crate::prediction::Predicted;
-use crate::repeats::Repeats;
 use crate::results::{Failure, Header, Programs, Run};
-use crate::settings::Mode;
 use crate::summary::{
     CellSummary, Curve, FailedCell, Pair, Probe, curves, failed as failed_cells, pairs as paired,
     probes, summarise,
 };
 use crate::target::Origin;
-use crate::units::counted;
 pub(crate) use compare::{Compared, Side, render as render_comparison};
 pub(crate) use html::comparison as comparison_page;
 use rows::Record;

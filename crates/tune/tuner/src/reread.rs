@@ -15,13 +15,13 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use plan::args::ReportArgs;
+use plan::settings::Step;
 
 pub use self::pair::{ComparisonText, rendered_pair};
-use crate::args::ReportArgs;
 use crate::output::print;
 use crate::report::{Findings, Part, Report, Style};
 use crate::results::{FILE_NAME, Group, ReadableResults};
-use crate::settings::Step;
 
 const PAGE: &str = "report.html";
 

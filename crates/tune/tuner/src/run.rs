@@ -10,28 +10,28 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use plan::args::{MeasureArgs, TuneArgs};
+use plan::matrix::Matrix;
+use plan::repeats::Repeats;
+use plan::runs::{CURVE_MAXIMUM, PlannedRun, Purpose, RunKey};
+use plan::settings::Settings;
+use plan::units::counted;
 
 use self::prepare::PreparedCommand;
 use crate::Interrupted;
-use crate::args::{MeasureArgs, TuneArgs};
 use crate::clock;
 use crate::course::Course;
 use crate::interrupt::Interrupt;
 use crate::kept;
-use crate::matrix::Matrix;
 use crate::measure::{Bench, Guests};
 use crate::output;
-use crate::plan::{CURVE_MAXIMUM, PlannedRun, Purpose, RunKey};
 use crate::precondition;
 use crate::progress::{Progress, RemainingRuns, say};
-use crate::repeats::Repeats;
 use crate::report::{Findings, Report, Style};
 use crate::results::{
     Claim, FILE_NAME, Failure, Header, Line, RecordedRuns, Results, StoredResults,
 };
-use crate::settings::Settings;
 use crate::storage::Renewal;
-use crate::units::counted;
 
 const OUT_NAME: &str = "ringloom-report";
 /// More default directories than anybody keeps.
@@ -386,12 +386,13 @@ fn newest_directory(parent: &Path) -> Result<PathBuf> {
 mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
+    use plan::testing::parse;
+    use plan::testing::settings;
+    use plan::testing::{cell, client};
+
     use super::*;
-    use crate::args::tests::parse;
-    use crate::cell::tests::{cell, client};
     use crate::results::Run;
     use crate::results::tests::{header, run};
-    use crate::settings::tests::settings;
 
     #[test]
     fn the_default_directory_is_the_first_free_one() {

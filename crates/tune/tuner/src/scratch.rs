@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use load::Random;
+use plan::units::Bytes;
 use rustix::fs::{FallocateFlags, OFlags, fallocate, statvfs};
 use rustix::io::Errno;
 
 use crate::clock;
 use crate::interrupt::Interrupt;
-use crate::units::Bytes;
 
 const CHUNK_BYTES: usize = 1 << 20;
 /// What tells how fast a disk is filled; a slow one takes a second for it.

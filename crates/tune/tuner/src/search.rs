@@ -18,16 +18,16 @@ mod place;
 use std::collections::HashSet;
 
 use load::Random;
+use plan::contender::Contender;
+use plan::matrix::Matrix;
+use plan::question::Question;
+use plan::repeats::Repeats;
+use plan::runs::{self, PlannedRun, Purpose, RunKey, STRETCH};
+use plan::settings::{Settings, Thoroughness};
 
 use self::overall::Overall;
 use self::place::SearchedCell;
-use crate::contender::Contender;
-use crate::matrix::Matrix;
-use crate::plan::{self, PlannedRun, Purpose, RunKey, STRETCH};
-use crate::question::Question;
-use crate::repeats::Repeats;
 use crate::results::Run;
-use crate::settings::{Settings, Thoroughness};
 use crate::steady::UnsteadyRuns;
 
 /// How often each number is explored where some are left out at first.
@@ -154,7 +154,7 @@ impl<'a> Search<'a> {
 
     /// The run of a block that asks whether the disk has more to give, unless it was tried.
     fn deeper(&self, place: usize, repeat: u16) -> Option<PlannedRun> {
-        let run = plan::deeper(self.matrix, place, repeat, self.terms.seed);
+        let run = runs::deeper(self.matrix, place, repeat, self.terms.seed);
         run.filter(|run| !self.tried.contains(&run.key))
     }
 

@@ -8,12 +8,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::cell::Cell;
-use crate::contender::Contender;
-use crate::lists::unique;
-use crate::plan::Purpose;
+use plan::cell::Cell;
+use plan::contender::Contender;
+use plan::lists::unique;
+use plan::runs::Purpose;
+use plan::variant::Variant;
+
 use crate::results::Run;
-use crate::variant::Variant;
 
 /// Fewer rounds do not tell what differs between them.
 const ROUNDS_MIN: usize = 4;
@@ -84,9 +85,9 @@ fn deviations(rounds: &[Vec<f64>]) -> Option<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use load::Random;
+    use plan::testing::{cell, client};
 
     use super::*;
-    use crate::cell::tests::{cell, client};
     use crate::results::tests::run;
 
     /// Normal, of mean 0 and standard deviation 1: the sum of twelve.

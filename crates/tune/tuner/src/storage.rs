@@ -10,8 +10,8 @@
 
 pub(crate) mod container;
 mod files;
+mod layout;
 mod mapper;
-mod plan;
 mod qcow2;
 mod renewal;
 pub(crate) mod tools;
@@ -25,20 +25,20 @@ use anyhow::{Context, Result, bail};
 use load::probe::cache_mode;
 
 use crate::interrupt::Interrupt;
-use crate::lists::unique;
 use crate::scratch::{Scratch, free_bytes};
 use crate::target::{Kind, Target, disk_bytes};
-use crate::units::Bytes;
-use crate::variant::{Content, Delay, FileSystem, Image, Qcow2, Stripe, Variant};
 
 pub(crate) use files::DiskFiles;
+pub(crate) use layout::{StorageKey, StoragePlan};
 pub(crate) use mapper::Mapper;
-pub(crate) use plan::{StorageKey, StoragePlan};
 pub(crate) use qcow2::create_options;
 pub(crate) use renewal::{Renewal, stays};
 pub(crate) use tools::{Tools, VIRSH};
 
-use plan::Room;
+use layout::Room;
+use plan::lists::unique;
+use plan::units::Bytes;
+use plan::variant::{Content, Delay, FileSystem, Image, Qcow2, Stripe, Variant};
 use undo::{Step, Undo};
 
 /// Less room than this where images grow is taken for a full disk.

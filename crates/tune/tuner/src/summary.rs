@@ -19,17 +19,17 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use load::Latency;
+use plan::cell::Cell;
+use plan::contender::{Contender, Iothreads, Subject};
+use plan::lists::sorted;
+use plan::question::{Figures, Want};
+use plan::runs::{Purpose, RunKey};
+use plan::variant::Variant;
 
-use crate::cell::Cell;
-use crate::contender::{Contender, Iothreads, Subject};
-use crate::lists::sorted;
 use crate::meter::HostCpu;
-use crate::plan::{Purpose, RunKey};
-use crate::question::{Figures, Want};
 use crate::results::{Part, Run};
 use crate::stats::{self, Estimate};
 use crate::steady::UnsteadyRuns;
-use crate::variant::Variant;
 
 pub(crate) use self::blocks::{
     BLOCKS_MIN, Blocks, Reached, Shares, TIE, Verdict, best, explored, n90, reached,

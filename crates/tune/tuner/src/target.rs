@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use load::probe::{CacheMode, cache_mode};
+use plan::matrix::Writes;
+use plan::units::Bytes;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::in_use;
-use crate::in_use::Writes;
 use crate::machine::file_system;
-use crate::units::Bytes;
 
 /// Why a file with holes is no disk to measure.
 pub(crate) const HOLES: &str = "reading them does not touch the disk and looks too fast";

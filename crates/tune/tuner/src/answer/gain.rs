@@ -1,8 +1,9 @@
 //! What a number of iothreads gains over none, by what is wanted, and what it costs in IOPS. Pure functions.
 
+use plan::contender::Iothreads;
+use plan::question::Want;
+
 use super::{CellOfSubject, CellOnVariant};
-use crate::contender::Iothreads;
-use crate::question::Want;
 use crate::stats::{Estimate, ratio_by_repeat};
 use crate::summary::Row;
 

@@ -10,13 +10,14 @@
 
 use std::rc::Rc;
 
+use plan::contender::Iothreads;
+use plan::lists::sorted;
+use plan::question::{Bound, Question, Tolerance, Want};
+use plan::weights::{Goal, weight_of};
+
 use super::{BoundUse, CellOfSubject, CellOnVariant};
-use crate::contender::Iothreads;
-use crate::lists::sorted;
-use crate::question::{Bound, Question, Tolerance, Want};
 use crate::stats::{Estimate, Resampler, geometric_mean, median, ratios_by_repeat};
 use crate::summary::{BLOCKS_MIN, Blocks, Shares, reached};
-use crate::weights::{Goal, weight_of};
 
 /// The seed of the bootstrap; a report is the same each time it is rendered.
 const BOOTSTRAP_SEED: u64 = 5;

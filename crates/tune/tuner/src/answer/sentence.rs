@@ -1,16 +1,17 @@
 //! The answer in words. Pure functions.
 
+use plan::contender::Iothreads;
+use plan::lists::sorted;
+use plan::question::{Bound, Want};
+use plan::repeats::Repeats;
+use plan::units::{counted, percent_gain, short};
+use plan::weights::{Goal, Weight};
+
 use super::{
     Answer, BoundUse, Caveats, CellOnVariant, Certainty, Change, CheaperNumber, Condition,
     DearerNumber, Doubt, Gain, Limit, NoAnswer, Price, Today,
 };
 use crate::bottleneck::Bottleneck;
-use crate::contender::Iothreads;
-use crate::lists::sorted;
-use crate::question::{Bound, Want};
-use crate::repeats::Repeats;
-use crate::units::{counted, percent_gain, short};
-use crate::weights::{Goal, Weight};
 
 /// Other answers that are named.
 const CHANGES_MAX: usize = 3;

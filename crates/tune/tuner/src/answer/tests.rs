@@ -5,14 +5,15 @@ mod questions;
 
 use std::ops::Range;
 
+use plan::repeats::Repeats;
+use plan::runs::Purpose;
+use plan::testing::{cell, client};
+use plan::variant::Variant;
+
 use super::*;
-use crate::cell::tests::{cell, client};
-use crate::plan::Purpose;
-use crate::repeats::Repeats;
 use crate::results::tests::run;
 use crate::results::{Failure, Run};
 use crate::summary::{FailedContender, failed, summarise};
-use crate::variant::Variant;
 
 /// One cell per element, alternately read and written: the IOPS of each number in each repeat.
 fn cells(rows: &[&[(u16, &[u64])]]) -> Vec<CellSummary> {

@@ -3,13 +3,14 @@
 
 use std::fmt::Display;
 
-use crate::args::{MeasureArgs, QUEUES_MAX, VCPUS_MAX};
-use crate::contender::{IOTHREADS_MAX, Iothreads};
+use plan::args::{MeasureArgs, QUEUES_MAX, VCPUS_MAX};
+use plan::contender::{IOTHREADS_MAX, Iothreads};
+use plan::units::Bytes;
+use plan::variant::{Aio, Device, Image};
+
 use crate::domain::view::{View, bytes, child, short};
 use crate::machine::Machine;
 use crate::pinning::CpuList;
-use crate::units::Bytes;
-use crate::variant::{Aio, Device, Image};
 
 /// A guest has at most one part of so many of the memory of this host.
 const HOST_SHARE: u64 = 4;

@@ -1,10 +1,11 @@
 //! Domains as `virsh dumpxml` writes them, and what is no domain.
 
+use plan::contender::Iothreads;
+use plan::testing::parse as options;
+use plan::variant::{Aio, Device};
+
 use super::*;
-use crate::args::tests::parse as options;
-use crate::contender::Iothreads;
 use crate::domain::{Copy, Outcome, view};
-use crate::variant::{Aio, Device};
 
 /// As `virsh dumpxml` writes them, with a disk and what is said of it before.
 fn domain(before: &str, driver: &str, bus: &str) -> String {

@@ -1,9 +1,9 @@
 //! Comparisons of made-up runs, and over many seeds: how often nothing is called something, and something is found.
 
 use load::Random;
+use plan::testing::{cell, client};
 
 use super::*;
-use crate::cell::tests::{cell, client};
 use crate::results::tests::run;
 use crate::summary::summarise;
 

@@ -7,10 +7,10 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use plan::units::counted;
 use similar::TextDiff;
 
 use super::view::{Node, View, child, parse, short};
-use crate::units::counted;
 
 /// Of a line in the list of what changed.
 const LINE_CHARACTERS_MAX: usize = 160;

@@ -3,9 +3,10 @@
 //! Only what the XML shows and an administrator can act on. The documentation of libvirt (formatdomain) and QEMU's source
 //! are behind each of them.
 
+use plan::units::counted;
+
 use super::view::{View, child, short};
 use crate::pinning::CpuList;
-use crate::units::counted;
 
 /// Sentences without their full stop. `cores` are those of this host.
 pub(crate) fn judged(view: &View<'_>, cores: usize) -> Vec<String> {

@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use plan::units::printable;
+use plan::variant::Device;
 use roxmltree::{Document, ParsingOptions};
 
 use crate::pinning::CpuList;
-use crate::units::printable;
-use crate::variant::Device;
 
 /// Many times the largest domain that anybody has; attributes of one element are compared with each other when it is read.
 pub(crate) const XML_BYTES_MAX: usize = 512 << 10;

@@ -6,10 +6,10 @@
 use std::fmt::Write;
 
 use load::probe::CacheMode;
+use plan::variant::{Aio, Device};
 
 use super::wanted::Wanted;
 use crate::quote;
-use crate::variant::{Aio, Device};
 
 /// `kubevirt.yaml`.
 pub(super) fn manifest(wanted: &Wanted) -> String {

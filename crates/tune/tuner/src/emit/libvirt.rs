@@ -5,6 +5,7 @@
 use std::path::Path;
 
 use load::probe::CacheMode;
+use plan::variant::{Aio, Device, Image};
 
 use super::qemu::QUEUE_SIZE;
 use super::wanted::{Backend, Wanted};
@@ -12,7 +13,6 @@ use super::xml::Xml;
 use crate::pinning::CpuList;
 use crate::quote;
 use crate::target::Kind;
-use crate::variant::{Aio, Device, Image};
 
 /// Seconds between QEMU's looks for a ringloom that has gone away.
 const RECONNECT_S: &str = "1";

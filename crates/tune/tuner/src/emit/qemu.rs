@@ -3,12 +3,12 @@
 //! One option with its value per line, quoted for a shell, all but the last with a backslash at the end: to be pasted
 //! into a script, or read by one (docs/configurations.md).
 
+use plan::variant::Device;
 use serde_json::{Value, json};
 
 use super::wanted::{Backend, Wanted};
 use crate::daemon::{AUTO, Export, named};
 use crate::quote;
-use crate::variant::Device;
 
 /// Requests that a queue has room for, as in the measurements; QEMU's own numbers differ by device.
 pub(super) const QUEUE_SIZE: u16 = 256;

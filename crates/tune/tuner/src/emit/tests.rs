@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use load::probe::CacheMode;
+use plan::variant::Aio;
 
 use super::*;
 use crate::results::DiskAccess;
 use crate::results::tests::header;
 use crate::target::{Kind, Origin};
-use crate::variant::Aio;
 
 /// A path with everything that some syntax takes for its own.
 const HOSTILE: &str = "/d/it's a,b \"<&>\" $(x)--\\.img";
@@ -562,7 +562,7 @@ fn how_a_disk_was_opened_is_known_of_old_results_too() {
     let directory = tempfile::tempdir().unwrap();
     let path: &Path = &directory.path().join("disk");
     std::fs::File::create(path).unwrap().set_len(8 << 20).unwrap();
-    let mut target = Target::open(path, Origin::User, crate::in_use::Writes::Skipped).unwrap();
+    let mut target = Target::open(path, Origin::User, plan::matrix::Writes::Skipped).unwrap();
     for cache in [CacheMode::Direct, CacheMode::Buffered] {
         for (kind, file_system) in [(Kind::File, "ext4"), (Kind::BlockDevice, "block device")] {
             target.cache = cache;

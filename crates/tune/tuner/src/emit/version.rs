@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::variant::Device;
+use plan::variant::Device;
 
 /// The first two numbers of a version, which tell what a QEMU can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,17 +4,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use load::probe::CacheMode;
+use plan::contender::{Iothreads, Subject};
+use plan::units::counted;
+use plan::variant::{Aio, Content, Device, FileSystem, Image, Variant};
 
 use super::is_told;
 use super::version::QemuVersion;
 use crate::calendar::Date;
-use crate::contender::{Iothreads, Subject};
 use crate::pinning::CpuList;
 use crate::results::{Disk, DiskAccess, Header};
 use crate::storage::{DiskFiles, create_options};
 use crate::target::{Kind, Origin, cache_name};
-use crate::units::counted;
-use crate::variant::{Aio, Content, Device, FileSystem, Image, Variant};
 
 /// Where ringloom listens unless the user changes it.
 const SOCKET: &str = "/run/ringloom-disk.sock";

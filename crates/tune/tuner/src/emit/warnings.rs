@@ -2,12 +2,13 @@
 //!
 //! The versions and their sources are in docs/configurations.md.
 
+use plan::contender::Iothreads;
+use plan::units::counted;
+use plan::variant::{Aio, Device, Image};
+
 use super::version::QemuVersion;
 use super::wanted::{Backend, Wanted};
 use super::{kubevirt, libvirt, qemu};
-use crate::contender::Iothreads;
-use crate::units::counted;
-use crate::variant::{Aio, Device, Image};
 
 /// All of them, what holds for every file first.
 pub(super) fn of(wanted: &Wanted) -> Vec<String> {

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use plan::lists::sorted;
 use serde::{Deserialize, Serialize};
 
 use super::kibibytes;
 use super::tree::Tree;
-use crate::lists::sorted;
 use crate::pinning::CpuList;
 
 const CPUS: &str = "sys/devices/system/cpu";

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::lists::sorted;
+use plan::lists::sorted;
 
 /// A place with `proc` and `sys` in it.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use crate::lists::unique;
+use plan::lists::unique;
 
 /// A line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,12 +1,13 @@
 //! Uses found in tables made for the test, and real ones.
 
+use plan::variant::FileSystem;
+
 use super::*;
 use crate::interrupt::tests::deaf;
 use crate::storage::container::{attach, mount_fresh};
 use crate::storage::tests::{directory, program, skipped, wait_until};
 use crate::storage::tools::{LOSETUP, Tools, check_root};
 use crate::storage::undo::{Step, Undo};
-use crate::variant::FileSystem;
 
 fn judged(writes: Writes, uses: &[Use]) -> Result<Vec<String>, String> {
     judge(Path::new("/d/disk"), writes, uses).map_err(|error| error.to_string())

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Error, Result, anyhow, bail};
 use load::client::{self, Connection};
 use load::{Continuation, Fifth, Interval, LoadError, Sample, Watch, Workload, host};
+use plan::contender::Iothreads;
+use plan::runs::PlannedRun;
 
 use super::{Bench, KeptDisk, Planned};
 use crate::clock;
-use crate::contender::Iothreads;
 use crate::daemon::{Running, START_LIMIT, Service};
 use crate::meter::{Cost, Group, GroupName, Meter};
-use crate::plan::PlannedRun;
 use crate::results::{OWN_LOAD, Run, nanoseconds};
 
 const CONNECT_PAUSE: Duration = Duration::from_millis(3);

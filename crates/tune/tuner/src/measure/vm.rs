@@ -6,17 +6,17 @@
 use anyhow::{Result, ensure};
 use guest::{Controller, Guest, Plug, Plugged, Source};
 use load::fio::Engine;
+use plan::contender::{Iothreads, Subject};
+use plan::settings::GuestEngine;
+use plan::variant::Device;
 
 use super::fio::{self, GuestPlace, Means, Serving, Station, Work};
 use super::{Bench, KeptDisk, Planned};
-use crate::contender::{Iothreads, Subject};
 use crate::daemon::{Crash, Running, Service};
 use crate::fleet::Fleet;
 use crate::meter::{Group, GroupName, Role};
 use crate::results::Run;
-use crate::settings::GuestEngine;
 use crate::storage::DiskFiles;
-use crate::variant::Device;
 
 /// The disks of one guest while they are plugged.
 #[derive(Debug)]

@@ -3,20 +3,20 @@
 use std::path::Path;
 
 use load::probe::CacheMode;
+use plan::contender::{Iothreads, Subject};
+use plan::runs::Purpose;
+use plan::variant::{Aio, Image, Variant};
 
 use super::text::{listed, wrapped};
 use super::{Findings, Part, Style, configurations};
 use crate::answer::{Answer, Caveats, answer, details, sentence};
-use crate::contender::{Iothreads, Subject};
 use crate::domain::{Copy, Outcome};
 use crate::drift::Flag;
 use crate::emit::{self, Wanted};
-use crate::plan::Purpose;
 use crate::quote::shell;
 use crate::results::{Header, Run};
 use crate::summary::{CellSummary, compared, failed};
 use crate::target::Origin;
-use crate::variant::{Aio, Image, Variant};
 
 /// The most iothreads that the short form of `ringloom serve` makes.
 const SHORT_IOTHREADS_MAX: u16 = 64;
@@ -197,9 +197,10 @@ fn plain(path: &Path) -> Option<&str> {
 mod tests {
     use std::path::PathBuf;
 
+    use plan::contender::Contender;
+    use plan::testing::{cell, client};
+
     use super::*;
-    use crate::cell::tests::{cell, client};
-    use crate::contender::Contender;
     use crate::drift::flagged;
     use crate::report::tests::findings;
     use crate::results::tests::{header, run};

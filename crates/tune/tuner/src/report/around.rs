@@ -1,13 +1,14 @@
 //! What the report says around its tables: what bends the numbers, what failed, what was left out. Pure functions.
 
+use plan::cell::Cell;
+use plan::runs::Purpose;
+use plan::units::counted;
+
 use super::{Findings, least, steadiness};
-use crate::cell::Cell;
 use crate::drift::Flag;
-use crate::plan::Purpose;
 use crate::precondition;
 use crate::results::{Failure, Header, Programs, Run};
 use crate::spread::{Spread, spreads};
-use crate::units::counted;
 
 /// Runs that are named one by one; --sentinel decides how many can be in doubt.
 const NAMED_MAX: usize = 5;
@@ -184,9 +185,10 @@ fn skipped(cells: &[Cell]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use plan::contender::{Contender, Iothreads, Subject};
+    use plan::testing::{cell, client};
+
     use super::*;
-    use crate::cell::tests::{cell, client};
-    use crate::contender::{Contender, Iothreads, Subject};
     use crate::drift::flagged;
     use crate::host_load::{HostLoad, User};
     use crate::report::Style;

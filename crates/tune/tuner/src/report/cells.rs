@@ -1,17 +1,18 @@
 //! The tables of a sweep: one per cell and variant, a line per contender, and under it one per guest where several
 //! ran at once. Pure functions.
 
+use plan::contender::{Contender, Iothreads, Subject};
+use plan::lists::sorted;
+use plan::units::{counted, percent_gain};
+
 use super::text::{
     TABLE_WIDTH, cpu_us, cpus, interval, legend as legend_of, megabytes, microseconds, or_missing,
     place, section, short,
 };
 use super::{EMULATED, Style};
-use crate::contender::{Contender, Iothreads, Subject};
-use crate::lists::sorted;
 use crate::results::Header;
 use crate::summary::{CellSummary, PartRow, Row, Verdict};
 use crate::table::Table;
-use crate::units::{counted, percent_gain};
 
 pub(super) const COLUMNS: [&str; 12] = [
     "subject", "IOPS", "interval", "MB/s", "p50", "p99", "p99.9", "CPU", "ctx", "CPUs", "gain",

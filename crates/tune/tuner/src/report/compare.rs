@@ -4,22 +4,23 @@
 
 use std::collections::HashSet;
 
+use plan::cell::Cell;
+use plan::contender::{Contender, Iothreads};
+use plan::runs::RunKey;
+use plan::units::counted;
+use plan::variant::Variant;
+
 use super::text::{headed, legend, listed, or_missing, place, section, short, who, wrapped};
 use super::{Findings, Part, Style, advice, around as notes_of, facts};
 use crate::answer::{Answer, threads};
 use crate::calendar::{Date, time_of_day};
-use crate::cell::Cell;
 use crate::compare::{
     ChangeVerdict, ComparedCell, ComparedRow, Comparison, EQUAL_WITHIN, REPEATS_MIN,
 };
-use crate::contender::{Contender, Iothreads};
 use crate::drift::flagged;
-use crate::plan::RunKey;
 use crate::results::Run;
 use crate::summary::CellSummary;
 use crate::table::Table;
-use crate::units::counted;
-use crate::variant::Variant;
 
 /// Rows of one run only that are named.
 const NAMED_MAX: usize = 12;
@@ -298,8 +299,9 @@ pub(super) fn meanings(comparison: &Comparison) -> Vec<String> {
 mod tests {
     use std::path::PathBuf;
 
+    use plan::testing::{cell, client};
+
     use super::*;
-    use crate::cell::tests::{cell, client};
     use crate::host_load::{HostLoad, User};
     use crate::report::tests::findings;
     use crate::results::tests::{header, run};

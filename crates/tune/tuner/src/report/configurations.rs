@@ -2,14 +2,15 @@
 //!
 //! Not here: what the files say (`emit`).
 
+use plan::lists::unique;
+use plan::variant::Variant;
+
 use super::advice::Advice;
 use super::text::listed;
 use super::{Findings, Part, Style};
 use crate::answer::Answer;
 use crate::emit;
-use crate::lists::unique;
 use crate::summary::{CellSummary, Row};
-use crate::variant::Variant;
 
 /// Where the files are, in the directory of the report.
 const DIRECTORY: &str = "config";
@@ -189,16 +190,17 @@ fn of_several(answer: &Answer, variant: &Variant, cells: &[CellSummary]) -> Opti
 
 #[cfg(test)]
 mod tests {
+    use plan::contender::{Contender, Iothreads, Subject};
+    use plan::testing::cell;
+    use plan::variant::Device;
+
     use super::*;
-    use crate::cell::tests::cell;
-    use crate::contender::{Contender, Iothreads, Subject};
     use crate::report::tests::findings;
     use crate::report::{Report, advice};
     use crate::results::tests::{header, run};
     use crate::results::{Header, Run};
     use crate::summary::summarise;
     use crate::target::Origin;
-    use crate::variant::Device;
 
     fn made(header: &Header, runs: &[Run]) -> Configurations {
         let cells = summarise(runs, 8);

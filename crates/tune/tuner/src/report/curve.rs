@@ -1,10 +1,11 @@
 //! Latency at fixed rates: a table per contender and cell. Pure functions.
 
+use plan::units::percent_gain;
+
 use super::text::{cpu_us, cpus, microseconds, or_missing, place, section, sections, short, who};
 use super::{EMULATED, Style};
 use crate::summary::{Curve, Point};
 use crate::table::Table;
-use crate::units::percent_gain;
 
 pub(super) const COLUMNS: [&str; 9] =
     ["asked", "rate", "reached", "mean", "p50", "p99", "p99.9", "CPU", "CPUs"];
@@ -74,9 +75,10 @@ pub(super) fn missed(point: &Point) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use plan::contender::Contender;
+    use plan::testing::client;
+
     use super::*;
-    use crate::cell::tests::client;
-    use crate::contender::Contender;
     use crate::summary::curve_tests::measured;
     use crate::summary::curves;
 

@@ -2,10 +2,11 @@
 //!
 //! Not here: the failures one by one (`around`).
 
+use plan::units::counted;
+
 use super::Style;
 use super::text::{listed, place, wrapped};
 use crate::summary::{CellSummary, FailedCell, FailedContender};
-use crate::units::counted;
 
 /// A section per cell that has no table.
 pub(super) fn render(style: Style, failed: &[FailedCell], cells: &[CellSummary]) -> String {
@@ -38,8 +39,9 @@ fn line(failed: &FailedContender) -> String {
 
 #[cfg(test)]
 mod tests {
+    use plan::testing::{cell, client};
+
     use super::*;
-    use crate::cell::tests::{cell, client};
     use crate::results::Failure;
     use crate::results::tests::run;
     use crate::summary::{failed, summarise};

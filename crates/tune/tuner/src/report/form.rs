@@ -4,10 +4,11 @@
 
 mod kinds;
 
+use plan::lists::unique;
+
 pub(super) use self::kinds::{KINDS, Kind};
 use super::Style;
 use super::text::{or_missing, section};
-use crate::lists::unique;
 use crate::summary::form::PublishedForm;
 use crate::summary::{CellSummary, compared};
 use crate::table::Table;

@@ -33,17 +33,18 @@ mod sizes;
 mod strip;
 mod times;
 
+use plan::cell::Cell;
+use plan::contender::{Contender, Iothreads, Subject};
+use plan::lists::sorted;
+use plan::units::{Bytes, counted};
+use plan::variant::Variant;
+
 pub(crate) use self::compare::page as comparison;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::text::place;
 use super::{Report, predicted};
-use crate::cell::Cell;
-use crate::contender::{Contender, Iothreads, Subject};
-use crate::lists::sorted;
 use crate::summary::{CellSummary, FailedCell};
-use crate::units::{Bytes, counted};
-use crate::variant::Variant;
 
 const STYLE: &str = include_str!("html/page.css");
 const SCRIPT: &str = include_str!("html/page.js");

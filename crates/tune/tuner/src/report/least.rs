@@ -4,12 +4,13 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use plan::cell::Cell;
+use plan::repeats::Repeats;
+use plan::runs::Purpose;
+use plan::units::counted;
+use plan::variant::Variant;
+
 use super::Findings;
-use crate::cell::Cell;
-use crate::plan::Purpose;
-use crate::repeats::Repeats;
-use crate::units::counted;
-use crate::variant::Variant;
 
 /// In how many cells, how often at least, and what to do.
 pub(super) fn sentence(findings: &Findings<'_>) -> Option<String> {
@@ -44,8 +45,9 @@ pub(super) fn sentence(findings: &Findings<'_>) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use plan::testing::{cell, client};
+
     use super::*;
-    use crate::cell::tests::{cell, client};
     use crate::report::tests::findings;
     use crate::results::tests::{header, run};
     use crate::results::{Failure, Run};

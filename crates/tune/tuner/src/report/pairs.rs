@@ -1,13 +1,14 @@
 //! Ways to serve a disk against each other: a table per pair. Pure functions.
 
+use plan::contender::Contender;
+use plan::lists::sorted;
+use plan::units::{counted, percent_gain};
+
 use super::Style;
 use super::text::{or_missing, section, sections, wrapped};
-use crate::contender::Contender;
-use crate::lists::sorted;
 use crate::stats::{Estimate, geometric_mean};
 use crate::summary::{Pair, PairRow};
 use crate::table::Table;
-use crate::units::{counted, percent_gain};
 
 pub(super) const COLUMNS: [&str; 5] = ["cell", "IOPS", "interval", "p99", "CPU"];
 /// More lines say too much on a terminal.

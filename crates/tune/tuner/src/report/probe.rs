@@ -1,5 +1,7 @@
 //! The hysteresis probe: a table per contender, and whether it remembers the high load. Pure functions.
 
+use plan::units::{counted, percent_gain};
+
 use super::text::{
     cpus, microseconds, on, operation, or_missing, range, section, sections, short, who,
 };
@@ -7,7 +9,6 @@ use super::{EMULATED, Style};
 use crate::stats::Estimate;
 use crate::summary::{Memory, Phase, Probe, REMEMBERS_FROM};
 use crate::table::Table;
-use crate::units::{counted, percent_gain};
 
 pub(super) const COLUMNS: [&str; 9] =
     ["load", "in flight", "IOPS", "spread", "mean", "p99", "Little", "off", "CPUs"];
@@ -105,9 +106,10 @@ pub(super) fn sentence(probe: &Probe) -> String {
 
 #[cfg(test)]
 mod tests {
+    use plan::contender::{Contender, Iothreads, Subject};
+    use plan::testing::client;
+
     use super::*;
-    use crate::cell::tests::client;
-    use crate::contender::{Contender, Iothreads, Subject};
     use crate::results::tests::host_cpu;
     use crate::summary::probe_tests::went;
     use crate::summary::probes;

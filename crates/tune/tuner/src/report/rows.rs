@@ -6,10 +6,10 @@
 
 use std::time::Duration;
 
+use plan::contender::{Contender, Iothreads};
 use serde::Serialize;
 
 use super::text::in_us;
-use crate::contender::{Contender, Iothreads};
 use crate::stats::Estimate;
 use crate::summary::{CellSummary, Row};
 
@@ -203,8 +203,9 @@ fn finite(value: Option<f64>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use plan::testing::{cell, client};
+
     use super::*;
-    use crate::cell::tests::{cell, client};
     use crate::results::tests::run;
     use crate::summary::summarise;
 

@@ -2,15 +2,16 @@
 //!
 //! Invariants: ratios are formed within a repeat, and summarised then (`summary`).
 
+use plan::contender::Contender;
+use plan::lists::{sorted, unique};
+use plan::units::{Bytes, counted};
+use plan::variant::Variant;
+
 use super::text::{cpu_us, cpus, listed, megabytes, on, or_missing, section, sections, short};
 use super::{EMULATED, Style};
-use crate::contender::Contender;
-use crate::lists::{sorted, unique};
 use crate::stats::Estimate;
 use crate::summary::{CellSummary, Fairness, Row};
 use crate::table::Table;
-use crate::units::{Bytes, counted};
-use crate::variant::Variant;
 
 /// Who has this share of what another has is served evenly.
 const EVEN: f64 = 0.8;

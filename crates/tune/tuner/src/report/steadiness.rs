@@ -1,9 +1,10 @@
 //! What the report says of runs that were not steady. Pure functions.
 
+use plan::units::counted;
+
 use super::around::named;
 use crate::results::{Header, Run};
 use crate::steady::Steady;
-use crate::units::counted;
 
 /// A sentence about those that only needed a longer ramp, and one about the others.
 pub(super) fn sentences(runs: &[Run], header: &Header) -> Vec<String> {
@@ -54,8 +55,9 @@ fn of(names: &[String], runs: &[Run]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use plan::testing::{cell, client};
+
     use super::*;
-    use crate::cell::tests::{cell, client};
     use crate::results::tests::{header, run};
 
     fn windows(run: &mut Run, operations: [u64; 5]) {

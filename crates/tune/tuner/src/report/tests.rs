@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
+use plan::contender::Contender;
+use plan::testing::{cell, client};
+
 use super::*;
-use crate::cell::tests::{cell, client};
-use crate::contender::Contender;
 use crate::results::tests::{header, host_cpu, run};
 
 /// Findings without anything but runs.

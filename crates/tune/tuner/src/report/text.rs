@@ -3,15 +3,16 @@
 use std::borrow::Borrow;
 use std::time::Duration;
 
+use plan::cell::Cell;
+use plan::contender::Contender;
+use plan::units::{Bytes, counted, grouped};
+use plan::variant::Variant;
+
 use super::Style;
-use crate::cell::Cell;
-use crate::contender::Contender;
 use crate::markdown::escaped;
 use crate::stats::{Estimate, Interval};
 use crate::table::Table;
-pub(super) use crate::units::short;
-use crate::units::{Bytes, counted, grouped};
-use crate::variant::Variant;
+pub(super) use plan::units::short;
 
 /// The narrowest terminal that is common: sentences are broken there.
 const TEXT_WIDTH: usize = 80;

@@ -4,16 +4,16 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
 
+use plan::args::QuestionArgs;
+use plan::contender::{Contender, Iothreads, Subject};
+use plan::runs::Purpose;
+use plan::testing::{cell, client};
 use proptest::prelude::*;
 use serde_json::Value;
 
 use super::*;
-use crate::args::QuestionArgs;
-use crate::cell::tests::{cell, client};
-use crate::contender::{Contender, Iothreads, Subject};
 use crate::kept::COMPARISON;
 use crate::meter::{Role, ThreadCost};
-use crate::plan::Purpose;
 use crate::results::tests::{header, host_cpu, run};
 use crate::results::{self, Failure, Line, Run};
 use crate::target::Origin;
@@ -554,7 +554,7 @@ fn another_question_is_answered_and_what_was_written_stays() {
     let directory = tempfile::tempdir().unwrap();
     let source = stored(&directory.path().join("a"), FILE_NAME, &["/disks/first"]);
     let ask = |line: &str, other: Option<&Path>, out: Option<&Path>| {
-        let question = crate::args::tests::parse(line).unwrap().question;
+        let question = plan::testing::parse(line).unwrap().question;
         let [other, out] = [other, out].map(|it| it.map(Path::to_path_buf));
         report(ReportArgs { results: source.clone(), other, out, json: false, question })
     };

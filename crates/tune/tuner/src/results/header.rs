@@ -6,17 +6,17 @@ use std::fmt;
 use std::path::PathBuf;
 
 use load::probe::CacheMode;
+use plan::cell::Cell;
+use plan::settings::Settings;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::FORMAT;
 use super::given::GivenGuest;
-use crate::cell::Cell;
 use crate::clock;
 use crate::domain::Domain;
 use crate::environment::Environment;
 use crate::host_load::HostLoad;
 use crate::machine::Machine;
-use crate::settings::Settings;
 use crate::target::{Kind, Origin};
 
 /// The disk of a run.

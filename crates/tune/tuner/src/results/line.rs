@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use load::{Latency, Sample};
+use plan::question::Figures;
+use plan::runs::{PlannedRun, RunKey, STRETCH};
 use serde::{Deserialize, Serialize};
 
 use super::FORMAT;
 use crate::clock;
 use crate::meter::{Cost, GroupName, Role};
-use crate::plan::{PlannedRun, RunKey, STRETCH};
-use crate::question::Figures;
 use crate::steady::{Steady, judge, windows};
 
 /// The name of the tuner's own load.

@@ -7,8 +7,9 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use plan::runs::{PlannedRun, RunKey};
+
 use super::{Failure, Line, Run};
-use crate::plan::{PlannedRun, RunKey};
 
 /// The lines of a file that count, but for the header.
 #[derive(Debug, Default, PartialEq)]
@@ -106,9 +107,10 @@ impl RecordedRuns {
 
 #[cfg(test)]
 mod tests {
+    use plan::runs::Purpose;
+    use plan::testing::{cell, client};
+
     use super::*;
-    use crate::cell::tests::{cell, client};
-    use crate::plan::Purpose;
     use crate::results::tests::run;
 
     /// Phase `step` of the probe of one repeat.

@@ -3,17 +3,18 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use plan::cell::Cell;
+use plan::contender::Contender;
+use plan::runs::{PlannedRun, Purpose, RunKey};
+use plan::testing::settings;
+use plan::testing::{cell, client};
+use plan::variant::Variant;
+
 use super::*;
-use crate::cell::Cell;
-use crate::cell::tests::{cell, client};
-use crate::contender::Contender;
 use crate::environment::Environment;
 use crate::machine::Machine;
 use crate::meter::{Cost, GroupCost, GroupName, HostCpu};
-use crate::plan::{PlannedRun, Purpose, RunKey};
-use crate::settings::tests::settings;
 use crate::target::Origin;
-use crate::variant::Variant;
 
 pub(crate) fn header(line: &str) -> Header {
     let machine = Machine {

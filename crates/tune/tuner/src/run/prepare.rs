@@ -11,32 +11,32 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use load::{fio, host};
+use plan::args::{MeasureArgs, TuneArgs};
+use plan::contender::{Contender, Subject};
+use plan::lists::unique;
+use plan::matrix::Matrix;
+use plan::matrix::Writes;
+use plan::settings::LoadKind;
+use plan::settings::Settings;
+use plan::settings::Step;
+use plan::units::Bytes;
+use plan::variant::Variant;
 
-use crate::args::{MeasureArgs, TuneArgs};
 use crate::baseline::Baseline;
 use crate::clock;
-use crate::contender::{Contender, Subject};
 use crate::daemon::Daemon;
 use crate::domain::Domain;
 use crate::environment::Environment;
 use crate::fleet::{Conditions, Fleet};
 use crate::given::{Given, Terms};
-use crate::in_use::Writes;
 use crate::interrupt::Interrupt;
-use crate::lists::unique;
 use crate::machine::Machine;
-use crate::matrix::Matrix;
 use crate::measure::fio::Fio;
 use crate::precondition;
 use crate::progress::{FillProgress, say};
 use crate::results::{Programs, StoredResults, check_same};
-use crate::settings::LoadKind;
-use crate::settings::Settings;
-use crate::settings::Step;
 use crate::storage::{Mapper, StoragePlan, Storages, Tools, Workshop, stays};
 use crate::target::{Origin, Target};
-use crate::units::Bytes;
-use crate::variant::Variant;
 
 /// What a guest under KVM may take to come up on a busy host.
 const BOOT_LIMIT: Duration = Duration::from_secs(60);

@@ -2,9 +2,10 @@
 //!
 //! Invariants: nothing here changes a search; what is not known yet is as it usually is.
 
+use plan::contender::Contender;
+use plan::runs::{PlannedRun, Purpose, RunKey};
+
 use super::{INTERVAL_FROM, Search};
-use crate::contender::Contender;
-use crate::plan::{PlannedRun, Purpose, RunKey};
 
 impl Search<'_> {
     /// The repeats that a search should have time for: those that have an interval.

@@ -8,11 +8,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use plan::contender::{Contender, Iothreads, Subject};
+use plan::matrix::Entry;
+use plan::question::{Bound, Question, Want};
+use plan::runs::{Purpose, RunKey};
+
 use super::overall::Overall;
-use crate::contender::{Contender, Iothreads, Subject};
-use crate::matrix::Entry;
-use crate::plan::{Purpose, RunKey};
-use crate::question::{Bound, Question, Want};
 use crate::results::Run;
 use crate::stats::{Estimate, median};
 use crate::steady::UnsteadyRuns;

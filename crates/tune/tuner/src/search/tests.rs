@@ -1,12 +1,13 @@
 //! What is asked for next, answered by a machine that does as it is told.
 
+use plan::contender::{Iothreads, Subject};
+use plan::matrix::Writes;
+use plan::testing::client;
+use plan::testing::settings;
+use plan::variant::Layers;
+
 use super::*;
-use crate::cell::tests::client;
-use crate::contender::{Iothreads, Subject};
-use crate::in_use::Writes;
 use crate::results::tests::run;
-use crate::settings::tests::settings;
-use crate::variant::Layers;
 
 fn matrix(line: &str, cores: usize) -> (Settings, Matrix) {
     let settings = settings(line, cores);

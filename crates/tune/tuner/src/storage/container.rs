@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use load::probe::{CacheMode, cache_mode};
+use plan::units::Bytes;
+use plan::variant::FileSystem;
 use rustix::mount::{MountFlags, mount};
 
 use super::tools::{LOSETUP, MKFS_EXT4, MKFS_XFS, Tool, Tools, check_root, word};
 use super::undo::{Step, Undo};
 use crate::interrupt::Interrupt;
 use crate::scratch::reserve;
-use crate::units::Bytes;
-use crate::variant::FileSystem;
 
 /// mkfs.xfs refuses less than 300 MiB.
 const XFS_BYTES_MIN: u64 = 320 << 20;

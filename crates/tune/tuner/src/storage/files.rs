@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use load::probe::CacheMode;
+use plan::variant::{Aio, Image, Qcow2};
 use serde_json::{Value, json};
 
 use crate::quote::keyval;
 use crate::target::{Kind, Target};
-use crate::variant::{Aio, Image, Qcow2};
 
 /// A disk that subjects can open.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
+use plan::variant::{Delay, Layers, Stripe, Variant};
 
 use super::tools::{DMSETUP, MODPROBE, Tools, check_root};
 use super::undo::{Step, Undo};
 use crate::interrupt::Interrupt;
-use crate::variant::{Delay, Layers, Stripe, Variant};
 
 const SECTOR_BYTES: u64 = 512;
 const STRIPED: &str = "striped";

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use load::probe::{CacheMode, cache_mode};
+use plan::variant::{Preallocation, Qcow2};
 use serde::Deserialize;
 
 use super::tools::{QEMU_IMG, Tools, word};
 use crate::interrupt::Interrupt;
-use crate::variant::{Preallocation, Qcow2};
 
 /// The options of `qemu-img create -o`, if there are any.
 pub(crate) fn create_options(image: &Qcow2) -> String {
@@ -148,9 +148,10 @@ fn read_full(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
 
 #[cfg(test)]
 mod tests {
+    use plan::variant::Image;
+
     use super::*;
     use crate::interrupt::tests::deaf;
-    use crate::variant::Image;
 
     fn options(text: &str) -> String {
         match text.parse().unwrap() {

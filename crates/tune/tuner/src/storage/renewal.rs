@@ -6,10 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use plan::units::{Bytes, human_time};
 
 use super::{Mapper, StoragePlan, Storages, Tools, Workshop};
 use crate::interrupt::Interrupt;
-use crate::units::{Bytes, human_time};
 
 /// What takes longer to fill stays the same in all rounds: else more time went into filling than into measuring.
 const FILLED_WITHIN: Duration = Duration::from_secs(10);

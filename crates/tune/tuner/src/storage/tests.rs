@@ -2,15 +2,16 @@
 
 mod bed;
 
+use plan::contender::Subject;
+use plan::matrix::Writes;
+use plan::variant::{Aio, Layers};
+
 use self::bed::{Bed, POLL, SIZE, TOOLS, variant};
 pub(crate) use self::bed::{directory, program, skipped, wait_until};
 use super::*;
 use crate::clock;
-use crate::contender::Subject;
-use crate::in_use::Writes;
 use crate::interrupt::tests::deaf;
 use crate::target::Origin;
-use crate::variant::{Aio, Layers};
 
 /// The virtual disk of an image in a file, as a raw file beside it.
 fn raw_of(image: &Path) -> Vec<u8> {

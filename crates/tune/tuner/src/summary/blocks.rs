@@ -7,9 +7,10 @@
 //! neither a count which was given up early nor one of a bad block is measured against a machine that has changed since;
 //! the best has a share of 1, none has more. Where two share no block, a third that shares some with both stands between.
 
+use plan::contender::Iothreads;
+use plan::lists::sorted;
+
 use super::ENOUGH;
-use crate::contender::Iothreads;
-use crate::lists::sorted;
 use crate::stats::{Resampler, median, middle_95};
 
 /// The seed of the bootstrap; a report is the same each time it is rendered.

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
+use plan::cell::Cell;
+use plan::contender::Contender;
+use plan::lists::sorted;
+use plan::runs::{CURVE_MAXIMUM, Purpose};
+use plan::variant::Variant;
+
 use super::{cpus, median, merged};
-use crate::cell::Cell;
-use crate::contender::Contender;
-use crate::lists::sorted;
-use crate::plan::{CURVE_MAXIMUM, Purpose};
 use crate::results::Run;
 use crate::stats::Estimate;
-use crate::variant::Variant;
 
 /// A rate that differs more from the asked one was missed.
 const MISSED_FROM: f64 = 0.02;
@@ -106,8 +107,9 @@ fn point(percent: u32, runs: &[&Run]) -> Option<Point> {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use plan::testing::{cell, client};
+
     use super::*;
-    use crate::cell::tests::{cell, client};
     use crate::results::tests::run;
 
     /// The maximum of 1,000 and its shares, as they were reached.

@@ -1,9 +1,10 @@
 //! Who failed in which cell: so that a cell of which nothing was measured is still there. Pure functions.
 
-use crate::cell::Cell;
-use crate::contender::Contender;
+use plan::cell::Cell;
+use plan::contender::Contender;
+use plan::variant::Variant;
+
 use crate::results::Failure;
-use crate::variant::Variant;
 
 /// A cell of a sweep in which runs failed and were not measured since.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,9 +59,10 @@ impl FailedCell {
 
 #[cfg(test)]
 mod tests {
+    use plan::runs::Purpose;
+    use plan::testing::{cell, client};
+
     use super::*;
-    use crate::cell::tests::{cell, client};
-    use crate::plan::Purpose;
     use crate::results::tests::run;
 
     #[test]

@@ -88,8 +88,9 @@ fn jain(rates: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use plan::testing::{cell, client};
+
     use super::*;
-    use crate::cell::tests::{cell, client};
     use crate::results::tests::run;
 
     #[test]

@@ -7,12 +7,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::cell::Cell;
-use crate::contender::{Contender, Subject};
-use crate::lists::{sorted, unique};
+use plan::cell::Cell;
+use plan::contender::{Contender, Subject};
+use plan::lists::{sorted, unique};
+use plan::units::Bytes;
+
 use crate::stats::geometric_mean;
 use crate::summary::{CellSummary, Row, Verdict};
-use crate::units::Bytes;
 
 /// How totals are formed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,8 +155,9 @@ fn verdict(subject: Subject, cell: &CellSummary) -> Option<Verdict> {
 
 #[cfg(test)]
 mod tests {
+    use plan::testing::{cell, client};
+
     use super::*;
-    use crate::cell::tests::{cell, client};
     use crate::results::tests::run;
     use crate::summary::summarise;
 

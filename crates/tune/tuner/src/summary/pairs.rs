@@ -3,13 +3,14 @@
 //!
 //! Ratios are formed inside a repeat, which has every way once: what a boot did to both cancels.
 
+use plan::cell::Cell;
+use plan::contender::{Contender, Subject};
+use plan::lists::unique;
+use plan::question::Figures;
+use plan::variant::Variant;
+
 use super::{CellSummary, Row};
-use crate::cell::Cell;
-use crate::contender::{Contender, Subject};
-use crate::lists::unique;
-use crate::question::Figures;
 use crate::stats::{Estimate, ratio_by_repeat};
-use crate::variant::Variant;
 
 /// One way against another that was named before it.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,14 +5,15 @@
 
 use std::time::Duration;
 
+use plan::cell::Cell;
+use plan::contender::Contender;
+use plan::lists::sorted;
+use plan::runs::{PROBE_PHASES, Purpose, pair_of};
+use plan::variant::Variant;
+
 use super::{cpus, median, merged};
-use crate::cell::Cell;
-use crate::contender::Contender;
-use crate::lists::sorted;
-use crate::plan::{PROBE_PHASES, Purpose, pair_of};
 use crate::results::Run;
 use crate::stats::Estimate;
-use crate::variant::Variant;
 
 /// Lows that differ by less are called equal even if all repeats agree: machines drift as much.
 pub(crate) const REMEMBERS_FROM: f64 = 0.05;
@@ -155,8 +156,9 @@ fn judge(ratios: &[f64]) -> Memory {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use plan::testing::{cell, client};
+
     use super::*;
-    use crate::cell::tests::{cell, client};
     use crate::results::tests::run;
 
     /// Low, high and low again of one repeat, with these IOPS.

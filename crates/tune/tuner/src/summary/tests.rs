@@ -1,9 +1,10 @@
 //! Medians, ratios, percentiles, and which runs they come from.
 
+use plan::cell::Cell;
+use plan::question::Want;
+use plan::testing::{cell, client};
+
 use super::*;
-use crate::cell::Cell;
-use crate::cell::tests::{cell, client};
-use crate::question::Want;
 use crate::results::tests::run;
 
 fn estimate(values: &[f64]) -> Estimate {

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use clap::Args as _;
 use load::Sample;
+use plan::args::{ReportArgs, TuneArgs};
+use plan::testing::{cell, client};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::args::{ReportArgs, TuneArgs};
-use crate::cell::tests::{cell, client};
 use crate::domain::Domain;
 use crate::host_load::{HostLoad, User};
 use crate::meter::{Role, ThreadCost};

@@ -22,7 +22,7 @@ fn measured(cells: &[(&str, &[Measured])]) -> Vec<Run> {
 
 /// The question of these options.
 fn question(line: &str) -> Question {
-    let settings = crate::settings::tests::settings(line, 8);
+    let settings = plan::testing::settings(line, 8);
     settings.check().unwrap();
     settings.question()
 }

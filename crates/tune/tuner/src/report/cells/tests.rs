@@ -1,14 +1,15 @@
 //! Tables of guests: several at once, emulated, and too wide for a terminal.
 
+use plan::contender::{Contender, Subject};
+use plan::runs::Purpose;
+use plan::testing::cell;
+use plan::variant::Variant;
+
 use super::*;
-use crate::cell::tests::cell;
-use crate::contender::{Contender, Subject};
 use crate::meter::{GroupName, Role, ThreadCost};
-use crate::plan::Purpose;
 use crate::results::tests::{header, run};
 use crate::results::{Part, Run};
 use crate::summary::{CellSummary, Verdict, summarise};
-use crate::variant::Variant;
 
 /// Two guests, of which the first got two thirds of the requests.
 fn two_guests(repeat: u16, operations: u64) -> Run {

@@ -3,7 +3,8 @@
 //!
 //! Not here: the figures (`summary::form`).
 
-use crate::contender::Subject;
+use plan::contender::Subject;
+
 use crate::summary::CellSummary;
 use crate::summary::form::{Mean, PublishedForm, gains, n90s, ratios};
 

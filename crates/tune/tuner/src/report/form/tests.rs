@@ -1,8 +1,9 @@
 //! What is rendered of our own sweep in the published form.
 
+use plan::contender::Contender;
+use plan::testing::{cell, client};
+
 use super::*;
-use crate::cell::tests::{cell, client};
-use crate::contender::Contender;
 use crate::results::tests::run;
 use crate::summary::summarise;
 

@@ -1,6 +1,7 @@
 //! What the page says around its figures: notes, method, legend, settings and the host. Pure functions.
 
 use maud::{Markup, html};
+use plan::units::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -9,7 +10,6 @@ use crate::host_load::{HostLoad, User};
 use crate::report::cells::legend;
 use crate::report::{facts, repeats};
 use crate::results::Header;
-use crate::units::Bytes;
 
 /// Deeper values are written as JSON.
 const DEPTH_MAX: usize = 4;

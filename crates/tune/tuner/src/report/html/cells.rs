@@ -1,14 +1,14 @@
 //! A card per cell and variant: its verdict, its charts and their table. Pure functions.
 
 use maud::{Markup, html};
+use plan::contender::Contender;
+use plan::lists::sorted;
+use plan::units::counted;
 
 use super::{View, charts, filters, folded_table, framed};
-use crate::contender::Contender;
-use crate::lists::sorted;
 use crate::report::cells::{COLUMNS, lines as own_lines, verdicts};
 use crate::results::Run;
 use crate::summary::{CellSummary, FailedCell, Row};
-use crate::units::counted;
 
 /// Nothing without a sweep.
 pub(super) fn render(view: &View<'_>) -> Markup {

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use maud::{Markup, html};
+use plan::contender::Subject;
+use plan::units::{counted, grouped};
 
 use super::plot::{Across, Limit, Mark, Plot, Range, Scale, Series};
 use super::{View, class, figure};
-use crate::contender::Subject;
 use crate::report::cells::mark as marks;
 use crate::report::text::{in_us, interval, microseconds, place, short};
 use crate::stats::{Estimate, Interval};
 use crate::summary::{CellSummary, Row};
-use crate::units::{counted, grouped};
 
 /// One kind of chart.
 struct Kind {

@@ -3,20 +3,20 @@
 //! Not here: which rows changed (`crate::compare`), the sentences (`report::compare`).
 
 use maud::{Markup, html};
+use plan::cell::Cell;
+use plan::contender::{Contender, Subject};
+use plan::lists::{sorted, unique};
+use plan::units::counted;
+use plan::variant::Variant;
 
 use super::grids::Grid;
 use super::strip::Ruler;
 use super::{around, class, document, filters, framed, plot, verdict};
-use crate::cell::Cell;
 use crate::compare::{ChangeVerdict, ComparedCell, ComparedRow, Comparison};
-use crate::contender::{Contender, Subject};
-use crate::lists::{sorted, unique};
 use crate::report::compare::{COLUMNS, Compared, Side, line, meanings, notes, summary, word};
 use crate::report::facts;
 use crate::stats::{factor, geometric_mean};
 use crate::summary::form::{self, FormColumn, FormRow, Mean, PublishedForm};
-use crate::units::counted;
-use crate::variant::Variant;
 
 /// In the order in which they are told.
 const VERDICTS: [ChangeVerdict; 4] =

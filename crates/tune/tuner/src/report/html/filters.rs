@@ -1,11 +1,11 @@
 //! What of the page is shown: groups of buttons that the script answers, and how many cells are left. Pure functions.
 
 use maud::{Markup, html};
+use plan::cell::Cell;
+use plan::contender::Subject;
+use plan::lists::unique;
 
 use super::{View, class, operation, plot, size};
-use crate::cell::Cell;
-use crate::contender::Subject;
-use crate::lists::unique;
 
 /// Nothing where there are no cells.
 pub(super) fn render(view: &View<'_>) -> Markup {

@@ -1,14 +1,14 @@
 //! The published form: gain, n90 and ratio to the host of all cells of a subject, coloured by their size. Pure functions.
 
 use maud::{Markup, html};
+use plan::contender::Subject;
+use plan::lists::unique;
+use plan::variant::Variant;
 
 use super::View;
-use crate::contender::Subject;
-use crate::lists::unique;
 use crate::report::form::{KINDS, Kind};
 use crate::summary::form::{FormColumn, FormRow, Mean, PublishedForm};
 use crate::summary::{CellSummary, compared};
-use crate::variant::Variant;
 
 /// Nothing where no numbers of iothreads are compared.
 pub(super) fn render(view: &View<'_>) -> Markup {

@@ -1,17 +1,17 @@
 //! The top of the page: what was measured, what to use, and the figures that matter most. Pure functions.
 
 use maud::{Markup, html};
+use plan::contender::{Contender, Iothreads, Subject};
+use plan::units::{counted, percent_gain};
 
 use super::{Figure, View, files};
 use crate::calendar::{Date, time_of_day};
-use crate::contender::{Contender, Iothreads, Subject};
 use crate::report::advice::Advice;
 use crate::report::pairs::sentence;
 use crate::report::{facts, sizes, unmeasured};
 use crate::results::Header;
 use crate::stats::{Estimate, geometric_mean};
 use crate::summary::{CellSummary, Row, compared};
-use crate::units::{counted, percent_gain};
 
 /// What was measured.
 pub(super) fn title(header: &Header) -> String {

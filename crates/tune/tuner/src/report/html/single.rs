@@ -1,10 +1,10 @@
 //! Cards of one contender: charts with a value for each point of a curve or phase of a probe. Pure functions.
 
 use maud::{Markup, html};
+use plan::contender::Subject;
 
 use super::plot::{Across, Mark, Plot, Scale, Series};
 use super::{around, class, figure, folded_table};
-use crate::contender::Subject;
 
 /// A section with a card for each of these, and what the words on them mean; nothing where there are none.
 pub(super) fn section<T>(

@@ -1,18 +1,18 @@
 //! Throughput by block size: a chart with a line for each contender, and the tables. Pure functions.
 
 use maud::{Markup, html};
+use plan::contender::{Contender, Subject};
+use plan::lists::{sorted, unique};
+use plan::units::grouped;
 
 use super::charts::plain;
 use super::plot::{self, Across, Mark, Plot, Range, Scale, Series};
 use super::single::section;
 use super::{class, figure, folded_table, table};
-use crate::contender::{Contender, Subject};
-use crate::lists::{sorted, unique};
 use crate::report::sizes::{BySize, block, meanings, size, tables, title, uneven};
 use crate::report::text::{megabytes, short};
 use crate::stats::Interval;
 use crate::summary::{CellSummary, Row};
-use crate::units::grouped;
 
 /// Nothing where no block sizes were asked for.
 pub(super) fn render(all: &[BySize]) -> Markup {

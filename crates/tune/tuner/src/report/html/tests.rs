@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use plan::contender::{Contender, Iothreads, Subject};
+use plan::testing::{cell, client};
+
 use super::*;
-use crate::cell::tests::{cell, client};
 use crate::compare::Comparison;
-use crate::contender::{Contender, Iothreads, Subject};
 use crate::report::sizes::tests::{ALL as SIZES_ALL, measured as sizes_measured};
 use crate::report::tests::findings;
 use crate::report::{Compared, Findings, Side};
@@ -375,7 +376,7 @@ fn sentinels_and_the_windows_of_runs_are_drawn_over_time() {
         runs[0].windows = windows.to_vec();
         for step in 0..sentinels {
             let mut sentinel = run(cell, Contender::HOST, 0, 2000 + u64::from(step));
-            sentinel.key.purpose = crate::plan::Purpose::Sentinel;
+            sentinel.key.purpose = plan::runs::Purpose::Sentinel;
             sentinel.key.step = step;
             sentinel.started_unix_s += 60 * u64::from(step);
             runs.push(sentinel);

@@ -1,14 +1,14 @@
 //! What changed with time: the sentinels from the first to the last, and the five windows inside the runs. Pure functions.
 
 use maud::{Markup, html};
+use plan::contender::{Contender, Subject};
+use plan::lists::unique;
+use plan::runs::Purpose;
 
 use super::charts::{plain, rounded};
 use super::plot::{Across, Mark, Plot, Range, Scale, Series};
 use super::{View, class, figure};
 use crate::calendar::time_of_day;
-use crate::contender::{Contender, Subject};
-use crate::lists::unique;
-use crate::plan::Purpose;
 use crate::report::text::short;
 use crate::results::Run;
 use crate::stats::Estimate;

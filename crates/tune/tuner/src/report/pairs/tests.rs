@@ -1,12 +1,13 @@
 //! Pairs from runs to text, compared with literal text.
 
+use plan::contender::{Iothreads, Subject};
+use plan::testing::cell;
+use plan::variant::Variant;
+
 use super::*;
-use crate::cell::tests::cell;
-use crate::contender::{Iothreads, Subject};
 use crate::results::Run;
 use crate::results::tests::run;
 use crate::summary::{pairs, summarise};
-use crate::variant::Variant;
 
 fn variant(text: &str) -> Variant {
     let mut words = text.split(' ');

@@ -1,11 +1,11 @@
 //! Block sizes as text, as rows and as a page, of runs that are made up: the most guests and disks that anybody compares too.
 
 use load::Sample;
+use plan::cell::Cell;
+use plan::contender::{Iothreads, Subject};
+use plan::testing::{cell, client};
 
 use super::*;
-use crate::cell::Cell;
-use crate::cell::tests::{cell, client};
-use crate::contender::{Iothreads, Subject};
 use crate::report::tests::findings;
 use crate::report::{Findings, Report};
 use crate::results::tests::{header, host_cpu, run};

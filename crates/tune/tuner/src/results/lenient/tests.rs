@@ -1,9 +1,10 @@
 //! Files that are damaged, mixed or made up: what can be read of them is, the rest is told, and nothing panics.
 
+use plan::contender::Contender;
+use plan::runs::Purpose;
+use plan::testing::{cell, client};
+
 use super::*;
-use crate::cell::tests::{cell, client};
-use crate::contender::Contender;
-use crate::plan::Purpose;
 use crate::results::tests::{header, run};
 
 fn text(value: &impl serde::Serialize) -> String {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::units::counted;
+use plan::units::counted;
 
 /// Lines of one kind that are named.
 const NAMED_MAX: usize = 5;

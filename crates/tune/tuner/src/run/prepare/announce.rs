@@ -3,22 +3,22 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use plan::matrix::Matrix;
+use plan::runs::PlannedRun;
+use plan::settings::Settings;
+use plan::units::{Bytes, Span, counted, human_time};
+use plan::weights::weight_of;
 
 use super::PreparedCommand;
 use crate::course::Course;
 use crate::fleet::Fleet;
 use crate::interrupt::Interrupt;
-use crate::matrix::Matrix;
 use crate::pace::Pace;
-use crate::plan::PlannedRun;
 use crate::precondition::{PASSES, Settling};
 use crate::progress::say;
 use crate::results::{RecordedRuns, StoredResults};
 use crate::scratch::{TRIAL_BYTES, fill_rate};
-use crate::settings::Settings;
 use crate::storage::stays;
-use crate::units::{Bytes, Span, counted, human_time};
-use crate::weights::weight_of;
 
 /// Less than so many times the trial is filled before a trial is worth it.
 const TRIAL_SHARE: u64 = 4;
@@ -229,13 +229,14 @@ impl<'a> Ahead<'a> {
 
 #[cfg(test)]
 mod tests {
+    use plan::matrix::Writes;
+    use plan::runs::RunKey;
+    use plan::testing::settings;
+    use plan::variant::Layers;
+
     use super::*;
-    use crate::in_use::Writes;
-    use crate::plan::RunKey;
     use crate::results::Line;
     use crate::results::tests::run;
-    use crate::settings::tests::settings;
-    use crate::variant::Layers;
 
     struct Command {
         settings: Settings,

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use plan::matrix::Matrix;
+use plan::units::Bytes;
 
 use super::PreparedCommand;
 use crate::domain::Domain;
@@ -10,12 +12,10 @@ use crate::environment::{self, Environment};
 use crate::host_load::HostLoad;
 use crate::interrupt::Interrupt;
 use crate::machine::file_system;
-use crate::matrix::Matrix;
 use crate::progress::say;
 use crate::results::{Disk, DiskAccess, Header, Host, Programs, StartNotes};
 use crate::storage::Storages;
 use crate::target::{Origin, cache_name};
-use crate::units::Bytes;
 
 impl PreparedCommand {
     /// The first line of the results. Looks at the host for a second.

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use anyhow::Result;
 use load::fio;
+use plan::args::TuneArgs;
+use plan::args::defaults::{variants, without_guests};
+use plan::contender::{Iothreads, Subject};
+use plan::settings::Accel;
+use plan::settings::{GuestSettings, Mode};
 
-use crate::args::TuneArgs;
-use crate::args::defaults::{variants, without_guests};
-use crate::contender::{Iothreads, Subject};
 use crate::fleet::{Conditions, Fleet};
 use crate::interrupt::Interrupt;
 use crate::progress::say;
-use crate::settings::Accel;
-use crate::settings::{GuestSettings, Mode};
 
 /// What a guest that nobody asked for may take to come up; one that was asked for may take as long as any boot.
 const TRIAL_LIMIT: Duration = Duration::from_secs(10);
@@ -81,8 +81,9 @@ fn fleet(
 
 #[cfg(test)]
 mod tests {
+    use plan::testing::parse;
+
     use super::*;
-    use crate::args::tests::parse;
 
     #[test]
     fn guests_are_on_the_daemon_where_something_is_named_that_only_it_has() {

@@ -5,14 +5,14 @@
 //! `RINGLOOM_SEEDS=100 cargo test --release -p tuner predictions -- --nocapture` makes again.
 
 use model::{Claim, N90, Prediction};
+use plan::cell::Cell;
+use plan::settings::Step;
 use testkit::machines::{self, COUNTS, Load, Machine, all, named};
 
 use super::claims::{DISTURBED, seeds};
 use super::score::Tally;
 use super::session::{Boots, Budget, session_of};
-use crate::cell::Cell;
 use crate::prediction::predicted;
-use crate::settings::Step;
 use crate::summary::summarise;
 
 /// What may be claimed was chosen with the help of others.

@@ -3,14 +3,14 @@
 //!
 //! `RINGLOOM_SEEDS=100 cargo test --release -p tuner simulation::questions -- --nocapture` prints the table of docs/statistics.md.
 
+use plan::question::{Bound, Figures, Question};
+use plan::testing::settings;
 use testkit::machines::{self, COUNTS, Load, Machine, named};
 
 use super::claims::seeds;
 use super::score::{LOSS_MAX, Tally};
 use super::session::{Boots, Budget, SUBJECT, session_of};
 use crate::answer::{Answer, Certainty, answer};
-use crate::question::{Bound, Figures, Question};
-use crate::settings::tests::settings;
 use crate::summary::summarise;
 
 const FIRST_SEED: u64 = 3000;

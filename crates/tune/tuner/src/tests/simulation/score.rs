@@ -2,14 +2,14 @@
 
 use std::ops::AddAssign;
 
+use plan::contender::{Contender, Iothreads};
+use plan::question::Question;
 use testkit::machines::{Limit, Load, Machine};
 
 use super::session::{SUBJECT, Session, asked, vm};
 use crate::answer::{Certainty, answer};
 use crate::bottleneck::Bottleneck;
-use crate::contender::{Contender, Iothreads};
 use crate::drift::flagged;
-use crate::question::Question;
 use crate::results::Run;
 use crate::stats::Estimate;
 use crate::steady::UnsteadyRuns;

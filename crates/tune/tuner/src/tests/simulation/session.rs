@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
+use plan::cell::Cell;
+use plan::contender::{Contender, Iothreads, Subject};
+use plan::matrix::Matrix;
+use plan::matrix::Writes;
+use plan::runs::PlannedRun;
+use plan::settings::Settings;
+use plan::testing::settings;
+use plan::variant::Layers;
 use testkit::machines::{self, Ask, Busy, Load, Machine, Ran};
 
-use crate::cell::Cell;
-use crate::contender::{Contender, Iothreads, Subject};
 use crate::course::Course;
-use crate::in_use::Writes;
-use crate::matrix::Matrix;
 use crate::meter::{Cost, GroupCost, GroupName, Role, ThreadCost};
-use crate::plan::PlannedRun;
 use crate::results::tests::{host_cpu, run};
 use crate::results::{RecordedRuns, Run};
-use crate::settings::Settings;
-use crate::settings::tests::settings;
-use crate::variant::Layers;
 
 /// More than any machine of testkit has.
 const CORES: usize = 64;
