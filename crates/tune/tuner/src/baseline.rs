@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use plan::args::MeasureArgs;
+use storage::interrupt::Interrupt;
+use storage::machine::{Machine, is_same};
+use storage::storages::Tools;
 
 use crate::domain::view::{View, parse, short};
 use crate::domain::{Domain, judge};
-use crate::interrupt::Interrupt;
-use crate::machine::{Machine, is_same};
-use crate::storage::Tools;
 
 /// A domain before anything is measured.
 #[derive(Debug)]

@@ -16,12 +16,12 @@ use anyhow::{Context, Result, bail};
 use load::child::{Request, Supervised};
 use plan::contender::Iothreads;
 use plan::variant::Aio;
+use storage::clock;
+use storage::quote::keyval;
+use storage::storages::DiskFiles;
 use tempfile::TempDir;
 
-use crate::clock;
 use crate::progress::say;
-use crate::quote::keyval;
-use crate::storage::DiskFiles;
 
 /// A path must fit into `sockaddr_un` with its final zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -315,9 +315,9 @@ fn read_from(path: &Path, start: u64) -> io::Result<String> {
 mod tests {
     use load::probe::CacheMode;
     use plan::variant::Image;
+    use storage::target::Kind;
 
     use super::*;
-    use crate::target::Kind;
 
     fn disk(path: &str, cache: CacheMode, kind: Kind) -> DiskFiles {
         DiskFiles {

@@ -16,10 +16,10 @@ use guest::{
 use plan::settings::Accel;
 use plan::settings::GuestSettings;
 use serde_json::{Value, json};
+use storage::clock;
+use storage::interrupt::Interrupt;
 use tempfile::TempDir;
 
-use crate::clock;
-use crate::interrupt::Interrupt;
 use crate::pinning::{CpuList, pin_each};
 use crate::progress::say;
 

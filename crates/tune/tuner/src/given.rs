@@ -17,12 +17,12 @@ use load::probe::CacheMode;
 use plan::matrix::Writes;
 use plan::settings::GuestEngine;
 use plan::units::Bytes;
+use storage::in_use;
+use storage::target::DISK_BYTES_MIN;
 
 use self::survey::{Kind, Survey};
-use crate::in_use;
 use crate::results::{GivenDisk, GivenGuest};
 use crate::ssh::{Address, Check, Connection};
-use crate::target::DISK_BYTES_MIN;
 
 /// Asks for everything; `device` is set in front of it.
 const SURVEY: &str = include_str!("given/survey.sh");
@@ -102,7 +102,7 @@ impl GivenDisk {
     /// `64M on ext4, O_DIRECT`.
     pub(crate) fn description(&self) -> String {
         let cache = if self.direct { CacheMode::Direct } else { CacheMode::Buffered };
-        let cache = crate::target::cache_name(cache);
+        let cache = storage::target::cache_name(cache);
         format!("{} on {} in your guest, {cache}", Bytes(self.bytes), self.kind)
     }
 }

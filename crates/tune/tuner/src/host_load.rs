@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
+use storage::clock;
 
-use crate::clock;
 use crate::meter::reading;
 
 const LOOK: Duration = Duration::from_secs(1);

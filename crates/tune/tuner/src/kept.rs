@@ -15,8 +15,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use plan::units::printable;
+use storage::machine::is_same;
 
-use crate::machine::is_same;
 use crate::report::{Part, configuration_names};
 use crate::results::FILE_NAME;
 

@@ -22,17 +22,17 @@ use plan::contender::{Iothreads, Subject};
 use plan::runs::{PlannedRun, Purpose, RunKey};
 use plan::settings::LoadKind;
 use plan::settings::Settings;
+use storage::clock;
+use storage::interrupt::Interrupt;
+use storage::storages::{DiskFiles, Renewal, Storages, Tools};
 
 use self::fio::Fio;
 pub(crate) use self::vm::Guests;
-use crate::clock;
 use crate::daemon::{Daemon, Running};
 use crate::given::Given;
-use crate::interrupt::Interrupt;
 use crate::pace::Pace;
 use crate::progress::Progress;
 use crate::results::Run;
-use crate::storage::{DiskFiles, Renewal, Storages, Tools};
 
 /// Everything that stays the same from run to run.
 #[derive(Debug)]

@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::clock;
 use reading::HostTimes;
 use series::{Axis, Counters, Series, Window};
+use storage::clock;
 
 /// An hour of one sample in 900 ms; odd, so that the newest sample outlives `Axis::thin`.
 const SAMPLES_MAX: usize = 4097;

@@ -12,10 +12,10 @@ use plan::matrix::Matrix;
 use plan::runs::{PlannedRun, Purpose, RunKey, watched};
 use plan::units::counted;
 use plan::variant::{Image, Variant};
+use storage::scratch;
 
 use crate::measure::Bench;
 use crate::results::{Line, Results, Run};
-use crate::scratch;
 use crate::steady::{Steady, judge};
 
 /// The rounds of the specification: so many at most, the last of which are judged.

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle, WeakProgressBar};
 use plan::units::{Bytes, grouped, human_time};
+use storage::clock;
 
-use crate::clock;
 use crate::intervals::{Interval, Intervals};
 use crate::meter::Meter;
 use crate::output;

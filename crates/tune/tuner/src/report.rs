@@ -29,6 +29,7 @@ use plan::contender::Subject;
 use plan::repeats::Repeats;
 use plan::settings::Mode;
 use plan::units::counted;
+use storage::target::Origin;
 
 use self::advice::Advice;
 use self::configurations::Configurations;
@@ -44,7 +45,6 @@ use crate::summary::{
     CellSummary, Curve, FailedCell, Pair, Probe, curves, failed as failed_cells, pairs as paired,
     probes, summarise,
 };
-use crate::target::Origin;
 pub(crate) use compare::{Compared, Side, render as render_comparison};
 pub(crate) use html::comparison as comparison_page;
 use rows::Record;

@@ -58,7 +58,7 @@ fn unwritten(name: &str) -> String {
 fn refuse_results(out: Option<&Path>, own: Option<&Path>) -> Result<()> {
     let Some(out) = out else { return Ok(()) };
     let there = out.join(FILE_NAME);
-    if there.exists() && !own.is_some_and(|own| crate::machine::is_same(own, &there)) {
+    if there.exists() && !own.is_some_and(|own| storage::machine::is_same(own, &there)) {
         bail!("{} has results, and so a {PAGE} of its own: name another --out", out.display());
     }
     Ok(())

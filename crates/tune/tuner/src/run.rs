@@ -16,12 +16,13 @@ use plan::repeats::Repeats;
 use plan::runs::{CURVE_MAXIMUM, PlannedRun, Purpose, RunKey};
 use plan::settings::Settings;
 use plan::units::counted;
+use storage::clock;
+use storage::interrupt::Interrupt;
+use storage::storages::Renewal;
 
 use self::prepare::PreparedCommand;
 use crate::Interrupted;
-use crate::clock;
 use crate::course::Course;
-use crate::interrupt::Interrupt;
 use crate::kept;
 use crate::measure::{Bench, Guests};
 use crate::output;
@@ -31,7 +32,6 @@ use crate::report::{Findings, Report, Style};
 use crate::results::{
     Claim, FILE_NAME, Failure, Header, Line, RecordedRuns, Results, StoredResults,
 };
-use crate::storage::Renewal;
 
 const OUT_NAME: &str = "ringloom-report";
 /// More default directories than anybody keeps.
@@ -59,8 +59,7 @@ pub fn run(args: TuneArgs) -> Result<()> {
 /// The exit code for an error of `run`: 130 after a signal, else 1.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> u8 {
-    let interrupted = error.chain().any(|cause| cause.is::<Interrupted>());
-    if interrupted { EXIT_INTERRUPTED } else { EXIT_FAILED }
+    if Interrupted::caused(error) { EXIT_INTERRUPTED } else { EXIT_FAILED }
 }
 
 /// Where the results go.
@@ -206,7 +205,7 @@ fn measure_each(
                     results.append(Line::Run(Box::new(run)))?;
                 }
                 Err(error) => {
-                    if error.chain().any(|cause| cause.is::<Interrupted>()) {
+                    if Interrupted::caused(&error) {
                         return Err(error);
                     }
                     in_a_row += usize::from(of_its_own);

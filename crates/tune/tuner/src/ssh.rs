@@ -22,7 +22,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use load::child::{Request, Supervised};
 use tempfile::TempDir;
 
-use crate::clock;
+use storage::clock;
 
 pub(crate) use address::Address;
 pub(crate) use remote::Remote;

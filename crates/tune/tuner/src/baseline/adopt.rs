@@ -7,9 +7,9 @@ use plan::args::{MeasureArgs, QUEUES_MAX, VCPUS_MAX};
 use plan::contender::{IOTHREADS_MAX, Iothreads};
 use plan::units::Bytes;
 use plan::variant::{Aio, Device, Image};
+use storage::machine::Machine;
 
 use crate::domain::view::{View, bytes, child, short};
-use crate::machine::Machine;
 use crate::pinning::CpuList;
 
 /// A guest has at most one part of so many of the memory of this host.

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use load::child::{Request, Supervised};
+use storage::clock;
+use storage::interrupt::Interrupt;
+use storage::storages::{Tools, VIRSH};
 
-use crate::clock;
 use crate::domain::view::XML_BYTES_MAX;
-use crate::interrupt::Interrupt;
-use crate::storage::{Tools, VIRSH};
 
 /// How long virsh may take; a libvirt that answers at all does so within a second.
 const LIMIT: Duration = Duration::from_secs(60);

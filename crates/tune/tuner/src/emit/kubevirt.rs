@@ -7,9 +7,9 @@ use std::fmt::Write;
 
 use load::probe::CacheMode;
 use plan::variant::{Aio, Device};
+use storage::quote;
 
 use super::wanted::Wanted;
-use crate::quote;
 
 /// `kubevirt.yaml`.
 pub(super) fn manifest(wanted: &Wanted) -> String {

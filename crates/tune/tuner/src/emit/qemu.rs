@@ -5,10 +5,10 @@
 
 use plan::variant::Device;
 use serde_json::{Value, json};
+use storage::quote;
 
 use super::wanted::{Backend, Wanted};
 use crate::daemon::{AUTO, Export, named};
-use crate::quote;
 
 /// Requests that a queue has room for, as in the measurements; QEMU's own numbers differ by device.
 pub(super) const QUEUE_SIZE: u16 = 256;

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use load::probe::CacheMode;
 use plan::variant::Aio;
+use storage::target::{Kind, Origin};
 
 use super::*;
 use crate::results::DiskAccess;
 use crate::results::tests::header;
-use crate::target::{Kind, Origin};
 
 /// A path with everything that some syntax takes for its own.
 const HOSTILE: &str = "/d/it's a,b \"<&>\" $(x)--\\.img";
@@ -558,7 +558,7 @@ fn an_image_of_the_user_is_not_said_to_be_made() {
 
 #[test]
 fn how_a_disk_was_opened_is_known_of_old_results_too() {
-    use crate::target::Target;
+    use storage::target::Target;
     let directory = tempfile::tempdir().unwrap();
     let path: &Path = &directory.path().join("disk");
     std::fs::File::create(path).unwrap().set_len(8 << 20).unwrap();

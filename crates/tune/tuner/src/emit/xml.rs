@@ -2,7 +2,7 @@
 //!
 //! Invariants: every element is closed; values are escaped.
 
-use crate::quote;
+use storage::quote;
 
 /// The text so far and how deep it is.
 #[derive(Debug, Default)]

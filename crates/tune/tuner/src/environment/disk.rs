@@ -9,11 +9,11 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use storage::in_use::tables::{Mount, mounts};
 
 use super::kernel::chosen;
 use super::told;
 use super::tree::{Tree, names, text};
-use crate::in_use::tables::{Mount, mounts};
 
 /// Encryption on LVM on RAID on partitions is 4.
 const DEPTH_MAX: u32 = 16;

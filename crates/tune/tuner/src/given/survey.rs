@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use load::fio::FioVersion;
+use storage::in_use::tables::{device_number, mounts, swaps};
+use storage::in_use::{Access, Use};
+use storage::target::{HOLES, has_holes};
 
 use crate::environment::chosen;
-use crate::in_use::tables::{device_number, mounts, swaps};
-use crate::in_use::{Access, Use};
 use crate::results::{GivenDisk, GivenGuest};
-use crate::target::{HOLES, has_holes};
 
 const SECTOR_BYTES: u64 = 512;
 const MOUNTS: &str = "\n@mounts\n";

@@ -15,11 +15,11 @@ use anyhow::{Context, Result, bail};
 use load::fio::{Engine, FioVersion, Intervals, Job, Rate, Report, parse_report, series};
 use load::probe::CacheMode;
 use load::{Interval, Sample, Timing, Workload};
+use storage::clock;
+use storage::interrupt::Interrupt;
 
 pub(super) use self::places::{GivenPlace, GuestPlace, HostPlace};
 use super::{Bench, Planned, verify};
-use crate::clock;
-use crate::interrupt::Interrupt;
 use crate::meter::{Group, GroupName, Meter};
 use crate::progress::Progress;
 use crate::results::{DiskPart, Part, Run, nanoseconds};

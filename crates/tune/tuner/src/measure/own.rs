@@ -11,9 +11,9 @@ use load::client::{self, Connection};
 use load::{Continuation, Fifth, Interval, LoadError, Sample, Watch, Workload, host};
 use plan::contender::Iothreads;
 use plan::runs::PlannedRun;
+use storage::clock;
 
 use super::{Bench, KeptDisk, Planned};
-use crate::clock;
 use crate::daemon::{Running, START_LIMIT, Service};
 use crate::meter::{Cost, Group, GroupName, Meter};
 use crate::results::{OWN_LOAD, Run, nanoseconds};

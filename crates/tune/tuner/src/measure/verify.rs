@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use load::fio::{VERIFY_BYTES_MAX, VerifyJob, VerifyPhase, parse_verify};
+use storage::clock;
 
 use super::fio::{Around, Means, Reports, Station, Task, Work, carry_out};
-use crate::clock;
 
 /// A hundred times what a hard disk takes for a block.
 const BLOCK_LIMIT: Duration = Duration::from_millis(500);

@@ -9,6 +9,7 @@ use load::fio::Engine;
 use plan::contender::{Iothreads, Subject};
 use plan::settings::GuestEngine;
 use plan::variant::Device;
+use storage::storages::DiskFiles;
 
 use super::fio::{self, GuestPlace, Means, Serving, Station, Work};
 use super::{Bench, KeptDisk, Planned};
@@ -16,7 +17,6 @@ use crate::daemon::{Crash, Running, Service};
 use crate::fleet::Fleet;
 use crate::meter::{Group, GroupName, Role};
 use crate::results::Run;
-use crate::storage::DiskFiles;
 
 /// The disks of one guest while they are plugged.
 #[derive(Debug)]

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     fn axis(milliseconds: &[u64]) -> (Instant, Axis) {
-        let start = crate::clock::now();
+        let start = storage::clock::now();
         let mut axis = Axis::default();
         for &at in milliseconds {
             axis.push(start + Duration::from_millis(at));

@@ -6,6 +6,8 @@ use load::probe::CacheMode;
 use plan::contender::{Iothreads, Subject};
 use plan::runs::Purpose;
 use plan::variant::{Aio, Image, Variant};
+use storage::quote::shell;
+use storage::target::Origin;
 
 use super::text::{listed, wrapped};
 use super::{Findings, Part, Style, configurations};
@@ -13,10 +15,8 @@ use crate::answer::{Answer, Caveats, answer, details, sentence};
 use crate::domain::{Copy, Outcome};
 use crate::drift::Flag;
 use crate::emit::{self, Wanted};
-use crate::quote::shell;
 use crate::results::{Header, Run};
 use crate::summary::{CellSummary, compared, failed};
-use crate::target::Origin;
 
 /// The most iothreads that the short form of `ringloom serve` makes.
 const SHORT_IOTHREADS_MAX: u16 = 64;

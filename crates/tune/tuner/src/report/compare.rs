@@ -300,6 +300,7 @@ mod tests {
     use std::path::PathBuf;
 
     use plan::testing::{cell, client};
+    use storage::target::Origin;
 
     use super::*;
     use crate::host_load::{HostLoad, User};
@@ -307,7 +308,6 @@ mod tests {
     use crate::results::tests::{header, run};
     use crate::results::{Failure, Header};
     use crate::summary::summarise;
-    use crate::target::Origin;
 
     fn runs(rates: [u64; 3]) -> Vec<Run> {
         let contenders = [Contender::HOST, client(0), client(1)];

@@ -193,6 +193,7 @@ mod tests {
     use plan::contender::{Contender, Iothreads, Subject};
     use plan::testing::cell;
     use plan::variant::Device;
+    use storage::target::Origin;
 
     use super::*;
     use crate::report::tests::findings;
@@ -200,7 +201,6 @@ mod tests {
     use crate::results::tests::{header, run};
     use crate::results::{Header, Run};
     use crate::summary::summarise;
-    use crate::target::Origin;
 
     fn made(header: &Header, runs: &[Run]) -> Configurations {
         let cells = summarise(runs, 8);

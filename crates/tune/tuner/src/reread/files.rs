@@ -14,7 +14,7 @@ pub(super) fn write(out: &Path, sources: &[&Path], files: &[(String, String)]) -
     std::fs::create_dir_all(out).with_context(|| format!("create {}", out.display()))?;
     let paths: Vec<PathBuf> = files.iter().map(|(name, _)| out.join(name)).collect();
     let is_source =
-        |path: &&PathBuf| sources.iter().any(|source| crate::machine::is_same(source, path));
+        |path: &&PathBuf| sources.iter().any(|source| storage::machine::is_same(source, path));
     if let Some(path) = paths.iter().find(is_source) {
         bail!("{} holds the results: name another --out", path.display());
     }

@@ -10,13 +10,13 @@ use plan::runs::Purpose;
 use plan::testing::{cell, client};
 use proptest::prelude::*;
 use serde_json::Value;
+use storage::target::Origin;
 
 use super::*;
 use crate::kept::COMPARISON;
 use crate::meter::{Role, ThreadCost};
 use crate::results::tests::{header, host_cpu, run};
 use crate::results::{self, Failure, Line, Run};
-use crate::target::Origin;
 
 /// A file in which everything that a report shows is there once.
 fn lines() -> Vec<String> {

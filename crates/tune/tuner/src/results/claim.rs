@@ -12,9 +12,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use storage::clock;
 
 use super::{FILE_NAME, Parsed};
-use crate::clock;
 
 /// Consoles of guests, which a refused command may leave a directory for.
 const GUESTS: &str = "guests";

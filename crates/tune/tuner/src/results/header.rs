@@ -9,15 +9,15 @@ use load::probe::CacheMode;
 use plan::cell::Cell;
 use plan::settings::Settings;
 use serde::{Deserialize, Deserializer, Serialize};
+use storage::clock;
+use storage::machine::Machine;
+use storage::target::{Kind, Origin};
 
 use super::FORMAT;
 use super::given::GivenGuest;
-use crate::clock;
 use crate::domain::Domain;
 use crate::environment::Environment;
 use crate::host_load::HostLoad;
-use crate::machine::Machine;
-use crate::target::{Kind, Origin};
 
 /// The disk of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,9 +6,9 @@ use load::{Latency, Sample};
 use plan::question::Figures;
 use plan::runs::{PlannedRun, RunKey, STRETCH};
 use serde::{Deserialize, Serialize};
+use storage::clock;
 
 use super::FORMAT;
-use crate::clock;
 use crate::meter::{Cost, GroupName, Role};
 use crate::steady::{Steady, judge, windows};
 

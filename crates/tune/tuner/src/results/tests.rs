@@ -9,12 +9,12 @@ use plan::runs::{PlannedRun, Purpose, RunKey};
 use plan::testing::settings;
 use plan::testing::{cell, client};
 use plan::variant::Variant;
+use storage::machine::Machine;
+use storage::target::Origin;
 
 use super::*;
 use crate::environment::Environment;
-use crate::machine::Machine;
 use crate::meter::{Cost, GroupCost, GroupName, HostCpu};
-use crate::target::Origin;
 
 pub(crate) fn header(line: &str) -> Header {
     let machine = Machine {

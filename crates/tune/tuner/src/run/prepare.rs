@@ -21,22 +21,22 @@ use plan::settings::Settings;
 use plan::settings::Step;
 use plan::units::Bytes;
 use plan::variant::Variant;
+use storage::clock;
+use storage::interrupt::Interrupt;
+use storage::machine::Machine;
+use storage::storages::{Mapper, StoragePlan, Storages, Tools, Workshop, stays};
+use storage::target::{Origin, Target};
 
 use crate::baseline::Baseline;
-use crate::clock;
 use crate::daemon::Daemon;
 use crate::domain::Domain;
 use crate::environment::Environment;
 use crate::fleet::{Conditions, Fleet};
 use crate::given::{Given, Terms};
-use crate::interrupt::Interrupt;
-use crate::machine::Machine;
 use crate::measure::fio::Fio;
 use crate::precondition;
 use crate::progress::{FillProgress, say};
 use crate::results::{Programs, StoredResults, check_same};
-use crate::storage::{Mapper, StoragePlan, Storages, Tools, Workshop, stays};
-use crate::target::{Origin, Target};
 
 /// What a guest under KVM may take to come up on a busy host.
 const BOOT_LIMIT: Duration = Duration::from_secs(60);

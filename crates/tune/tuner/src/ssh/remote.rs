@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use load::child::{Supervised, read_from};
+use storage::clock;
 
 use super::{Check, Files, LOOK, SSH_FAILED, feed};
-use crate::clock;
 
 /// A command in the guest and the ssh that stands for it here.
 #[derive(Debug)]

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use guest::Guest;
 use load::fio::{HostRun, command};
+use storage::interrupt::Interrupt;
 use tempfile::TempDir;
 
 use super::{Ended, Place, Reports};
 use crate::given::SCRIPT;
-use crate::interrupt::Interrupt;
 use crate::ssh::{Connection, Remote};
 
 /// The job and what fio says about it, in a guest's memory.

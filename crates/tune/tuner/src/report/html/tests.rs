@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use plan::contender::{Contender, Iothreads, Subject};
 use plan::testing::{cell, client};
+use storage::target::Origin;
 
 use super::*;
 use crate::compare::Comparison;
@@ -14,7 +15,6 @@ use crate::results::tests::{header, host_cpu, run};
 use crate::results::{Failure, Run};
 use crate::summary::curve_tests::measured;
 use crate::summary::probe_tests::went;
-use crate::target::Origin;
 
 const COUNTS: [u16; 9] = [0, 1, 2, 3, 4, 6, 8, 12, 16];
 

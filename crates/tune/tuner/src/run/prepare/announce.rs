@@ -8,17 +8,17 @@ use plan::runs::PlannedRun;
 use plan::settings::Settings;
 use plan::units::{Bytes, Span, counted, human_time};
 use plan::weights::weight_of;
+use storage::interrupt::Interrupt;
+use storage::scratch::{TRIAL_BYTES, fill_rate};
+use storage::storages::stays;
 
 use super::PreparedCommand;
 use crate::course::Course;
 use crate::fleet::Fleet;
-use crate::interrupt::Interrupt;
 use crate::pace::Pace;
 use crate::precondition::{PASSES, Settling};
 use crate::progress::say;
 use crate::results::{RecordedRuns, StoredResults};
-use crate::scratch::{TRIAL_BYTES, fill_rate};
-use crate::storage::stays;
 
 /// Less than so many times the trial is filled before a trial is worth it.
 const TRIAL_SHARE: u64 = 4;

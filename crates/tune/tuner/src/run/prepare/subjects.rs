@@ -10,9 +10,9 @@ use plan::args::defaults::{variants, without_guests};
 use plan::contender::{Iothreads, Subject};
 use plan::settings::Accel;
 use plan::settings::{GuestSettings, Mode};
+use storage::interrupt::Interrupt;
 
 use crate::fleet::{Conditions, Fleet};
-use crate::interrupt::Interrupt;
 use crate::progress::say;
 
 /// What a guest that nobody asked for may take to come up; one that was asked for may take as long as any boot.

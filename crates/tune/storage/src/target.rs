@@ -21,10 +21,10 @@ use crate::in_use;
 use crate::machine::file_system;
 
 /// Why a file with holes is no disk to measure.
-pub(crate) const HOLES: &str = "reading them does not touch the disk and looks too fast";
+pub const HOLES: &str = "reading them does not touch the disk and looks too fast";
 
 /// Less than this is no disk.
-pub(crate) const DISK_BYTES_MIN: u64 = 1 << 20;
+pub const DISK_BYTES_MIN: u64 = 1 << 20;
 /// Where the size of the disk is in a qcow2 image: 8 bytes, big-endian.
 const QCOW2_SIZE_OFFSET: u64 = 24;
 /// The unit of `blocks` in the metadata of a file.
@@ -33,7 +33,7 @@ const METADATA_BLOCK_BYTES: u64 = 512;
 /// Whose file it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Origin {
+pub enum Origin {
     /// A file made for this run and removed after it.
     Scratch,
     /// The PATH of the command line.
@@ -53,19 +53,25 @@ pub enum Kind {
 
 /// A checked disk.
 #[derive(Clone, Debug)]
-pub(crate) struct Target {
-    pub(crate) path: PathBuf,
-    pub(crate) kind: Kind,
-    pub(crate) bytes: u64,
-    pub(crate) cache: CacheMode,
-    pub(crate) writes: Writes,
-    pub(crate) file_system: String,
+pub struct Target {
+    /// Where it is.
+    pub path: PathBuf,
+    /// How it is opened.
+    pub kind: Kind,
+    /// Its size.
+    pub bytes: u64,
+    /// How the page cache is used.
+    pub cache: CacheMode,
+    /// Whether it may be written.
+    pub writes: Writes,
+    /// What it lies on, for the report.
+    pub file_system: String,
     /// The image format as whose images the bytes begin.
-    pub(crate) looks_like: Option<&'static str>,
+    pub looks_like: Option<&'static str>,
     /// Less of it is stored than it is long.
-    pub(crate) holes: bool,
+    pub holes: bool,
     /// What the user should know before trusting the numbers.
-    pub(crate) notes: Vec<String>,
+    pub notes: Vec<String>,
 }
 
 impl Target {
@@ -73,7 +79,7 @@ impl Target {
     ///
     /// # Errors
     /// If it is missing, a directory, not accessible, too small, or in use by somebody else.
-    pub(crate) fn open(path: &Path, origin: Origin, writes: Writes) -> Result<Self> {
+    pub fn open(path: &Path, origin: Origin, writes: Writes) -> Result<Self> {
         let name = path.display();
         let metadata = std::fs::metadata(path).with_context(|| format!("disk {name}"))?;
         let kind = if metadata.is_file() {
@@ -116,19 +122,19 @@ impl Target {
     }
 
     /// `64M on ext4, O_DIRECT`.
-    pub(crate) fn description(&self) -> String {
+    pub fn description(&self) -> String {
         let cache = cache_name(self.cache);
         format!("{} on {}, {cache}", Bytes(self.bytes), self.file_system)
     }
 }
 
 /// Whether a file with so much stored of its length has more holes than file systems make by themselves.
-pub(crate) fn has_holes(bytes: u64, stored: u64) -> bool {
+pub fn has_holes(bytes: u64, stored: u64) -> bool {
     stored < bytes / 10 * 9
 }
 
 /// How the disk is opened, in words.
-pub(crate) fn cache_name(cache: CacheMode) -> &'static str {
+pub fn cache_name(cache: CacheMode) -> &'static str {
     match cache {
         CacheMode::Direct => "O_DIRECT",
         CacheMode::Buffered => "through the page cache",
@@ -177,7 +183,7 @@ fn notes(cache: CacheMode, file_system: &str, holes: bool) -> Vec<String> {
 ///
 /// # Errors
 /// If the file cannot be read.
-pub(crate) fn disk_bytes(path: &Path) -> std::io::Result<Option<u64>> {
+pub fn disk_bytes(path: &Path) -> std::io::Result<Option<u64>> {
     if formats::of_head(path)? != Some("qcow2") {
         return Ok(None);
     }

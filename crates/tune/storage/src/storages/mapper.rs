@@ -24,11 +24,14 @@ const POLLED_BELOW: Duration = Duration::from_millis(50);
 
 /// What this kernel's device-mapper can do for us.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Mapper {
+pub enum Mapper {
     /// It is there, with these targets.
     Targets(Vec<String>),
     /// It cannot be used.
-    Missing { reason: String },
+    Missing {
+        /// Why not.
+        reason: String,
+    },
 }
 
 impl Mapper {
@@ -36,7 +39,7 @@ impl Mapper {
     ///
     /// # Errors
     /// As `probe`.
-    pub(crate) fn for_variants(
+    pub fn for_variants(
         variants: &[Variant],
         tools: &Tools,
         interrupt: &Interrupt,
@@ -48,7 +51,7 @@ impl Mapper {
     }
 
     /// For the user's PATH, which nothing is put on but what ringloom makes.
-    pub(crate) fn for_path() -> Self {
+    pub fn for_path() -> Self {
         Self::Missing { reason: "the disk is PATH, not a scratch file".to_owned() }
     }
 
@@ -56,7 +59,7 @@ impl Mapper {
     ///
     /// # Errors
     /// `Interrupted` after a signal.
-    pub(crate) fn probe(tools: &Tools, interrupt: &Interrupt) -> Result<Self> {
+    pub fn probe(tools: &Tools, interrupt: &Interrupt) -> Result<Self> {
         let advice =
             "install the package dmsetup, run as root on a kernel with dm-mod and dm-delay";
         let missing = |why: String| Self::Missing {
@@ -82,7 +85,7 @@ impl Mapper {
     }
 
     /// Who makes these stripes and this delay.
-    pub(crate) fn layers(&self, stripe: Stripe, delay: Delay) -> Layers {
+    pub fn layers(&self, stripe: Stripe, delay: Delay) -> Layers {
         let targets = match self {
             Self::Missing { reason } => return Layers::Ringloom { reason: reason.clone() },
             Self::Targets(targets) => targets,
@@ -104,7 +107,7 @@ impl Mapper {
     }
 
     /// What bends the kernel's delays among these variants; `tick` is that of its clock.
-    pub(crate) fn notes(&self, variants: &[Variant], tick: Duration) -> Vec<String> {
+    pub fn notes(&self, variants: &[Variant], tick: Duration) -> Vec<String> {
         let is_ours = |it: &&Variant| self.layers(it.stripe, it.delay) == Layers::Kernel;
         let delays: BTreeSet<Delay> =
             variants.iter().filter(is_ours).map(|it| it.delay).filter(|it| !it.is_none()).collect();
@@ -210,7 +213,7 @@ pub(super) fn assemble(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interrupt::tests::deaf;
+    use crate::interrupt::Interrupt;
 
     fn paths(names: &[&str]) -> Vec<PathBuf> {
         names.iter().map(PathBuf::from).collect()
@@ -281,13 +284,14 @@ mod tests {
     #[test]
     fn a_kernel_without_device_mapper_says_why() {
         let nothing = Tools::only(Path::new("/nonexistent"));
-        let Mapper::Missing { reason } = Mapper::probe(&nothing, &deaf(false)).unwrap() else {
+        let Mapper::Missing { reason } = Mapper::probe(&nothing, &Interrupt::deaf(false)).unwrap()
+        else {
             panic!("there is no dmsetup");
         };
         assert!(reason.contains("not installed") || reason.contains("needs root"), "{reason}");
         assert!(reason.contains("package dmsetup"), "{reason}");
         if check_root("it").is_ok() && Tools::of_system().find(DMSETUP).is_ok() {
-            assert!(Mapper::probe(&Tools::of_system(), &deaf(true)).is_err());
+            assert!(Mapper::probe(&Tools::of_system(), &Interrupt::deaf(true)).is_err());
         }
     }
 
@@ -295,7 +299,7 @@ mod tests {
     fn the_kernel_is_asked_only_when_it_matters() {
         let plain = [Variant::default()];
         let slow = Variant { delay: "2ms".parse().unwrap(), ..plain[0] };
-        let (nothing, interrupt) = (Tools::only(Path::new("/nonexistent")), deaf(false));
+        let (nothing, interrupt) = (Tools::only(Path::new("/nonexistent")), Interrupt::deaf(false));
         let reason =
             |variants: &[Variant]| match Mapper::for_variants(variants, &nothing, &interrupt)
                 .unwrap()

@@ -20,7 +20,7 @@ use crate::interrupt::Interrupt;
 
 const CHUNK_BYTES: usize = 1 << 20;
 /// What tells how fast a disk is filled; a slow one takes a second for it.
-pub(crate) const TRIAL_BYTES: u64 = 64 << 20;
+pub const TRIAL_BYTES: u64 = 64 << 20;
 /// The beginning of it, which is slow: a large file has it only once. Whole chunks.
 const TRIAL_START_BYTES: u64 = 8 << 20;
 const ALIGNMENT: usize = 4096;
@@ -29,7 +29,7 @@ const RESERVE_BYTES: u64 = 64 << 20;
 
 /// A file that is removed when this value goes.
 #[derive(Debug)]
-pub(crate) struct Scratch {
+pub struct Scratch {
     path: PathBuf,
 }
 
@@ -38,7 +38,7 @@ impl Scratch {
     ///
     /// # Errors
     /// If there is no room, the directory cannot be written, or a signal comes.
-    pub(crate) fn create(
+    pub fn create(
         path: PathBuf,
         size: Bytes,
         seed: u64,
@@ -58,7 +58,8 @@ impl Scratch {
         Ok(scratch)
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -78,7 +79,7 @@ impl Drop for Scratch {
 ///
 /// # Errors
 /// As `Scratch::create`.
-pub(crate) fn fill_rate(directory: &Path, interrupt: &Interrupt) -> Result<f64> {
+pub fn fill_rate(directory: &Path, interrupt: &Interrupt) -> Result<f64> {
     let path = directory.join(format!("ringloom-scratch-{}-rate.img", std::process::id()));
     let begun = Shared::new(clock::now());
     let report = |bytes| {
@@ -93,7 +94,7 @@ pub(crate) fn fill_rate(directory: &Path, interrupt: &Interrupt) -> Result<f64> 
 }
 
 /// Bytes of the file system that we may use.
-pub(crate) fn free_bytes(directory: &Path) -> Result<u64> {
+pub fn free_bytes(directory: &Path) -> Result<u64> {
     let statistics = statvfs(directory).with_context(|| format!("{}", directory.display()))?;
     Ok(statistics.f_bavail.saturating_mul(statistics.f_frsize))
 }
@@ -111,7 +112,7 @@ fn check_size(size: Bytes, free: u64, directory: &Path) -> Result<()> {
 ///
 /// # Errors
 /// If not; `what` says what has the size, and the size.
-pub(crate) fn check_room(what: &str, size: Bytes, free: u64, directory: &Path) -> Result<()> {
+pub fn check_room(what: &str, size: Bytes, free: u64, directory: &Path) -> Result<()> {
     let usable = free.saturating_sub(RESERVE_BYTES);
     if size.0 <= usable {
         return Ok(());
@@ -127,7 +128,7 @@ pub(crate) fn check_room(what: &str, size: Bytes, free: u64, directory: &Path) -
 ///
 /// # Errors
 /// If there is none, with what there is.
-pub(crate) fn reserve(file: &File, path: &Path, bytes: Bytes) -> Result<()> {
+pub fn reserve(file: &File, path: &Path, bytes: Bytes) -> Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     let free = Bytes(free_bytes(directory)?);
     match fallocate(file, FallocateFlags::empty(), 0, bytes.0) {
@@ -147,7 +148,7 @@ fn reopen_direct(path: &Path) -> Option<File> {
 ///
 /// # Errors
 /// If it cannot be written, or a signal comes.
-pub(crate) fn overwrite(path: &Path, seed: u64, interrupt: &Interrupt) -> Result<()> {
+pub fn overwrite(path: &Path, seed: u64, interrupt: &Interrupt) -> Result<()> {
     let file = match reopen_direct(path) {
         Some(file) => file,
         None => OpenOptions::new().write(true).open(path)?,
@@ -210,7 +211,7 @@ fn write_chunk(file: &mut File, chunk: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interrupt::tests::deaf;
+    use crate::interrupt::Interrupt;
 
     const SIZE: Bytes = Bytes(4 << 20);
 
@@ -224,7 +225,8 @@ mod tests {
         let reported = std::cell::Cell::new(0);
         let report = |bytes| reported.set(bytes);
         let scratch =
-            Scratch::create(directory.path().join("s"), SIZE, 1, &deaf(false), &report).unwrap();
+            Scratch::create(directory.path().join("s"), SIZE, 1, &Interrupt::deaf(false), &report)
+                .unwrap();
         let data = std::fs::read(scratch.path()).unwrap();
         assert_eq!((data.len(), reported.get()), (4 << 20, 4 << 20));
         let mut counts = [0_u32; 256];
@@ -241,9 +243,11 @@ mod tests {
     fn an_interrupted_fill_leaves_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let error =
-            Scratch::create(directory.path().join("s"), SIZE, 1, &deaf(true), &|_| {}).unwrap_err();
+            Scratch::create(directory.path().join("s"), SIZE, 1, &Interrupt::deaf(true), &|_| {})
+                .unwrap_err();
         assert!(
-            error.is::<crate::Interrupted>() || error.root_cause().to_string() == "interrupted"
+            error.is::<crate::interrupt::Interrupted>()
+                || error.root_cause().to_string() == "interrupted"
         );
         assert_eq!(entries(directory.path()), 0);
     }
@@ -251,10 +255,10 @@ mod tests {
     #[test]
     fn the_rate_is_tried_and_nothing_stays() {
         let directory = tempfile::tempdir().unwrap();
-        let rate = fill_rate(directory.path(), &deaf(false)).unwrap();
+        let rate = fill_rate(directory.path(), &Interrupt::deaf(false)).unwrap();
         assert!(rate.is_finite() && rate > 0.0, "{rate}");
-        assert!(fill_rate(directory.path(), &deaf(true)).is_err());
-        assert!(fill_rate(&directory.path().join("missing"), &deaf(false)).is_err());
+        assert!(fill_rate(directory.path(), &Interrupt::deaf(true)).is_err());
+        assert!(fill_rate(&directory.path().join("missing"), &Interrupt::deaf(false)).is_err());
         assert_eq!(entries(directory.path()), 0);
     }
 
@@ -279,21 +283,22 @@ mod tests {
         let message = format!("{:#}", explain_full(full(), 3 << 20, 8 << 20));
         assert!(message.starts_with("the disk was full after 3M of 8M: use a"), "{message}");
         assert!(message.ends_with("No space left on device (os error 28)"), "{message}");
-        let other = explain_full(anyhow::Error::from(crate::Interrupted), 0, 1);
-        assert!(other.is::<crate::Interrupted>());
+        let other = explain_full(anyhow::Error::from(crate::interrupt::Interrupted), 0, 1);
+        assert!(other.is::<crate::interrupt::Interrupted>());
     }
 
     #[test]
     fn a_device_that_is_full_ends_the_fill() {
         let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let error = fill(file, 2 << 20, 1, &deaf(false), &|_| {}).unwrap_err();
+        let error = fill(file, 2 << 20, 1, &Interrupt::deaf(false), &|_| {}).unwrap_err();
         assert!(error.to_string().starts_with("the disk was full after 0 of 2M"), "{error}");
     }
 
     #[test]
     fn a_missing_directory_is_named() {
         let missing = Path::new("/nonexistent/dir");
-        let error = Scratch::create(missing.join("s"), SIZE, 1, &deaf(false), &|_| {}).unwrap_err();
+        let error = Scratch::create(missing.join("s"), SIZE, 1, &Interrupt::deaf(false), &|_| {})
+            .unwrap_err();
         assert!(format!("{error:#}").contains("/nonexistent/dir"), "{error:#}");
     }
 }

@@ -16,13 +16,17 @@ const FILLED_WITHIN: Duration = Duration::from_secs(10);
 
 /// How to make the storages of a command once more.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Renewal<'a> {
-    pub(crate) plan: &'a StoragePlan,
-    pub(crate) directory: &'a Path,
+pub struct Renewal<'a> {
+    /// What is made anew.
+    pub plan: &'a StoragePlan,
+    /// Where scratch files lie.
+    pub directory: &'a Path,
     /// Of each disk.
-    pub(crate) size: Bytes,
-    pub(crate) seed: u64,
-    pub(crate) mapper: &'a Mapper,
+    pub size: Bytes,
+    /// What files are filled with comes from this.
+    pub seed: u64,
+    /// What makes stripes and delays.
+    pub mapper: &'a Mapper,
 }
 
 impl Renewal<'_> {
@@ -30,7 +34,7 @@ impl Renewal<'_> {
     ///
     /// # Errors
     /// The step that failed, or `Interrupted`; there are no storages then.
-    pub(crate) fn renew(
+    pub fn renew(
         &self,
         storages: &mut Storages,
         round: u16,
@@ -49,7 +53,7 @@ impl Renewal<'_> {
 
 /// Why storage that took so long to make, and may be preconditioned, stays as it is, if it does: a sentence without its full
 /// stop.
-pub(crate) fn stays(took: Duration, preconditioned: bool) -> Option<String> {
+pub fn stays(took: Duration, preconditioned: bool) -> Option<String> {
     let why = if preconditioned {
         "is written before it is measured".to_owned()
     } else if took > FILLED_WITHIN {

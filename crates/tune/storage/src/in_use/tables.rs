@@ -8,16 +8,17 @@ use plan::lists::unique;
 
 /// A line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mount {
+pub struct Mount {
     /// Major and minor; some file systems have one that is no device's.
-    pub(crate) device: (u32, u32),
-    pub(crate) at: PathBuf,
+    pub device: (u32, u32),
+    /// Where it is mounted.
+    pub at: PathBuf,
     /// What was mounted, as it was named.
-    pub(crate) source: PathBuf,
+    pub source: PathBuf,
     /// `ext4`.
-    pub(crate) kind: String,
+    pub kind: String,
     /// Of the mount and of the file system, each once: `rw,relatime,discard`.
-    pub(crate) options: String,
+    pub options: String,
 }
 
 /// A lock on bytes of a file.
@@ -37,7 +38,7 @@ impl Lock {
 }
 
 /// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`
-pub(crate) fn mounts(text: &str) -> Vec<Mount> {
+pub fn mounts(text: &str) -> Vec<Mount> {
     let mount = |line: &str| {
         let (first, second) = line.split_once(" - ")?;
         let (mut first, mut second) = (first.split(' '), second.split(' '));
@@ -52,7 +53,7 @@ pub(crate) fn mounts(text: &str) -> Vec<Mount> {
 }
 
 /// The first column of `/proc/swaps`, without its head.
-pub(crate) fn swaps(text: &str) -> Vec<PathBuf> {
+pub fn swaps(text: &str) -> Vec<PathBuf> {
     let names = text.lines().skip(1).filter_map(|line| line.split_whitespace().next());
     names.map(unescaped).collect()
 }
@@ -84,7 +85,7 @@ fn lock(line: &str) -> Option<Lock> {
 }
 
 /// `8:16`.
-pub(crate) fn device_number(text: &str, radix: u32) -> Option<(u32, u32)> {
+pub fn device_number(text: &str, radix: u32) -> Option<(u32, u32)> {
     let (major, minor) = text.split_once(':')?;
     let number = |text| u32::from_str_radix(text, radix).ok();
     Some((number(major)?, number(minor)?))

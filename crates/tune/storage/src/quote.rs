@@ -8,7 +8,7 @@ const UNWRITABLE: char = '\u{fffd}';
 const FIRST: [&str; 5] = ["driver", "qom-type", "type", "id", "node-name"];
 
 /// An argument as a POSIX shell takes it.
-pub(crate) fn shell(argument: &str) -> String {
+pub fn shell(argument: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./,=:@%+".contains(&byte);
     if !argument.is_empty() && argument.bytes().all(plain) {
         return argument.to_owned();
@@ -17,7 +17,7 @@ pub(crate) fn shell(argument: &str) -> String {
 }
 
 /// JSON on one line, what names an object first.
-pub(crate) fn json(value: &Value) -> String {
+pub fn json(value: &Value) -> String {
     match value {
         Value::Object(map) => {
             let place = |name: &str| FIRST.iter().position(|first| *first == name);
@@ -37,12 +37,12 @@ pub(crate) fn json(value: &Value) -> String {
 }
 
 /// A value in QEMU's `key=value,…`, where a comma is doubled.
-pub(crate) fn keyval(value: &str) -> String {
+pub fn keyval(value: &str) -> String {
     value.replace(',', ",,")
 }
 
 /// An attribute or text of XML, which has no way to write control characters.
-pub(crate) fn xml(text: &str) -> String {
+pub fn xml(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
         match letter {
@@ -61,12 +61,12 @@ pub(crate) fn xml(text: &str) -> String {
 }
 
 /// Lines as comments that begin with `#`.
-pub(crate) fn hash_comment(lines: &[String]) -> String {
+pub fn hash_comment(lines: &[String]) -> String {
     lines.iter().map(|line| format!("# {}\n", one_line(line))).collect()
 }
 
 /// Lines as one comment of XML, in which `--` may not be.
-pub(crate) fn xml_comment(lines: &[String]) -> String {
+pub fn xml_comment(lines: &[String]) -> String {
     let lines: Vec<_> =
         lines.iter().map(|line| one_line(line).replace("--", "-\u{2010}")).collect();
     format!("<!-- {} -->\n", lines.join("\n     "))

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 
 use crate::clock;
-use crate::storage::*;
+use crate::storages::*;
 
 pub(super) const SIZE: Bytes = Bytes(16 << 20);
 /// All that storage is made with.

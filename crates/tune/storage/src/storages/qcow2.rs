@@ -17,7 +17,7 @@ use super::tools::{QEMU_IMG, Tools, word};
 use crate::interrupt::Interrupt;
 
 /// The options of `qemu-img create -o`, if there are any.
-pub(crate) fn create_options(image: &Qcow2) -> String {
+pub fn create_options(image: &Qcow2) -> String {
     let cluster = image.cluster.map(|cluster| format!("cluster_size={}", cluster.0));
     let preallocation = (image.preallocation != Preallocation::Off)
         .then(|| format!("preallocation={}", image.preallocation));
@@ -151,7 +151,7 @@ mod tests {
     use plan::variant::Image;
 
     use super::*;
-    use crate::interrupt::tests::deaf;
+    use crate::interrupt::Interrupt;
 
     fn options(text: &str) -> String {
         match text.parse().unwrap() {
@@ -179,9 +179,9 @@ mod tests {
         for file in &files {
             std::fs::write(file, "........").unwrap();
         }
-        spread(&source, &files, 4, &deaf(false)).unwrap();
+        spread(&source, &files, 4, &Interrupt::deaf(false)).unwrap();
         assert_eq!(std::fs::read(&files[0]).unwrap(), b"aaaacccc");
         assert_eq!(std::fs::read(&files[1]).unwrap(), b"bbbbdd..");
-        assert!(spread(&source, &files, 4, &deaf(true)).is_err());
+        assert!(spread(&source, &files, 4, &Interrupt::deaf(true)).is_err());
     }
 }

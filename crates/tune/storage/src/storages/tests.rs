@@ -10,7 +10,7 @@ use self::bed::{Bed, POLL, SIZE, TOOLS, variant};
 pub(crate) use self::bed::{directory, program, skipped, wait_until};
 use super::*;
 use crate::clock;
-use crate::interrupt::tests::deaf;
+use crate::interrupt::{Interrupt, Interrupted};
 use crate::target::Origin;
 
 /// The virtual disk of an image in a file, as a raw file beside it.
@@ -35,7 +35,7 @@ fn raw_disks_are_files_of_noise() {
     let two = Variant { disks: 2, ..Variant::default() };
     let heard = std::cell::Cell::new(0);
     let report = |bytes| heard.set(bytes);
-    let storages = bed.prepare_heard(&[two], &deaf(false), &report).unwrap();
+    let storages = bed.prepare_heard(&[two], &Interrupt::deaf(false), &report).unwrap();
     assert_eq!(heard.get(), StoragePlan::new(&[two]).fill_bytes(SIZE));
     let disks = storages.disks(&two);
     let contents: Vec<_> =
@@ -53,7 +53,7 @@ fn file_systems_are_made_mounted_and_taken_away() {
     let Some(bed) = Bed::new() else { return };
     for (fs, magic) in [("ext4", "ext4"), ("xfs", "xfs")] {
         let variants = [variant("raw", fs, "none", "0"), variant("qcow2", fs, "2x64k", "1ms")];
-        let storages = bed.prepare(&variants, &deaf(false)).unwrap();
+        let storages = bed.prepare(&variants, &Interrupt::deaf(false)).unwrap();
         for variant in &variants {
             let disk = storages.disks(variant).remove(0);
             assert_eq!(crate::machine::file_system(&disk.files[0]), magic);
@@ -69,7 +69,7 @@ fn images_are_filled_or_empty() {
     let Some(bed) = Bed::new() else { return };
     let full = variant("qcow2:cluster=4k:cache=1M:preallocation=metadata", "here", "none", "0");
     let empty = variant("qcow2:empty", "here", "none", "0");
-    let storages = bed.prepare(&[full, empty], &deaf(false)).unwrap();
+    let storages = bed.prepare(&[full, empty], &Interrupt::deaf(false)).unwrap();
     let disk = storages.disks(&full).remove(0);
     assert_eq!((disk.bytes, disk.format, disk.host_path()), (SIZE.0, full.image, None));
     assert_eq!(disk_bytes(&disk.files[0]).unwrap(), Some(SIZE.0));
@@ -83,9 +83,9 @@ fn images_are_filled_or_empty() {
     let words = [&words[..], &[disk.files[0].as_os_str()]].concat();
     let qemu_io = std::process::Command::new("qemu-io").args(&words).output().unwrap();
     assert!(qemu_io.status.success() && allocated() > before);
-    storages.reset(&empty, &bed.tools, &deaf(false)).unwrap();
+    storages.reset(&empty, &bed.tools, &Interrupt::deaf(false)).unwrap();
     assert_eq!(allocated(), before);
-    storages.reset(&full, &bed.tools, &deaf(false)).unwrap();
+    storages.reset(&full, &bed.tools, &Interrupt::deaf(false)).unwrap();
     assert!(is_noise(&raw_of(&storages.disks(&full)[0].files[0])), "only empty ones are reset");
     drop(storages);
     bed.check_clean();
@@ -95,7 +95,7 @@ fn images_are_filled_or_empty() {
 fn stripes_of_ringloom_hold_the_image_in_turn() {
     let Some(bed) = Bed::new() else { return };
     let striped = variant("qcow2", "here", "3x64k", "500us");
-    let storages = bed.prepare(&[striped], &deaf(false)).unwrap();
+    let storages = bed.prepare(&[striped], &Interrupt::deaf(false)).unwrap();
     let disk = storages.disks(&striped).remove(0);
     assert_eq!((disk.files.len(), disk.chunk), (3, Some(64 << 10)));
     assert_eq!(disk.delay, Duration::from_micros(500));
@@ -127,7 +127,8 @@ fn a_missing_program_is_named_and_nothing_is_left() {
         let Some(bed) = Bed::new() else { return };
         let others: Vec<_> = TOOLS.into_iter().filter(|name| *name != missing).collect();
         let bed = bed.with_programs(&others);
-        let error = bed.prepare(&[variant(image, fs, "none", "0")], &deaf(false)).unwrap_err();
+        let error =
+            bed.prepare(&[variant(image, fs, "none", "0")], &Interrupt::deaf(false)).unwrap_err();
         let message = format!("{error:#}");
         let expected = format!("{missing} is not installed: install the package {package}");
         assert!(message.contains(&expected), "{message}");
@@ -154,7 +155,7 @@ fn a_step_that_fails_leaves_nothing() {
             bed.fake("losetup", &format!("case $1 in --detach) exit 0;; esac; {script}"));
         }
         let variant = variant("qcow2", "ext4", "2x64k", "0");
-        let error = bed.prepare(&[variant], &deaf(false)).unwrap_err();
+        let error = bed.prepare(&[variant], &Interrupt::deaf(false)).unwrap_err();
         assert!(format!("{error:#}").starts_with("make the "), "{error:#}");
         bed.check_clean();
     }
@@ -173,7 +174,7 @@ fn a_signal_in_any_step_leaves_nothing() {
         // What it does is done when the signal comes.
         let hang = format!("{real} \"$@\" > /dev/null; touch {place}; exec sleep 100");
         bed.fake(name, &format!("[ $1 = {first} ] || exec {real} \"$@\"; {hang}"));
-        let interrupt = deaf(false);
+        let interrupt = Interrupt::deaf(false);
         let error = std::thread::scope(|scope| {
             scope.spawn(|| {
                 wait_until(|| marker.exists(), || format!("{name} {first} was never started"));
@@ -181,7 +182,7 @@ fn a_signal_in_any_step_leaves_nothing() {
             });
             bed.prepare(&[variant("qcow2", "xfs", "none", "0")], &interrupt).unwrap_err()
         });
-        assert_eq!(crate::exit_code(&error), 130, "{error:#}");
+        assert!(Interrupted::caused(&error), "{error:#}");
         bed.check_clean();
     }
 }
@@ -191,14 +192,14 @@ fn a_signal_while_filling_leaves_nothing() {
     let Some(bed) = Bed::new() else { return };
     let variants = [variant("raw", "here", "none", "0"), variant("raw", "ext4", "4x64k", "2ms")];
     for limit in [0, SIZE.0 / 2, SIZE.0 + (1 << 20), SIZE.0 * 2 - 1] {
-        let interrupt = deaf(false);
+        let interrupt = Interrupt::deaf(false);
         let raise = |bytes| {
             if bytes > limit {
                 interrupt.raise();
             }
         };
         let error = bed.prepare_heard(&variants, &interrupt, &raise).unwrap_err();
-        assert_eq!(crate::exit_code(&error), 130, "{error:#}");
+        assert!(Interrupted::caused(&error), "{error:#}");
         bed.check_clean();
     }
 }
@@ -209,7 +210,8 @@ fn an_existing_file_is_never_overwritten() {
     let name = format!("ringloom-scratch-{}-0.ext4", std::process::id());
     let path = bed.directory.path().join(name);
     std::fs::write(&path, "mine").unwrap();
-    let error = bed.prepare(&[variant("raw", "ext4", "none", "0")], &deaf(false)).unwrap_err();
+    let error =
+        bed.prepare(&[variant("raw", "ext4", "none", "0")], &Interrupt::deaf(false)).unwrap_err();
     assert!(format!("{error:#}").contains("File exists"), "{error:#}");
     assert_eq!(std::fs::read(&path).unwrap(), b"mine");
     std::fs::remove_file(path).unwrap();
@@ -227,7 +229,7 @@ impl<'a> Small<'a> {
     fn new(bed: &'a Bed) -> Self {
         let mut undo = Undo::new(&bed.tools);
         let base = bed.directory.path().join("small");
-        let interrupt = deaf(false);
+        let interrupt = Interrupt::deaf(false);
         let fs = FileSystem::Ext4;
         let mounted = container::mount_fresh(fs, &base, 0, &bed.tools, &mut undo, &interrupt);
         Self { bed, undo, place: mounted.unwrap().unwrap() }
@@ -251,7 +253,7 @@ fn too_little_room_is_said_before_anything_is_made() {
     let Some(bed) = Bed::new() else { return };
     let mut small = Small::new(&bed);
     small.occupy(100 << 20);
-    let interrupt = deaf(false);
+    let interrupt = Interrupt::deaf(false);
     let workshop = small.workshop(&interrupt, &|_| {});
     let many = Variant { disks: 3, ..Variant::default() };
     let error = StoragePlan::new(&[many]).check(&workshop).unwrap_err().to_string();
@@ -272,7 +274,7 @@ fn too_little_room_is_said_before_anything_is_made() {
 fn a_disk_that_fills_up_is_explained() {
     let Some(bed) = Bed::new() else { return };
     let mut small = Small::new(&bed);
-    let interrupt = deaf(false);
+    let interrupt = Interrupt::deaf(false);
     let variants =
         [variant("qcow2:empty", "here", "none", "0"), variant("raw", "here", "none", "0")];
     let plan = StoragePlan::new(&variants[..1]);
@@ -333,7 +335,7 @@ fn what_cannot_be_taken_away_does_not_keep_the_rest() {
     let Some(bed) = Bed::new() else { return };
     let bed = bed.with_programs(&TOOLS);
     let ext4 = variant("raw", "ext4", "none", "0");
-    let storages = bed.prepare(&[ext4], &deaf(false)).unwrap();
+    let storages = bed.prepare(&[ext4], &Interrupt::deaf(false)).unwrap();
     // The loop device cannot be detached; the mount and the files go all the same.
     bed.fake("losetup", "echo busy >&2; exit 1");
     drop(storages);
@@ -390,7 +392,7 @@ fn daemons_open_what_is_described() {
         variant("qcow2:cache=1M", "here", "none", "0"),
         variant("qcow2:cluster=4k:preallocation=falloc:empty", "ext4", "none", "0"),
     ];
-    let storages = bed.prepare(&variants, &deaf(false)).unwrap();
+    let storages = bed.prepare(&variants, &Interrupt::deaf(false)).unwrap();
     for variant in &variants {
         let disk = storages.disks(variant).remove(0);
         for aio in [Aio::Auto, Aio::Native, Aio::Threads, Aio::IoUring] {
@@ -445,7 +447,7 @@ fn layers_of_the_kernel() {
         return;
     }
     let tools = Tools::of_system();
-    let mapper = Mapper::probe(&tools, &deaf(false)).unwrap();
+    let mapper = Mapper::probe(&tools, &Interrupt::deaf(false)).unwrap();
     let (directory, programs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let bed = Bed { directory, programs, tools, mapper };
     // In the order of storages: of the key, stripes come before the delay.
@@ -455,7 +457,7 @@ fn layers_of_the_kernel() {
         variant("raw", "here", "4x64k", "20ms"),
         variant("qcow2", "here", "2x64k", "1ms"),
     ];
-    let storages = bed.prepare(&variants, &deaf(false)).unwrap();
+    let storages = bed.prepare(&variants, &Interrupt::deaf(false)).unwrap();
     for (number, variant) in variants.iter().enumerate() {
         let layers = bed.mapper.layers(variant.stripe, variant.delay);
         assert_eq!(layers, Layers::Kernel, "{variant}");

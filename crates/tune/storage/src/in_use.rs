@@ -9,7 +9,7 @@
 //! Invariants: finding (`find`) and judging (`judge`) are apart; judging is pure.
 //! Limits: without root, the locks of other users' processes are seen without their names.
 
-pub(crate) mod tables;
+pub mod tables;
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -47,7 +47,7 @@ struct Kernel {
 
 /// A process, as far as we may know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Process {
+pub struct Process {
     pid: u32,
     name: String,
 }
@@ -60,33 +60,44 @@ impl fmt::Display for Process {
 
 /// What somebody may do with the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Access {
+pub enum Access {
+    /// Reads it.
     Reads,
+    /// Writes it.
     Writes,
 }
 
 /// One use of the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
+pub enum Use {
     /// The device, or a partition of it, is mounted here.
     Mounted {
+        /// What is mounted.
         device: String,
+        /// Where.
         at: PathBuf,
     },
+    /// It holds swapped memory.
     Swap,
     /// Another block device stands on it, by name.
     Holder {
+        /// What lies on it.
         device: String,
+        /// The name of that.
         name: String,
     },
     /// A loop device shows it.
     Loop {
+        /// The loop device.
         device: String,
+        /// What that may do.
         access: Access,
     },
     /// A lock of QEMU, qemu-img, qemu-storage-daemon or ringloom.
     Image {
+        /// What it may do.
         access: Access,
+        /// Which process, where that is known.
         by: Option<Process>,
     },
     /// Somebody has the device for itself, and nothing above tells who.
@@ -144,7 +155,7 @@ impl fmt::Display for Use {
 ///
 /// # Errors
 /// Who uses it and what to do, or that it cannot be found out.
-pub(crate) fn check(path: &Path, writes: Writes) -> Result<Vec<String>> {
+pub fn check(path: &Path, writes: Writes) -> Result<Vec<String>> {
     let kernel = Kernel { proc: PathBuf::from("/proc"), sys: PathBuf::from("/sys") };
     let uses =
         find(&kernel, path).with_context(|| format!("disk {}: who uses it", path.display()))?;
@@ -155,7 +166,7 @@ pub(crate) fn check(path: &Path, writes: Writes) -> Result<Vec<String>> {
 ///
 /// # Errors
 /// Who uses it and what to do.
-pub(crate) fn judge(path: &Path, writes: Writes, uses: &[Use]) -> Result<Vec<String>> {
+pub fn judge(path: &Path, writes: Writes, uses: &[Use]) -> Result<Vec<String>> {
     let spoils = |one: &&Use| writes == Writes::Allowed || one.access() == Access::Writes;
     if let Some(one) = uses.iter().find(spoils) {
         let name = path.display();

@@ -3,11 +3,11 @@
 use plan::variant::FileSystem;
 
 use super::*;
-use crate::interrupt::tests::deaf;
-use crate::storage::container::{attach, mount_fresh};
-use crate::storage::tests::{directory, program, skipped, wait_until};
-use crate::storage::tools::{LOSETUP, Tools, check_root};
-use crate::storage::undo::{Step, Undo};
+use crate::interrupt::Interrupt;
+use crate::storages::container::{attach, mount_fresh};
+use crate::storages::tests::{directory, program, skipped, wait_until};
+use crate::storages::tools::{LOSETUP, Tools, check_root};
+use crate::storages::undo::{Step, Undo};
 
 fn judged(writes: Writes, uses: &[Use]) -> Result<Vec<String>, String> {
     judge(Path::new("/d/disk"), writes, uses).map_err(|error| error.to_string())
@@ -159,7 +159,7 @@ fn a_file_behind_a_loop_device_is_in_use() {
     let Some((directory, path)) = file() else { return };
     let tools = Tools::of_system();
     let mut undo = Undo::new(&tools);
-    let device = attach(&path, &tools, &mut undo, &deaf(false)).unwrap();
+    let device = attach(&path, &tools, &mut undo, &Interrupt::deaf(false)).unwrap();
     let name = device.display().to_string();
     check_refused(&path, Writes::Skipped, &["in use", &name, &format!("losetup -d {name}")]);
     let link = directory.path().join("another-name");
@@ -174,7 +174,7 @@ fn a_file_behind_a_loop_device_is_in_use() {
     let mut undo = Undo::new(&tools);
     let words = ["--find", "--show", "--read-only"].map(AsRef::as_ref);
     let words = [&words[..], &[path.as_os_str()]].concat();
-    let device = tools.run(LOSETUP, &words, &deaf(false)).unwrap();
+    let device = tools.run(LOSETUP, &words, &Interrupt::deaf(false)).unwrap();
     undo.push(Step::Loop(PathBuf::from(device.trim())));
     check_refused(&path, Writes::Allowed, &[device.trim()]);
     let notes = check(&path, Writes::Skipped).unwrap();
@@ -186,7 +186,7 @@ fn a_device_that_somebody_has_alone_is_in_use() {
     let Some((_directory, path)) = file() else { return };
     let tools = Tools::of_system();
     let mut undo = Undo::new(&tools);
-    let device = attach(&path, &tools, &mut undo, &deaf(false)).unwrap();
+    let device = attach(&path, &tools, &mut undo, &Interrupt::deaf(false)).unwrap();
     let flag = i32::try_from(OFlags::EXCL.bits()).unwrap();
     let alone = OpenOptions::new().read(true).custom_flags(flag).open(&device).unwrap();
     check_refused(&device, Writes::Skipped, &["for itself", "end that program"]);
@@ -205,7 +205,7 @@ fn a_mounted_device_is_in_use() {
     let tools = Tools::of_system();
     let mut undo = Undo::new(&tools);
     let base = directory.path().join("fs");
-    let interrupt = deaf(false);
+    let interrupt = Interrupt::deaf(false);
     let mounted =
         mount_fresh(FileSystem::Ext4, &base, 0, &tools, &mut undo, &interrupt).unwrap().unwrap();
     let mounts = tables::mounts(&std::fs::read_to_string("/proc/self/mountinfo").unwrap());

@@ -9,16 +9,20 @@ use serde::{Deserialize, Serialize};
 
 /// The machine of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Machine {
-    pub(crate) cpu: String,
+pub struct Machine {
+    /// Its name.
+    pub cpu: String,
     /// The cores this process may use.
-    pub(crate) cores: usize,
-    pub(crate) memory_kib: u64,
-    pub(crate) kernel: String,
+    pub cores: usize,
+    /// All of it, used or not.
+    pub memory_kib: u64,
+    /// System, release and architecture.
+    pub kernel: String,
 }
 
 impl Machine {
-    pub(crate) fn read() -> Self {
+    /// Of this machine.
+    pub fn read() -> Self {
         let uname = rustix::system::uname();
         let kernel = format!(
             "{} {} {}",
@@ -35,7 +39,7 @@ impl Machine {
 }
 
 /// The names of the file systems on which images usually lie; the number in hexadecimal for others.
-pub(crate) fn file_system(path: &Path) -> String {
+pub fn file_system(path: &Path) -> String {
     let Ok(statistics) = rustix::fs::statfs(path) else {
         return "unknown".to_owned();
     };
@@ -56,7 +60,7 @@ pub(crate) fn file_system(path: &Path) -> String {
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// Whether both are there and one file, whatever its names.
-pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
+pub fn is_same(one: &Path, other: &Path) -> bool {
     let identity = |path: &Path| path.metadata().ok().map(|it| (it.dev(), it.ino()));
     identity(one).is_some_and(|one| identity(other) == Some(one))
 }

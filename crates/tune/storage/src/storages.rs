@@ -8,14 +8,14 @@
 //! goes, after an error or a signal too. Subjects must have closed their disks by then.
 //! Not here: what the user's PATH is (`target`) and who uses it (`in_use`).
 
-pub(crate) mod container;
+pub mod container;
 mod files;
 mod layout;
 mod mapper;
 mod qcow2;
 mod renewal;
-pub(crate) mod tools;
-pub(crate) mod undo;
+pub mod tools;
+pub mod undo;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,12 +28,12 @@ use crate::interrupt::Interrupt;
 use crate::scratch::{Scratch, free_bytes};
 use crate::target::{Kind, Target, disk_bytes};
 
-pub(crate) use files::DiskFiles;
-pub(crate) use layout::{StorageKey, StoragePlan};
-pub(crate) use mapper::Mapper;
-pub(crate) use qcow2::create_options;
-pub(crate) use renewal::{Renewal, stays};
-pub(crate) use tools::{Tools, VIRSH};
+pub use files::DiskFiles;
+pub use layout::{StorageKey, StoragePlan};
+pub use mapper::Mapper;
+pub use qcow2::create_options;
+pub use renewal::{Renewal, stays};
+pub use tools::{Tools, VIRSH};
 
 use layout::Room;
 use plan::lists::unique;
@@ -46,17 +46,21 @@ const FULL_BYTES: u64 = 1 << 20;
 
 /// Where and how storage is made.
 #[derive(Clone, Copy)]
-pub(crate) struct Workshop<'a> {
+pub struct Workshop<'a> {
     /// Absolute; all files lie in it or in file systems in it.
-    pub(crate) directory: &'a Path,
+    pub directory: &'a Path,
     /// Of each disk, a multiple of 1 MiB.
-    pub(crate) size: Bytes,
-    pub(crate) seed: u64,
-    pub(crate) tools: &'a Tools,
-    pub(crate) mapper: &'a Mapper,
-    pub(crate) interrupt: &'a Interrupt,
+    pub size: Bytes,
+    /// What it is filled with comes from this.
+    pub seed: u64,
+    /// The programs that make storages.
+    pub tools: &'a Tools,
+    /// What makes stripes and delays.
+    pub mapper: &'a Mapper,
+    /// What ends it early.
+    pub interrupt: &'a Interrupt,
     /// Hears the bytes written so far, of `StoragePlan::fill_bytes`.
-    pub(crate) report: &'a dyn Fn(u64),
+    pub report: &'a dyn Fn(u64),
 }
 
 impl std::fmt::Debug for Workshop<'_> {
@@ -70,7 +74,7 @@ impl std::fmt::Debug for Workshop<'_> {
 
 /// The disks of all variants.
 #[derive(Debug, Default)]
-pub(crate) struct Storages {
+pub struct Storages {
     by_key: BTreeMap<StorageKey, Storage>,
 }
 
@@ -89,7 +93,7 @@ impl Storages {
     ///
     /// # Errors
     /// The step that failed, or `Interrupted`; what had been made is gone then.
-    pub(crate) fn prepare(plan: &StoragePlan, workshop: &Workshop<'_>) -> Result<Self> {
+    pub fn prepare(plan: &StoragePlan, workshop: &Workshop<'_>) -> Result<Self> {
         let mut by_key = BTreeMap::new();
         let mut filled = 0;
         for (number, (key, disks)) in plan.storages.iter().enumerate() {
@@ -104,7 +108,7 @@ impl Storages {
     ///
     /// # Errors
     /// If a variant needs storage that only a scratch file can have.
-    pub(crate) fn of_user(target: &Target, variants: &[Variant]) -> Result<Self> {
+    pub fn of_user(target: &Target, variants: &[Variant]) -> Result<Self> {
         let mut by_key = BTreeMap::new();
         for variant in variants {
             let disk = user_disk(target, variant)?;
@@ -117,18 +121,18 @@ impl Storages {
     }
 
     /// Whether there are any.
-    pub(crate) fn are_made(&self) -> bool {
+    pub fn are_made(&self) -> bool {
         !self.by_key.is_empty()
     }
 
     /// The files and devices of all raw disks.
-    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+    pub fn paths(&self) -> Vec<PathBuf> {
         let disks = self.by_key.values().flat_map(|storage| &storage.disks);
         unique(disks.filter(|disk| disk.format == Image::Raw).flat_map(|disk| disk.files.clone()))
     }
 
     /// The disks of a variant: those of the first machine, then those of the second and so on.
-    pub(crate) fn disks(&self, variant: &Variant) -> Vec<DiskFiles> {
+    pub fn disks(&self, variant: &Variant) -> Vec<DiskFiles> {
         let disks = self.storage(variant).disks.iter().take(variant.disks_in_all().into());
         disks.cloned().map(|disk| DiskFiles { format: variant.image, ..disk }).collect()
     }
@@ -138,12 +142,7 @@ impl Storages {
     ///
     /// # Errors
     /// If an image cannot be made, or `Interrupted`.
-    pub(crate) fn reset(
-        &self,
-        variant: &Variant,
-        tools: &Tools,
-        interrupt: &Interrupt,
-    ) -> Result<()> {
+    pub fn reset(&self, variant: &Variant, tools: &Tools, interrupt: &Interrupt) -> Result<()> {
         let Image::Qcow2(image @ Qcow2 { content: Content::Empty, .. }) = variant.image else {
             return Ok(());
         };
@@ -159,7 +158,7 @@ impl Storages {
 
     /// Whether the disk below a variant is full, which ends runs with I/O errors: a sentence for
     /// that error.
-    pub(crate) fn shortage(&self, variant: &Variant) -> Option<String> {
+    pub fn shortage(&self, variant: &Variant) -> Option<String> {
         let disk = self.storage(variant).disks.first()?;
         let path = disk.files.first().filter(|_| disk.kind == Kind::File)?;
         let directory = path.parent()?;

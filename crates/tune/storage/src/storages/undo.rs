@@ -22,9 +22,10 @@ const BUSY_LIMIT: Duration = Duration::from_secs(10);
 
 /// Something that exists until it is taken away.
 #[derive(Debug)]
-pub(crate) enum Step {
+pub enum Step {
     /// A file with data; removes itself.
     Scratch(Scratch),
+    /// A file.
     File(PathBuf),
     /// An empty directory.
     Directory(PathBuf),
@@ -50,18 +51,19 @@ impl fmt::Display for Step {
 
 /// The steps so far.
 #[derive(Debug)]
-pub(crate) struct Undo {
+pub struct Undo {
     tools: Tools,
     steps: Vec<Step>,
 }
 
 impl Undo {
-    pub(crate) fn new(tools: &Tools) -> Self {
+    /// Nothing so far, to be undone with these programs.
+    pub fn new(tools: &Tools) -> Self {
         Self { tools: tools.clone(), steps: Vec::new() }
     }
 
     /// Call it as soon as the thing exists.
-    pub(crate) fn push(&mut self, step: Step) {
+    pub fn push(&mut self, step: Step) {
         self.steps.push(step);
     }
 
@@ -69,7 +71,7 @@ impl Undo {
     ///
     /// # Errors
     /// If that cannot be done; it counts as taken away, and is named in the error.
-    pub(crate) fn pop(&mut self) -> Result<()> {
+    pub fn pop(&mut self) -> Result<()> {
         match self.steps.pop() {
             Some(step) => self.take_away(step),
             None => Ok(()),

@@ -20,7 +20,7 @@ const FILE_UNIT_BYTES: u64 = 1 << 20;
 
 /// What is below a variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct StorageKey {
+pub struct StorageKey {
     pub(super) image: Image,
     pub(super) fs: FileSystem,
     pub(super) stripe: Stripe,
@@ -28,7 +28,8 @@ pub(crate) struct StorageKey {
 }
 
 impl StorageKey {
-    pub(crate) fn of(variant: &Variant) -> Self {
+    /// Of a variant.
+    pub fn of(variant: &Variant) -> Self {
         let Variant { image, fs, stripe, delay, .. } = *variant;
         // How much of its tables a program keeps in memory does not change the image.
         let image = match image {
@@ -53,12 +54,13 @@ impl StorageKey {
 
 /// Every storage with the most disks that a variant wants of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct StoragePlan {
+pub struct StoragePlan {
     pub(super) storages: BTreeMap<StorageKey, u16>,
 }
 
 impl StoragePlan {
-    pub(crate) fn new(variants: &[Variant]) -> Self {
+    /// Of all of these, each storage once.
+    pub fn new(variants: &[Variant]) -> Self {
         let mut storages = BTreeMap::new();
         for variant in variants {
             let disks = storages.entry(StorageKey::of(variant)).or_insert(0);
@@ -68,13 +70,13 @@ impl StoragePlan {
     }
 
     /// Whether it is one file.
-    pub(crate) fn is_plain(&self) -> bool {
+    pub fn is_plain(&self) -> bool {
         let files = self.storages.iter().map(|(key, disks)| (key.members(1).0 * disks, key));
         matches!(&files.collect::<Vec<_>>()[..], [(1, key)] if key.image == Image::Raw)
     }
 
     /// How much is written before the first run, for the estimate and the bar.
-    pub(crate) fn fill_bytes(&self, size: Bytes) -> u64 {
+    pub fn fill_bytes(&self, size: Bytes) -> u64 {
         let of_one = |key: &StorageKey| match key.image {
             Image::Raw => {
                 let (count, member) = key.members(size.0);
@@ -91,7 +93,7 @@ impl StoragePlan {
     ///
     /// # Errors
     /// What is missing; `Interrupted` after a signal.
-    pub(crate) fn check(&self, workshop: &Workshop<'_>) -> Result<()> {
+    pub fn check(&self, workshop: &Workshop<'_>) -> Result<()> {
         let (mut kept, mut temporary) = (0, 0);
         for (key, disks) in &self.storages {
             check(key.fs, workshop.tools)?;

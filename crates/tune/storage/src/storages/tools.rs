@@ -24,17 +24,19 @@ const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"]
 
 /// A program and the Debian package that has it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tool {
+pub struct Tool {
     name: &'static str,
     package: &'static str,
 }
 
-pub(crate) const LOSETUP: Tool = Tool { name: "losetup", package: "mount" };
+/// Makes loop devices.
+pub const LOSETUP: Tool = Tool { name: "losetup", package: "mount" };
 pub(super) const MKFS_EXT4: Tool = Tool { name: "mkfs.ext4", package: "e2fsprogs" };
 pub(super) const MKFS_XFS: Tool = Tool { name: "mkfs.xfs", package: "xfsprogs" };
 pub(super) const QEMU_IMG: Tool = Tool { name: "qemu-img", package: "qemu-utils" };
 pub(super) const DMSETUP: Tool = Tool { name: "dmsetup", package: "dmsetup" };
-pub(crate) const VIRSH: Tool = Tool { name: "virsh", package: "libvirt-clients" };
+/// Asks libvirt.
+pub const VIRSH: Tool = Tool { name: "virsh", package: "libvirt-clients" };
 pub(super) const MODPROBE: Tool = Tool { name: "modprobe", package: "kmod" };
 
 impl fmt::Display for Tool {
@@ -45,13 +47,13 @@ impl fmt::Display for Tool {
 
 /// Where programs are looked for.
 #[derive(Clone, Debug)]
-pub(crate) struct Tools {
+pub struct Tools {
     directories: Vec<PathBuf>,
 }
 
 impl Tools {
     /// The directories of PATH and those of the system.
-    pub(crate) fn of_system() -> Self {
+    pub fn of_system() -> Self {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let system = SYSTEM_DIRECTORIES.iter().map(PathBuf::from);
         Self { directories: std::env::split_paths(&path).chain(system).collect() }
@@ -67,7 +69,7 @@ impl Tools {
     ///
     /// # Errors
     /// If it is not installed, with the package to install.
-    pub(crate) fn find(&self, tool: Tool) -> Result<PathBuf> {
+    pub fn find(&self, tool: Tool) -> Result<PathBuf> {
         let places = self.directories.iter().map(|directory| directory.join(tool.name));
         let found = places.into_iter().find(|place| place.is_file());
         found.with_context(|| {
@@ -79,17 +81,12 @@ impl Tools {
     ///
     /// # Errors
     /// If it is missing or fails, with what it said; `Interrupted` after a signal.
-    pub(crate) fn run(
-        &self,
-        tool: Tool,
-        arguments: &[&OsStr],
-        interrupt: &Interrupt,
-    ) -> Result<String> {
+    pub fn run(&self, tool: Tool, arguments: &[&OsStr], interrupt: &Interrupt) -> Result<String> {
         self.end(tool, arguments, || Ok(interrupt.check()?))
     }
 
     /// `run` for what has to be done also after a signal: taking things away.
-    pub(crate) fn run_anyway(&self, tool: Tool, arguments: &[&OsStr]) -> Result<String> {
+    pub fn run_anyway(&self, tool: Tool, arguments: &[&OsStr]) -> Result<String> {
         self.end(tool, arguments, || Ok(()))
     }
 
@@ -142,7 +139,7 @@ fn read_all(pipe: impl Read) -> String {
 ///
 /// # Errors
 /// If not: `what` says what it was wanted for.
-pub(crate) fn check_root(what: &str) -> Result<()> {
+pub fn check_root(what: &str) -> Result<()> {
     if rustix::process::geteuid().is_root() {
         return Ok(());
     }
@@ -157,7 +154,7 @@ pub(super) fn word(path: &Path) -> &OsStr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interrupt::tests::deaf;
+    use crate::interrupt::{Interrupt, Interrupted};
 
     const SH: Tool = Tool { name: "sh", package: "dash" };
     const NOBODY: Tool = Tool { name: "no-such-tool", package: "no-such-package" };
@@ -175,8 +172,8 @@ mod tests {
 
     #[test]
     fn what_a_program_says_is_kept() {
-        assert_eq!(shell("echo yes", &deaf(false)).unwrap(), "yes\n");
-        let error = shell("echo why >&2; exit 3", &deaf(false)).unwrap_err().to_string();
+        assert_eq!(shell("echo yes", &Interrupt::deaf(false)).unwrap(), "yes\n");
+        let error = shell("echo why >&2; exit 3", &Interrupt::deaf(false)).unwrap_err().to_string();
         assert!(error.starts_with("sh -c ") && error.ends_with("exit status: 3: why"), "{error}");
     }
 
@@ -184,7 +181,7 @@ mod tests {
     fn a_signal_ends_the_program() {
         let directory = tempfile::tempdir().unwrap();
         let place = directory.path().join("pid");
-        let interrupt = deaf(false);
+        let interrupt = Interrupt::deaf(false);
         let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 100", place.display());
         let error = std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -195,7 +192,7 @@ mod tests {
             });
             shell(&script, &interrupt).unwrap_err()
         });
-        assert!(error.chain().any(|cause| cause.is::<crate::Interrupted>()), "{error:#}");
+        assert!(Interrupted::caused(&error), "{error:#}");
         let pid = std::fs::read_to_string(&place).unwrap();
         assert!(!Path::new("/proc").join(pid.trim()).exists(), "{pid} still runs");
     }

@@ -15,18 +15,21 @@ use crate::target::{Kind, Target};
 
 /// A disk that subjects can open.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DiskFiles {
-    pub(crate) format: Image,
-    pub(crate) kind: Kind,
+pub struct DiskFiles {
+    /// What is in it.
+    pub format: Image,
+    /// How it is opened.
+    pub kind: Kind,
     /// One, or one per stripe.
-    pub(crate) files: Vec<PathBuf>,
+    pub files: Vec<PathBuf>,
     /// Neighbouring bytes that lie in one file.
-    pub(crate) chunk: Option<u64>,
+    pub chunk: Option<u64>,
     /// How much later ringloom shall answer.
-    pub(crate) delay: Duration,
+    pub delay: Duration,
     /// The size a guest sees.
-    pub(crate) bytes: u64,
-    pub(crate) cache: CacheMode,
+    pub bytes: u64,
+    /// How the page cache is used.
+    pub cache: CacheMode,
 }
 
 impl DiskFiles {
@@ -47,7 +50,7 @@ impl DiskFiles {
     ///
     /// # Errors
     /// Why not, as the end of a sentence.
-    pub(crate) fn allows(&self, aio: Aio) -> Result<(), String> {
+    pub fn allows(&self, aio: Aio) -> Result<(), String> {
         match (aio, self.cache) {
             (Aio::Native, CacheMode::Buffered) => Err(
                 "aio native needs O_DIRECT, which the file system does not know: use aio threads \
@@ -62,7 +65,7 @@ impl DiskFiles {
 
     /// The engine to name to QEMU, whose own default is not its best. `io_uring` says whether QEMU
     /// has it and the host allows it.
-    pub(crate) fn qemu_aio(&self, aio: Aio, io_uring: bool) -> Aio {
+    pub fn qemu_aio(&self, aio: Aio, io_uring: bool) -> Aio {
         match (aio, self.cache) {
             (Aio::Auto, _) if io_uring => Aio::IoUring,
             (Aio::Auto, CacheMode::Direct) => Aio::Native,
@@ -73,17 +76,12 @@ impl DiskFiles {
 
     /// The graph for `blockdev-add`, without the name of its top. Only for disks without layers of
     /// ringloom, which `Variant::fits` keeps from QEMU.
-    pub(crate) fn qemu_blockdev(&self, aio: Aio, read_only: bool) -> Value {
+    pub fn qemu_blockdev(&self, aio: Aio, read_only: bool) -> Value {
         self.graph(aio, read_only)
     }
 
     /// The options of the daemon that make `node`.
-    pub(crate) fn daemon_options(
-        &self,
-        node: &str,
-        aio: Aio,
-        read_only: bool,
-    ) -> Vec<(String, String)> {
+    pub fn daemon_options(&self, node: &str, aio: Aio, read_only: bool) -> Vec<(String, String)> {
         let mut graph = self.graph(aio, read_only);
         graph["node-name"] = node.into();
         let mut words = vec![format!("driver={}", graph["driver"].as_str().unwrap_or_default())];
@@ -92,7 +90,7 @@ impl DiskFiles {
     }
 
     /// What a load on the host opens: `None` if the bytes are not those of the disk.
-    pub(crate) fn host_path(&self) -> Option<&Path> {
+    pub fn host_path(&self) -> Option<&Path> {
         match (self.files.as_slice(), self.format) {
             ([path], Image::Raw) if self.delay.is_zero() => Some(path),
             _ => None,

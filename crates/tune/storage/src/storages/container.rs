@@ -65,7 +65,7 @@ pub(super) fn check(fs: FileSystem, tools: &Tools) -> Result<()> {
 ///
 /// # Errors
 /// If a step fails, or a signal comes.
-pub(crate) fn mount_fresh(
+pub fn mount_fresh(
     fs: FileSystem,
     base: &Path,
     content: u64,
@@ -123,7 +123,7 @@ pub(super) fn reserved_file(path: &Path, bytes: u64, undo: &mut Undo) -> Result<
 ///
 /// # Errors
 /// What losetup says, or if it names no device.
-pub(crate) fn attach(
+pub fn attach(
     file: &Path,
     tools: &Tools,
     undo: &mut Undo,

@@ -10,20 +10,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// The error of a run that a signal ended. `exit_code` maps it to 130.
+/// The error of a run that a signal ended. The program exits with 130 then.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("interrupted")]
 pub struct Interrupted;
 
+impl Interrupted {
+    /// Whether a signal is what an error comes from.
+    pub fn caused(error: &anyhow::Error) -> bool {
+        error.chain().any(|cause| cause.is::<Self>())
+    }
+}
+
 /// Listens to SIGINT, SIGTERM and SIGHUP while it lives.
 #[derive(Debug)]
-pub(crate) struct Interrupt {
+pub struct Interrupt {
     flag: Arc<AtomicBool>,
     registrations: Vec<SigId>,
 }
 
 impl Interrupt {
-    pub(crate) fn listen() -> io::Result<Self> {
+    /// Listens from now on.
+    ///
+    /// # Errors
+    /// If the handlers cannot be set.
+    pub fn listen() -> io::Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         let register = |signal| signal_hook::flag::register(signal, Arc::clone(&flag));
         let registrations =
@@ -32,7 +43,10 @@ impl Interrupt {
     }
 
     /// Fails once a signal has come.
-    pub(crate) fn check(&self) -> Result<(), Interrupted> {
+    ///
+    /// # Errors
+    /// `Interrupted`.
+    pub fn check(&self) -> Result<(), Interrupted> {
         if self.flag.load(Ordering::Relaxed) { Err(Interrupted) } else { Ok(()) }
     }
 }
@@ -45,25 +59,26 @@ impl Drop for Interrupt {
     }
 }
 
+#[cfg(any(test, feature = "testing"))]
+impl Interrupt {
+    /// One that no signal reaches, for tests.
+    pub fn deaf(raised: bool) -> Self {
+        Self { flag: Arc::new(AtomicBool::new(raised)), registrations: Vec::new() }
+    }
+
+    /// What a signal does, for tests that interrupt in the middle.
+    pub fn raise(&self) {
+        self.flag.store(true, Ordering::Relaxed);
+    }
+}
+
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-
-    /// An interrupt that no signal reaches.
-    pub(crate) fn deaf(raised: bool) -> Interrupt {
-        Interrupt { flag: Arc::new(AtomicBool::new(raised)), registrations: Vec::new() }
-    }
-
-    impl Interrupt {
-        /// What a signal does, for tests that interrupt in the middle.
-        pub(crate) fn raise(&self) {
-            self.flag.store(true, Ordering::Relaxed);
-        }
-    }
 
     #[test]
     fn the_flag_decides() {
-        assert!(deaf(false).check().is_ok());
-        assert!(deaf(true).check().is_err());
+        assert!(Interrupt::deaf(false).check().is_ok());
+        assert!(Interrupt::deaf(true).check().is_err());
     }
 }
