@@ -20,9 +20,9 @@ use plan::matrix::is_worth_few;
 use plan::question::{Bound, Question, Tolerance, Want};
 use plan::variant::{Layers, Variant};
 use plan::weights::{Goal, Weight, weight_of};
+use records::steady::UnsteadyRuns;
 
 use crate::bottleneck::Bottleneck;
-use crate::steady::UnsteadyRuns;
 use crate::summary::{BLOCKS_MIN, CellSummary, FailedCell, Row};
 
 pub(crate) use self::gain::Gain;

@@ -13,8 +13,8 @@ use storage::interrupt::Interrupt;
 use storage::machine::{Machine, is_same};
 use storage::storages::Tools;
 
-use crate::domain::view::{View, parse, short};
-use crate::domain::{Domain, judge};
+use records::domain::view::{View, parse, short};
+use records::domain::{Domain, judge};
 
 /// A domain before anything is measured.
 #[derive(Debug)]

@@ -157,10 +157,10 @@ mod tests {
     use plan::contender::Contender;
     use plan::runs::Purpose;
     use plan::testing::{cell, client};
+    use records::meter::{GroupCost, GroupName, HostCpu, Role, ThreadCost};
+    use records::testing::{host_cpu, run};
 
     use super::*;
-    use crate::meter::{GroupCost, GroupName, HostCpu, Role, ThreadCost};
-    use crate::results::tests::{host_cpu, run};
     use crate::summary::summarise;
 
     /// What one iothread and two jobs of a client measured in a second.

@@ -13,8 +13,8 @@ use plan::matrix::{Entry, Matrix};
 use plan::repeats::Repeats;
 use plan::runs::{self, PlannedRun, Purpose, RunKey, watched};
 use plan::settings::Settings;
+use records::results::{RecordedRuns, Run};
 
-use crate::results::{RecordedRuns, Run};
 use crate::search::Search;
 
 /// Where a command is in its runs.
@@ -219,10 +219,10 @@ mod tests {
     use plan::matrix::Writes;
     use plan::testing::settings;
     use plan::variant::Layers;
+    use records::results::{Failure, Line};
+    use records::testing::run;
 
     use super::*;
-    use crate::results::tests::run;
-    use crate::results::{Failure, Line};
 
     /// What became of the runs of a command that goes on with these lines.
     fn command(lines: &mut Vec<Line>, works: impl Fn(&RunKey) -> bool) -> Vec<RunKey> {

@@ -22,7 +22,7 @@ pub use version::QemuVersion;
 use wanted::backend;
 pub use wanted::{Backend, Provenance, Wanted};
 
-use crate::results::Header;
+use records::results::Header;
 
 /// All names that `EmittedFile` can have.
 pub(crate) const NAMES: [&str; 6] = [

@@ -15,12 +15,12 @@ use guest::{
 };
 use plan::settings::Accel;
 use plan::settings::GuestSettings;
+use records::pinning::{CpuList, pin_each};
 use serde_json::{Value, json};
 use storage::clock;
 use storage::interrupt::Interrupt;
 use tempfile::TempDir;
 
-use crate::pinning::{CpuList, pin_each};
 use crate::progress::say;
 
 /// How long a QEMU may take to stop its guest's CPUs, or to let them run.

@@ -17,11 +17,11 @@ use load::probe::CacheMode;
 use plan::matrix::Writes;
 use plan::settings::GuestEngine;
 use plan::units::Bytes;
+use records::results::GivenGuest;
 use storage::in_use;
 use storage::target::DISK_BYTES_MIN;
 
 use self::survey::{Kind, Survey};
-use crate::results::{GivenDisk, GivenGuest};
 use crate::ssh::{Address, Check, Connection};
 
 /// Asks for everything; `device` is set in front of it.
@@ -95,15 +95,6 @@ impl Given {
 
     pub(crate) fn cache(&self) -> CacheMode {
         if self.guest.disk.direct { CacheMode::Direct } else { CacheMode::Buffered }
-    }
-}
-
-impl GivenDisk {
-    /// `64M on ext4, O_DIRECT`.
-    pub(crate) fn description(&self) -> String {
-        let cache = if self.direct { CacheMode::Direct } else { CacheMode::Buffered };
-        let cache = storage::target::cache_name(cache);
-        format!("{} on {} in your guest, {cache}", Bytes(self.bytes), self.kind)
     }
 }
 

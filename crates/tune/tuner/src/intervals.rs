@@ -7,8 +7,9 @@
 
 use std::time::Duration;
 
+use records::meter::HostCpu;
+
 use crate::calendar::{Date, exact_time_of_day};
-use crate::meter::HostCpu;
 
 /// As vdbench does.
 const LINES_PER_TITLE: usize = 20;

@@ -15,10 +15,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use plan::units::printable;
+use records::results::FILE_NAME;
 use storage::machine::is_same;
 
 use crate::report::{Part, configuration_names};
-use crate::results::FILE_NAME;
 
 /// The comparison of two results, beside its page.
 pub(crate) const COMPARISON: &str = "compare.md";

@@ -22,6 +22,7 @@ use plan::contender::{Iothreads, Subject};
 use plan::runs::{PlannedRun, Purpose, RunKey};
 use plan::settings::LoadKind;
 use plan::settings::Settings;
+use records::results::Run;
 use storage::clock;
 use storage::interrupt::Interrupt;
 use storage::storages::{DiskFiles, Renewal, Storages, Tools};
@@ -32,7 +33,6 @@ use crate::daemon::{Daemon, Running};
 use crate::given::Given;
 use crate::pace::Pace;
 use crate::progress::Progress;
-use crate::results::Run;
 
 /// Everything that stays the same from run to run.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use plan::settings::LoadKind;
 use plan::settings::Settings;
 use plan::variant::Device;
 
-use crate::results::Run;
+use records::results::Run;
 
 /// Where nobody has looked: a slow disk.
 const FILL_BYTES_PER_SECOND: f64 = 200.0 * 1024.0 * 1024.0;
@@ -232,9 +232,9 @@ mod tests {
     use plan::testing::settings;
     use plan::testing::{cell, client};
     use plan::variant::Variant;
+    use records::testing::run;
 
     use super::*;
-    use crate::results::tests::run;
 
     const GUEST: Contender = Contender::new(Subject::VmQemu, Iothreads::new(1));
 

@@ -12,11 +12,11 @@ use plan::matrix::Matrix;
 use plan::runs::{PlannedRun, Purpose, RunKey, watched};
 use plan::units::counted;
 use plan::variant::{Image, Variant};
+use records::results::{Line, Results, Run};
+use records::steady::{Steady, judge};
 use storage::scratch;
 
 use crate::measure::Bench;
-use crate::results::{Line, Results, Run};
-use crate::steady::{Steady, judge};
 
 /// The rounds of the specification: so many at most, the last of which are judged.
 const ROUNDS_MAX: u32 = 25;
@@ -142,9 +142,9 @@ mod tests {
     use plan::testing::settings;
     use plan::testing::{cell, client};
     use plan::variant::Layers;
+    use records::testing::run;
 
     use super::*;
-    use crate::results::tests::run;
 
     fn settling(line: &str) -> Vec<Settling> {
         let settings = settings(line, 2);

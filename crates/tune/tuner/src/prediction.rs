@@ -14,9 +14,9 @@ use plan::cell::Cell;
 use plan::contender::{Contender, Iothreads, Subject};
 use plan::settings::Step;
 use plan::units::{counted, percent_gain, short};
+use records::meter::{GroupName, Role};
+use records::results::Run;
 
-use crate::meter::{GroupName, Role};
-use crate::results::Run;
 use crate::summary::{CellSummary, Row};
 
 /// The error of one run, as a share, where there is no second one.

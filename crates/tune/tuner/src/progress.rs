@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle, WeakProgressBar};
 use plan::units::{Bytes, grouped, human_time};
+use records::meter::Meter;
 use storage::clock;
 
 use crate::intervals::{Interval, Intervals};
-use crate::meter::Meter;
 use crate::output;
 
 /// Steps of the bar per run, so that it moves inside a run too.

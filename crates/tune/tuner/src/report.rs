@@ -29,6 +29,7 @@ use plan::contender::Subject;
 use plan::repeats::Repeats;
 use plan::settings::Mode;
 use plan::units::counted;
+use records::results::{Failure, Header, Programs, Run};
 use storage::target::Origin;
 
 use self::advice::Advice;
@@ -40,7 +41,6 @@ use crate::answer::NoAnswer;
 use crate::drift::flagged;
 use crate::markdown::escaped;
 use crate::prediction::Predicted;
-use crate::results::{Failure, Header, Programs, Run};
 use crate::summary::{
     CellSummary, Curve, FailedCell, Pair, Probe, curves, failed as failed_cells, pairs as paired,
     probes, summarise,

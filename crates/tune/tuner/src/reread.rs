@@ -17,11 +17,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use plan::args::ReportArgs;
 use plan::settings::Step;
+use records::results::{FILE_NAME, Group, ReadableResults};
 
 pub use self::pair::{ComparisonText, rendered_pair};
 use crate::output::print;
 use crate::report::{Findings, Part, Report, Style};
-use crate::results::{FILE_NAME, Group, ReadableResults};
 
 const PAGE: &str = "report.html";
 

@@ -16,6 +16,9 @@ use plan::repeats::Repeats;
 use plan::runs::{CURVE_MAXIMUM, PlannedRun, Purpose, RunKey};
 use plan::settings::Settings;
 use plan::units::counted;
+use records::results::{
+    Claim, FILE_NAME, Failure, Header, Line, RecordedRuns, Results, StoredResults,
+};
 use storage::clock;
 use storage::interrupt::Interrupt;
 use storage::storages::Renewal;
@@ -29,9 +32,6 @@ use crate::output;
 use crate::precondition;
 use crate::progress::{Progress, RemainingRuns, say};
 use crate::report::{Findings, Report, Style};
-use crate::results::{
-    Claim, FILE_NAME, Failure, Header, Line, RecordedRuns, Results, StoredResults,
-};
 
 const OUT_NAME: &str = "ringloom-report";
 /// More default directories than anybody keeps.
@@ -388,10 +388,10 @@ mod tests {
     use plan::testing::parse;
     use plan::testing::settings;
     use plan::testing::{cell, client};
+    use records::results::Run;
+    use records::testing::{header, run};
 
     use super::*;
-    use crate::results::Run;
-    use crate::results::tests::{header, run};
 
     #[test]
     fn the_default_directory_is_the_first_free_one() {

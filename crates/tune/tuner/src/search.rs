@@ -24,11 +24,11 @@ use plan::question::Question;
 use plan::repeats::Repeats;
 use plan::runs::{self, PlannedRun, Purpose, RunKey, STRETCH};
 use plan::settings::{Settings, Thoroughness};
+use records::results::Run;
+use records::steady::UnsteadyRuns;
 
 use self::overall::Overall;
 use self::place::SearchedCell;
-use crate::results::Run;
-use crate::steady::UnsteadyRuns;
 
 /// How often each number is explored where some are left out at first.
 const EXPLORED: u16 = 2;

@@ -14,7 +14,7 @@ use plan::lists::unique;
 use plan::runs::Purpose;
 use plan::variant::Variant;
 
-use crate::results::Run;
+use records::results::Run;
 
 /// Fewer rounds do not tell what differs between them.
 const ROUNDS_MIN: usize = 4;
@@ -86,9 +86,9 @@ fn deviations(rounds: &[Vec<f64>]) -> Option<(f64, f64)> {
 mod tests {
     use load::Random;
     use plan::testing::{cell, client};
+    use records::testing::run;
 
     use super::*;
-    use crate::results::tests::run;
 
     /// Normal, of mean 0 and standard deviation 1: the sum of twelve.
     fn normal(random: &mut Random) -> f64 {

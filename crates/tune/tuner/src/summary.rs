@@ -25,11 +25,11 @@ use plan::lists::sorted;
 use plan::question::{Figures, Want};
 use plan::runs::{Purpose, RunKey};
 use plan::variant::Variant;
+use records::meter::HostCpu;
+use records::results::{Part, Run};
+use records::steady::UnsteadyRuns;
 
-use crate::meter::HostCpu;
-use crate::results::{Part, Run};
 use crate::stats::{self, Estimate};
-use crate::steady::UnsteadyRuns;
 
 pub(crate) use self::blocks::{
     BLOCKS_MIN, Blocks, Reached, Shares, TIE, Verdict, best, explored, n90, reached,

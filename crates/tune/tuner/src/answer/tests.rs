@@ -9,10 +9,10 @@ use plan::repeats::Repeats;
 use plan::runs::Purpose;
 use plan::testing::{cell, client};
 use plan::variant::Variant;
+use records::results::{Failure, Run};
+use records::testing::run;
 
 use super::*;
-use crate::results::tests::run;
-use crate::results::{Failure, Run};
 use crate::summary::{FailedContender, failed, summarise};
 
 /// One cell per element, alternately read and written: the IOPS of each number in each repeat.

@@ -9,8 +9,8 @@ use plan::units::Bytes;
 use plan::variant::{Aio, Device, Image};
 use storage::machine::Machine;
 
-use crate::domain::view::{View, bytes, child, short};
-use crate::pinning::CpuList;
+use records::domain::view::{View, bytes, child, short};
+use records::pinning::CpuList;
 
 /// A guest has at most one part of so many of the memory of this host.
 const HOST_SHARE: u64 = 4;
@@ -148,9 +148,9 @@ fn pins(view: &View<'_>, args: &mut MeasureArgs, notes: &mut Vec<String>) {
             continue;
         }
         let cpus = CpuList::new(pins.iter().flat_map(|(_, cpus)| cpus.iter()));
-        let is_each = pins.iter().all(|(_, cpus)| cpus.len() == 1)
+        let is_each = pins.iter().all(|(_, cpus)| cpus.count() == 1)
             && (element != "vcpupin" || pins.len() == view.vcpus());
-        let Some(cpus) = cpus.filter(|cpus| is_each && cpus.len() == pins.len()) else {
+        let Some(cpus) = cpus.filter(|cpus| is_each && cpus.count() == pins.len()) else {
             notes.push(format!(
                 "<{element}> is not as in the domain: {option} gives each thread one CPU of its own"
             ));

@@ -3,9 +3,9 @@
 use plan::contender::Iothreads;
 use plan::testing::parse as options;
 use plan::variant::{Aio, Device};
+use records::domain::{Copy, Outcome, view};
 
 use super::*;
-use crate::domain::{Copy, Outcome, view};
 
 /// As `virsh dumpxml` writes them, with a disk and what is said of it before.
 fn domain(before: &str, driver: &str, bus: &str) -> String {

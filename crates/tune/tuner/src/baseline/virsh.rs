@@ -15,7 +15,7 @@ use storage::clock;
 use storage::interrupt::Interrupt;
 use storage::storages::{Tools, VIRSH};
 
-use crate::domain::view::XML_BYTES_MAX;
+use records::domain::view::XML_BYTES_MAX;
 
 /// How long virsh may take; a libvirt that answers at all does so within a second.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -2,9 +2,9 @@
 
 use load::Random;
 use plan::testing::{cell, client};
+use records::testing::run;
 
 use super::*;
-use crate::results::tests::run;
 use crate::summary::summarise;
 
 /// Requests of a second without noise.

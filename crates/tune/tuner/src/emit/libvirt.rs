@@ -6,13 +6,13 @@ use std::path::Path;
 
 use load::probe::CacheMode;
 use plan::variant::{Aio, Device, Image};
+use records::pinning::CpuList;
 use storage::quote;
 use storage::target::Kind;
 
 use super::qemu::QUEUE_SIZE;
 use super::wanted::{Backend, Wanted};
 use super::xml::Xml;
-use crate::pinning::CpuList;
 
 /// Seconds between QEMU's looks for a ringloom that has gone away.
 const RECONNECT_S: &str = "1";

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use load::probe::CacheMode;
 use plan::variant::Aio;
+use records::results::DiskAccess;
+use records::testing::header;
 use storage::target::{Kind, Origin};
 
 use super::*;
-use crate::results::DiskAccess;
-use crate::results::tests::header;
 
 /// A path with everything that some syntax takes for its own.
 const HOSTILE: &str = "/d/it's a,b \"<&>\" $(x)--\\.img";

@@ -7,14 +7,14 @@ use load::probe::CacheMode;
 use plan::contender::{Iothreads, Subject};
 use plan::units::counted;
 use plan::variant::{Aio, Content, Device, FileSystem, Image, Variant};
+use records::pinning::CpuList;
+use records::results::{Disk, DiskAccess, Header};
 use storage::storages::{DiskFiles, create_options};
 use storage::target::{Kind, Origin, cache_name};
 
 use super::is_told;
 use super::version::QemuVersion;
 use crate::calendar::Date;
-use crate::pinning::CpuList;
-use crate::results::{Disk, DiskAccess, Header};
 
 /// Where ringloom listens unless the user changes it.
 const SOCKET: &str = "/run/ringloom-disk.sock";

@@ -10,8 +10,8 @@ use storage::in_use::tables::{device_number, mounts, swaps};
 use storage::in_use::{Access, Use};
 use storage::target::{HOLES, has_holes};
 
-use crate::environment::chosen;
-use crate::results::{GivenDisk, GivenGuest};
+use records::environment::chosen;
+use records::results::{GivenDisk, GivenGuest};
 
 const SECTOR_BYTES: u64 = 512;
 const MOUNTS: &str = "\n@mounts\n";

@@ -1,5 +1,7 @@
 //! Which guests and disks are measured, from literal answers.
 
+use records::results::GivenDisk;
+
 use super::*;
 
 const FACTS: &str = "kernel=Linux 6.1.0 x86_64\nhost=vm1\nmachine=3d1219c7c4c5404aaa1f6d2a48adfda4\ncpus=4\n\

@@ -15,15 +15,15 @@ use anyhow::{Context, Result, bail};
 use load::fio::{Engine, FioVersion, Intervals, Job, Rate, Report, parse_report, series};
 use load::probe::CacheMode;
 use load::{Interval, Sample, Timing, Workload};
+use records::meter::{Group, GroupName, Meter};
+use records::results::{DiskPart, Part, Run, nanoseconds};
+use records::steady;
 use storage::clock;
 use storage::interrupt::Interrupt;
 
 pub(super) use self::places::{GivenPlace, GuestPlace, HostPlace};
 use super::{Bench, Planned, verify};
-use crate::meter::{Group, GroupName, Meter};
 use crate::progress::Progress;
-use crate::results::{DiskPart, Part, Run, nanoseconds};
-use crate::steady;
 
 /// Start, end and report of a fio on a slow machine.
 const GRACE: Duration = Duration::from_secs(120);

@@ -4,11 +4,11 @@
 //! on which ringloom runs, wherever the guest is.
 
 use anyhow::Result;
+use records::results::Run;
 
 use super::fio::{self, GivenPlace, Means, Serving, Station, Work};
 use super::{Bench, Planned, vm};
 use crate::given::Given;
-use crate::results::Run;
 
 /// Measures the disk of the guest with one fio.
 pub(super) fn run(bench: &Bench<'_>, given: &mut Given, planned: &Planned<'_>) -> Result<Run> {

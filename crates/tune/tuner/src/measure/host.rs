@@ -4,10 +4,10 @@ use anyhow::{Context, Result};
 use load::fio::Engine;
 use load::probe::CacheMode;
 use plan::variant::Aio;
+use records::results::Run;
 
 use super::fio::{self, HostPlace, Means, Serving, Station, Work};
 use super::{Bench, Planned};
-use crate::results::Run;
 
 /// Measures all disks of the variant at once, with one fio.
 pub(super) fn run(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Run> {

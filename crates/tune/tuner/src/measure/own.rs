@@ -11,12 +11,12 @@ use load::client::{self, Connection};
 use load::{Continuation, Fifth, Interval, LoadError, Sample, Watch, Workload, host};
 use plan::contender::Iothreads;
 use plan::runs::PlannedRun;
+use records::meter::{Cost, Group, GroupName, Meter};
+use records::results::{OWN_LOAD, Run, nanoseconds};
 use storage::clock;
 
 use super::{Bench, KeptDisk, Planned};
 use crate::daemon::{Running, START_LIMIT, Service};
-use crate::meter::{Cost, Group, GroupName, Meter};
-use crate::results::{OWN_LOAD, Run, nanoseconds};
 
 const CONNECT_PAUSE: Duration = Duration::from_millis(3);
 

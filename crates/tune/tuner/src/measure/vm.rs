@@ -9,14 +9,14 @@ use load::fio::Engine;
 use plan::contender::{Iothreads, Subject};
 use plan::settings::GuestEngine;
 use plan::variant::Device;
+use records::meter::{Group, GroupName, Role};
+use records::results::Run;
 use storage::storages::DiskFiles;
 
 use super::fio::{self, GuestPlace, Means, Serving, Station, Work};
 use super::{Bench, KeptDisk, Planned};
 use crate::daemon::{Crash, Running, Service};
 use crate::fleet::Fleet;
-use crate::meter::{Group, GroupName, Role};
-use crate::results::Run;
 
 /// The disks of one guest while they are plugged.
 #[derive(Debug)]
@@ -266,7 +266,7 @@ fn load(
 
 /// By the names that the daemon gives its threads.
 fn iothreads_of(pid: u32) -> Vec<u32> {
-    let threads = crate::meter::threads_by_role(pid);
+    let threads = records::meter::threads_by_role(pid);
     threads.into_iter().filter(|(_, role)| *role == Role::Iothread).map(|(tid, _)| tid).collect()
 }
 

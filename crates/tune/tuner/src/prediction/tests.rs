@@ -2,11 +2,11 @@
 
 use plan::testing::settings;
 use plan::testing::{cell, client};
+use records::results::Header;
+use records::testing::{header, run};
 
 use super::*;
 use crate::report::render_for_tests;
-use crate::results::Header;
-use crate::results::tests::{header, run};
 
 /// IOPS of the host and of none, 1, 2, 3 and 4 iothreads for 8 jobs: threads that do 150,000 each, and a disk that does 320,000.
 const RISES: [u64; 6] = [320_000, 80_000, 150_000, 260_000, 302_000, 310_000];

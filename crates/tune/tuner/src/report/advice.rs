@@ -6,16 +6,16 @@ use load::probe::CacheMode;
 use plan::contender::{Iothreads, Subject};
 use plan::runs::Purpose;
 use plan::variant::{Aio, Image, Variant};
+use records::domain::{Copy, Outcome};
+use records::results::{Header, Run};
 use storage::quote::shell;
 use storage::target::Origin;
 
 use super::text::{listed, wrapped};
 use super::{Findings, Part, Style, configurations};
 use crate::answer::{Answer, Caveats, answer, details, sentence};
-use crate::domain::{Copy, Outcome};
 use crate::drift::Flag;
 use crate::emit::{self, Wanted};
-use crate::results::{Header, Run};
 use crate::summary::{CellSummary, compared, failed};
 
 /// The most iothreads that the short form of `ringloom serve` makes.
@@ -199,11 +199,11 @@ mod tests {
 
     use plan::contender::Contender;
     use plan::testing::{cell, client};
+    use records::testing::{header, run};
 
     use super::*;
     use crate::drift::flagged;
     use crate::report::tests::findings;
-    use crate::results::tests::{header, run};
     use crate::summary::summarise;
 
     fn advised(header: &Header, runs: &[Run]) -> Vec<Advice> {

@@ -3,11 +3,11 @@
 use plan::cell::Cell;
 use plan::runs::Purpose;
 use plan::units::counted;
+use records::results::{Failure, Header, Programs, Run};
 
 use super::{Findings, least, steadiness};
 use crate::drift::Flag;
 use crate::precondition;
-use crate::results::{Failure, Header, Programs, Run};
 use crate::spread::{Spread, spreads};
 
 /// Runs that are named one by one; --sentinel decides how many can be in doubt.
@@ -187,14 +187,14 @@ fn skipped(cells: &[Cell]) -> Option<String> {
 mod tests {
     use plan::contender::{Contender, Iothreads, Subject};
     use plan::testing::{cell, client};
+    use records::host_load::{HostLoad, User};
+    use records::testing::{header, run};
 
     use super::*;
     use crate::drift::flagged;
-    use crate::host_load::{HostLoad, User};
     use crate::report::Style;
     use crate::report::tests::findings;
     use crate::report::text::headed;
-    use crate::results::tests::{header, run};
 
     fn rendered(style: Style, findings: &Findings<'_>) -> String {
         headed(style, "Notes", &sentences(findings, &flagged(findings.runs)))

@@ -4,13 +4,13 @@
 use plan::contender::{Contender, Iothreads, Subject};
 use plan::lists::sorted;
 use plan::units::{counted, percent_gain};
+use records::results::Header;
 
 use super::text::{
     TABLE_WIDTH, cpu_us, cpus, interval, legend as legend_of, megabytes, microseconds, or_missing,
     place, section, short,
 };
 use super::{EMULATED, Style};
-use crate::results::Header;
 use crate::summary::{CellSummary, PartRow, Row, Verdict};
 use crate::table::Table;
 

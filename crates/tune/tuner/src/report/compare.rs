@@ -9,6 +9,7 @@ use plan::contender::{Contender, Iothreads};
 use plan::runs::RunKey;
 use plan::units::counted;
 use plan::variant::Variant;
+use records::results::Run;
 
 use super::text::{headed, legend, listed, or_missing, place, section, short, who, wrapped};
 use super::{Findings, Part, Style, advice, around as notes_of, facts};
@@ -18,7 +19,6 @@ use crate::compare::{
     ChangeVerdict, ComparedCell, ComparedRow, Comparison, EQUAL_WITHIN, REPEATS_MIN,
 };
 use crate::drift::flagged;
-use crate::results::Run;
 use crate::summary::CellSummary;
 use crate::table::Table;
 
@@ -300,13 +300,13 @@ mod tests {
     use std::path::PathBuf;
 
     use plan::testing::{cell, client};
+    use records::host_load::{HostLoad, User};
+    use records::results::{Failure, Header};
+    use records::testing::{header, run};
     use storage::target::Origin;
 
     use super::*;
-    use crate::host_load::{HostLoad, User};
     use crate::report::tests::findings;
-    use crate::results::tests::{header, run};
-    use crate::results::{Failure, Header};
     use crate::summary::summarise;
 
     fn runs(rates: [u64; 3]) -> Vec<Run> {

@@ -193,13 +193,13 @@ mod tests {
     use plan::contender::{Contender, Iothreads, Subject};
     use plan::testing::cell;
     use plan::variant::Device;
+    use records::results::{Header, Run};
+    use records::testing::{header, run};
     use storage::target::Origin;
 
     use super::*;
     use crate::report::tests::findings;
     use crate::report::{Report, advice};
-    use crate::results::tests::{header, run};
-    use crate::results::{Header, Run};
     use crate::summary::summarise;
 
     fn made(header: &Header, runs: &[Run]) -> Configurations {

@@ -40,10 +40,10 @@ fn line(failed: &FailedContender) -> String {
 #[cfg(test)]
 mod tests {
     use plan::testing::{cell, client};
+    use records::results::Failure;
+    use records::testing::run;
 
     use super::*;
-    use crate::results::Failure;
-    use crate::results::tests::run;
     use crate::summary::{failed, summarise};
 
     #[test]

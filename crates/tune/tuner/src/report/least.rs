@@ -46,11 +46,11 @@ pub(super) fn sentence(findings: &Findings<'_>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use plan::testing::{cell, client};
+    use records::results::{Failure, Run};
+    use records::testing::{header, run};
 
     use super::*;
     use crate::report::tests::findings;
-    use crate::results::tests::{header, run};
-    use crate::results::{Failure, Run};
 
     /// A cell with so many repeats.
     fn measured(bytes: u64, repeats: u16) -> Vec<Run> {

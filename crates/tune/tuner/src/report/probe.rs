@@ -108,9 +108,9 @@ pub(super) fn sentence(probe: &Probe) -> String {
 mod tests {
     use plan::contender::{Contender, Iothreads, Subject};
     use plan::testing::client;
+    use records::testing::host_cpu;
 
     use super::*;
-    use crate::results::tests::host_cpu;
     use crate::summary::probe_tests::went;
     use crate::summary::probes;
 

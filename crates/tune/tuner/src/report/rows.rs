@@ -204,9 +204,9 @@ fn finite(value: Option<f64>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use plan::testing::{cell, client};
+    use records::testing::run;
 
     use super::*;
-    use crate::results::tests::run;
     use crate::summary::summarise;
 
     fn two_rows() -> Vec<Record> {

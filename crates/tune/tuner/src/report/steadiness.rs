@@ -1,10 +1,10 @@
 //! What the report says of runs that were not steady. Pure functions.
 
 use plan::units::counted;
+use records::results::{Header, Run};
+use records::steady::Steady;
 
 use super::around::named;
-use crate::results::{Header, Run};
-use crate::steady::Steady;
 
 /// A sentence about those that only needed a longer ramp, and one about the others.
 pub(super) fn sentences(runs: &[Run], header: &Header) -> Vec<String> {
@@ -56,9 +56,9 @@ fn of(names: &[String], runs: &[Run]) -> String {
 #[cfg(test)]
 mod tests {
     use plan::testing::{cell, client};
+    use records::testing::{header, run};
 
     use super::*;
-    use crate::results::tests::{header, run};
 
     fn windows(run: &mut Run, operations: [u64; 5]) {
         run.windows = operations.iter().map(|&operations| (1_000_000, operations)).collect();

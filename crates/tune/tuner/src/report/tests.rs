@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use plan::contender::Contender;
 use plan::testing::{cell, client};
+use records::testing::{header, host_cpu, run};
 
 use super::*;
-use crate::results::tests::{header, host_cpu, run};
 
 /// Findings without anything but runs.
 pub(super) fn findings<'a>(header: &'a Header, runs: &'a [Run]) -> Findings<'a> {
@@ -207,7 +207,7 @@ fn the_head_names_the_programs_that_took_part() {
         "daemon 1.0, fio 3.33, QEMU 10.0.2, guests with Linux 6.12.95, run by kvm"
     );
     for subjects in ["vm:qemu,host", "client,vm:ringloom"] {
-        let header = crate::results::tests::header(&format!("--subject {subjects}"));
+        let header = records::testing::header(&format!("--subject {subjects}"));
         assert_eq!(unmeasured(&header), None, "{subjects}");
     }
 }

@@ -9,14 +9,14 @@ use plan::contender::{Contender, Iothreads, Subject};
 use plan::runs::Purpose;
 use plan::testing::{cell, client};
 use proptest::prelude::*;
+use records::meter::{Role, ThreadCost};
+use records::results::{self, Failure, Line, Run};
+use records::testing::{header, host_cpu, run};
 use serde_json::Value;
 use storage::target::Origin;
 
 use super::*;
 use crate::kept::COMPARISON;
-use crate::meter::{Role, ThreadCost};
-use crate::results::tests::{header, host_cpu, run};
-use crate::results::{self, Failure, Line, Run};
 
 /// A file in which everything that a report shows is there once.
 fn lines() -> Vec<String> {

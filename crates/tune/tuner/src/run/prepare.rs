@@ -21,6 +21,9 @@ use plan::settings::Settings;
 use plan::settings::Step;
 use plan::units::Bytes;
 use plan::variant::Variant;
+use records::domain::Domain;
+use records::environment::Environment;
+use records::results::{Programs, StoredResults, check_same};
 use storage::clock;
 use storage::interrupt::Interrupt;
 use storage::machine::Machine;
@@ -29,14 +32,11 @@ use storage::target::{Origin, Target};
 
 use crate::baseline::Baseline;
 use crate::daemon::Daemon;
-use crate::domain::Domain;
-use crate::environment::Environment;
 use crate::fleet::{Conditions, Fleet};
 use crate::given::{Given, Terms};
 use crate::measure::fio::Fio;
 use crate::precondition;
 use crate::progress::{FillProgress, say};
-use crate::results::{Programs, StoredResults, check_same};
 
 /// What a guest under KVM may take to come up on a busy host.
 const BOOT_LIMIT: Duration = Duration::from_secs(60);

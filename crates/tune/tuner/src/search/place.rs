@@ -12,11 +12,11 @@ use plan::contender::{Contender, Iothreads, Subject};
 use plan::matrix::Entry;
 use plan::question::{Bound, Question, Want};
 use plan::runs::{Purpose, RunKey};
+use records::results::Run;
+use records::steady::UnsteadyRuns;
 
 use super::overall::Overall;
-use crate::results::Run;
 use crate::stats::{Estimate, median};
-use crate::steady::UnsteadyRuns;
 use crate::summary::{Blocks, ENOUGH, Reached, Shares, best, explored, n90};
 
 /// Numbers far apart, explored first; the highest of a place is, too.

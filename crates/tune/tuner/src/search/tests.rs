@@ -5,9 +5,9 @@ use plan::matrix::Writes;
 use plan::testing::client;
 use plan::testing::settings;
 use plan::variant::Layers;
+use records::testing::run;
 
 use super::*;
-use crate::results::tests::run;
 
 fn matrix(line: &str, cores: usize) -> (Settings, Matrix) {
     let settings = settings(line, cores);

@@ -7,9 +7,9 @@ use plan::contender::Contender;
 use plan::lists::sorted;
 use plan::runs::{CURVE_MAXIMUM, Purpose};
 use plan::variant::Variant;
+use records::results::Run;
 
 use super::{cpus, median, merged};
-use crate::results::Run;
 use crate::stats::Estimate;
 
 /// A rate that differs more from the asked one was missed.
@@ -108,9 +108,9 @@ fn point(percent: u32, runs: &[&Run]) -> Option<Point> {
 #[cfg(test)]
 pub(crate) mod tests {
     use plan::testing::{cell, client};
+    use records::testing::run;
 
     use super::*;
-    use crate::results::tests::run;
 
     /// The maximum of 1,000 and its shares, as they were reached.
     pub(crate) fn measured(contender: Contender, repeat: u16, reached: [u64; 4]) -> Vec<Run> {

@@ -4,7 +4,7 @@ use plan::cell::Cell;
 use plan::contender::Contender;
 use plan::variant::Variant;
 
-use crate::results::Failure;
+use records::results::Failure;
 
 /// A cell of a sweep in which runs failed and were not measured since.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,9 +61,9 @@ impl FailedCell {
 mod tests {
     use plan::runs::Purpose;
     use plan::testing::{cell, client};
+    use records::testing::run;
 
     use super::*;
-    use crate::results::tests::run;
 
     #[test]
     fn failures_are_grouped_by_cell_and_contender() {

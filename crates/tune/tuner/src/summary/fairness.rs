@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use records::results::{DiskPart, Part, Run};
+
 use super::median;
-use crate::results::{DiskPart, Part, Run};
 
 /// A guest, or a disk of one, by their numbers from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -89,9 +90,9 @@ fn jain(rates: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use plan::testing::{cell, client};
+    use records::testing::run;
 
     use super::*;
-    use crate::results::tests::run;
 
     #[test]
     fn jains_index_is_1_for_equals_and_1_of_n_for_one_alone() {

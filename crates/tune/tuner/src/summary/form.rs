@@ -156,9 +156,9 @@ fn verdict(subject: Subject, cell: &CellSummary) -> Option<Verdict> {
 #[cfg(test)]
 mod tests {
     use plan::testing::{cell, client};
+    use records::testing::run;
 
     use super::*;
-    use crate::results::tests::run;
     use crate::summary::summarise;
 
     fn form(mean: Mean, figures: [f64; 5]) -> PublishedForm {

@@ -10,9 +10,9 @@ use plan::contender::Contender;
 use plan::lists::sorted;
 use plan::runs::{PROBE_PHASES, Purpose, pair_of};
 use plan::variant::Variant;
+use records::results::Run;
 
 use super::{cpus, median, merged};
-use crate::results::Run;
 use crate::stats::Estimate;
 
 /// Lows that differ by less are called equal even if all repeats agree: machines drift as much.
@@ -157,9 +157,9 @@ fn judge(ratios: &[f64]) -> Memory {
 #[cfg(test)]
 pub(crate) mod tests {
     use plan::testing::{cell, client};
+    use records::testing::run;
 
     use super::*;
-    use crate::results::tests::run;
 
     /// Low, high and low again of one repeat, with these IOPS.
     pub(crate) fn went(contender: Contender, repeat: u16, iops: [u64; 3]) -> Vec<Run> {

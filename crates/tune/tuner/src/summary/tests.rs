@@ -3,9 +3,9 @@
 use plan::cell::Cell;
 use plan::question::Want;
 use plan::testing::{cell, client};
+use records::testing::run;
 
 use super::*;
-use crate::results::tests::run;
 
 fn estimate(values: &[f64]) -> Estimate {
     Estimate::of(values.iter().copied()).unwrap()

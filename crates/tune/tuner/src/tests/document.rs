@@ -11,11 +11,11 @@ use plan::testing::{cell, client};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::domain::Domain;
-use crate::host_load::{HostLoad, User};
-use crate::meter::{Role, ThreadCost};
-use crate::results::tests::{header, host_cpu, run};
-use crate::results::{DiskPart, Failure, GivenDisk, GivenGuest, Header, Line, Part, Run};
+use records::domain::Domain;
+use records::host_load::{HostLoad, User};
+use records::meter::{Role, ThreadCost};
+use records::results::{DiskPart, Failure, GivenDisk, GivenGuest, Header, Line, Part, Run};
+use records::testing::{header, host_cpu, run};
 
 const DOCUMENT: &str = include_str!("../../../../../docs/results.md");
 const TUNE: &str = include_str!("../../../../../docs/tune.md");

@@ -4,11 +4,11 @@ use plan::contender::{Contender, Subject};
 use plan::runs::Purpose;
 use plan::testing::cell;
 use plan::variant::Variant;
+use records::meter::{GroupName, Role, ThreadCost};
+use records::results::{Part, Run};
+use records::testing::{header, run};
 
 use super::*;
-use crate::meter::{GroupName, Role, ThreadCost};
-use crate::results::tests::{header, run};
-use crate::results::{Part, Run};
 use crate::summary::{CellSummary, Verdict, summarise};
 
 /// Two guests, of which the first got two thirds of the requests.

@@ -2,9 +2,9 @@
 
 use plan::contender::Contender;
 use plan::testing::{cell, client};
+use records::testing::run;
 
 use super::*;
-use crate::results::tests::run;
 use crate::summary::summarise;
 
 #[test]
@@ -66,7 +66,7 @@ fn markdown_and_page_write_the_same_totals() {
             runs.push(run(cell, who, 0, iops));
         }
     }
-    let header = crate::results::tests::header("");
+    let header = records::testing::header("");
     let findings = crate::report::tests::findings(&header, &runs);
     let report = crate::report::Report::new(&findings);
     let files = report.files();

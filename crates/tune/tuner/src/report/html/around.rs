@@ -2,14 +2,14 @@
 
 use maud::{Markup, html};
 use plan::units::Bytes;
+use records::host_load::{HostLoad, User};
+use records::results::Header;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::View;
-use crate::host_load::{HostLoad, User};
 use crate::report::cells::legend;
 use crate::report::{facts, repeats};
-use crate::results::Header;
 
 /// Deeper values are written as JSON.
 const DEPTH_MAX: usize = 4;

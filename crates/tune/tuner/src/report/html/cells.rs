@@ -4,10 +4,10 @@ use maud::{Markup, html};
 use plan::contender::Contender;
 use plan::lists::sorted;
 use plan::units::counted;
+use records::results::Run;
 
 use super::{View, charts, filters, folded_table, framed};
 use crate::report::cells::{COLUMNS, lines as own_lines, verdicts};
-use crate::results::Run;
 use crate::summary::{CellSummary, FailedCell, Row};
 
 /// Nothing without a sweep.

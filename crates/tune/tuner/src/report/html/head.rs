@@ -3,13 +3,13 @@
 use maud::{Markup, html};
 use plan::contender::{Contender, Iothreads, Subject};
 use plan::units::{counted, percent_gain};
+use records::results::Header;
 
 use super::{Figure, View, files};
 use crate::calendar::{Date, time_of_day};
 use crate::report::advice::Advice;
 use crate::report::pairs::sentence;
 use crate::report::{facts, sizes, unmeasured};
-use crate::results::Header;
 use crate::stats::{Estimate, geometric_mean};
 use crate::summary::{CellSummary, Row, compared};
 

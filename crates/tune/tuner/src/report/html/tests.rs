@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use plan::contender::{Contender, Iothreads, Subject};
 use plan::testing::{cell, client};
+use records::results::{Failure, Run};
+use records::testing::{header, host_cpu, run};
 use storage::target::Origin;
 
 use super::*;
@@ -11,8 +13,6 @@ use crate::compare::Comparison;
 use crate::report::sizes::tests::{ALL as SIZES_ALL, measured as sizes_measured};
 use crate::report::tests::findings;
 use crate::report::{Compared, Findings, Side};
-use crate::results::tests::{header, host_cpu, run};
-use crate::results::{Failure, Run};
 use crate::summary::curve_tests::measured;
 use crate::summary::probe_tests::went;
 

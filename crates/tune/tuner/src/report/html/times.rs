@@ -4,13 +4,13 @@ use maud::{Markup, html};
 use plan::contender::{Contender, Subject};
 use plan::lists::unique;
 use plan::runs::Purpose;
+use records::results::Run;
 
 use super::charts::{plain, rounded};
 use super::plot::{Across, Mark, Plot, Range, Scale, Series};
 use super::{View, class, figure};
 use crate::calendar::time_of_day;
 use crate::report::text::short;
-use crate::results::Run;
 use crate::stats::Estimate;
 
 /// Fewer show no course.

@@ -3,10 +3,10 @@
 use plan::contender::{Iothreads, Subject};
 use plan::testing::cell;
 use plan::variant::Variant;
+use records::results::Run;
+use records::testing::run;
 
 use super::*;
-use crate::results::Run;
-use crate::results::tests::run;
 use crate::summary::{pairs, summarise};
 
 fn variant(text: &str) -> Variant {

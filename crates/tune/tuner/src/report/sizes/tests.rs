@@ -4,12 +4,12 @@ use load::Sample;
 use plan::cell::Cell;
 use plan::contender::{Iothreads, Subject};
 use plan::testing::{cell, client};
+use records::results::{DiskPart, Failure, Part, Run};
+use records::testing::{header, host_cpu, run};
 
 use super::*;
 use crate::report::tests::findings;
 use crate::report::{Findings, Report};
-use crate::results::tests::{header, host_cpu, run};
-use crate::results::{DiskPart, Failure, Part, Run};
 
 const QEMU: Contender = Contender::new(Subject::VmQemu, Iothreads::new(1));
 const RINGLOOM: Contender = Contender::new(Subject::VmRingloom, Iothreads::AUTO);

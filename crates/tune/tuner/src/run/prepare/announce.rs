@@ -8,6 +8,7 @@ use plan::runs::PlannedRun;
 use plan::settings::Settings;
 use plan::units::{Bytes, Span, counted, human_time};
 use plan::weights::weight_of;
+use records::results::{RecordedRuns, StoredResults};
 use storage::interrupt::Interrupt;
 use storage::scratch::{TRIAL_BYTES, fill_rate};
 use storage::storages::stays;
@@ -18,7 +19,6 @@ use crate::fleet::Fleet;
 use crate::pace::Pace;
 use crate::precondition::{PASSES, Settling};
 use crate::progress::say;
-use crate::results::{RecordedRuns, StoredResults};
 
 /// Less than so many times the trial is filled before a trial is worth it.
 const TRIAL_SHARE: u64 = 4;
@@ -233,10 +233,10 @@ mod tests {
     use plan::runs::RunKey;
     use plan::testing::settings;
     use plan::variant::Layers;
+    use records::results::Line;
+    use records::testing::run;
 
     use super::*;
-    use crate::results::Line;
-    use crate::results::tests::run;
 
     struct Command {
         settings: Settings,

@@ -5,17 +5,17 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use plan::matrix::Matrix;
 use plan::units::Bytes;
+use records::domain::Domain;
+use records::environment::{self, Environment};
+use records::host_load::HostLoad;
+use records::results::{Disk, DiskAccess, Header, Host, Programs, StartNotes};
 use storage::interrupt::Interrupt;
 use storage::machine::file_system;
 use storage::storages::Storages;
 use storage::target::{Origin, cache_name};
 
 use super::PreparedCommand;
-use crate::domain::Domain;
-use crate::environment::{self, Environment};
-use crate::host_load::HostLoad;
 use crate::progress::say;
-use crate::results::{Disk, DiskAccess, Header, Host, Programs, StartNotes};
 
 impl PreparedCommand {
     /// The first line of the results. Looks at the host for a second.

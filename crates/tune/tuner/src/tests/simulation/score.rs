@@ -4,15 +4,15 @@ use std::ops::AddAssign;
 
 use plan::contender::{Contender, Iothreads};
 use plan::question::Question;
+use records::results::Run;
+use records::steady::UnsteadyRuns;
 use testkit::machines::{Limit, Load, Machine};
 
 use super::session::{SUBJECT, Session, asked, vm};
 use crate::answer::{Certainty, answer};
 use crate::bottleneck::Bottleneck;
 use crate::drift::flagged;
-use crate::results::Run;
 use crate::stats::Estimate;
-use crate::steady::UnsteadyRuns;
 use crate::summary::{CellSummary, Row, summarise};
 
 /// As good as the best: what may be lost to it.

@@ -10,12 +10,12 @@ use plan::runs::PlannedRun;
 use plan::settings::Settings;
 use plan::testing::settings;
 use plan::variant::Layers;
+use records::meter::{Cost, GroupCost, GroupName, Role, ThreadCost};
+use records::results::{RecordedRuns, Run};
+use records::testing::{host_cpu, run};
 use testkit::machines::{self, Ask, Busy, Load, Machine, Ran};
 
 use crate::course::Course;
-use crate::meter::{Cost, GroupCost, GroupName, Role, ThreadCost};
-use crate::results::tests::{host_cpu, run};
-use crate::results::{RecordedRuns, Run};
 
 /// More than any machine of testkit has.
 const CORES: usize = 64;
