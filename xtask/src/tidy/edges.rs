@@ -61,7 +61,12 @@ const TABLE: &[Row] = &[
         &[],
     ),
     row("rehearsal", &["placement"], &[]),
-    row("tuner", &["formats", "guest", "load", "model", "plan", "records", "storage"], &[]),
+    row(
+        "tuner",
+        &["findings", "formats", "guest", "load", "model", "plan", "records", "storage"],
+        &[],
+    ),
+    row("findings", &["load", "plan", "records"], &[]),
     row("records", &["load", "plan", "storage"], &[]),
     row("storage", &["formats", "load", "plan"], &[]),
     row("plan", &["guest", "load"], &[]),

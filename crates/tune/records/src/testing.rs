@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use plan::cell::Cell;
 use plan::contender::Contender;
-use plan::runs::{Purpose, RunKey};
-use plan::testing::settings;
+use plan::runs::{CURVE_MAXIMUM, Purpose, RunKey};
+use plan::testing::{cell, settings};
 use plan::variant::Variant;
 use storage::machine::Machine;
 use storage::target::Origin;
@@ -84,4 +84,26 @@ pub fn host_cpu(cpus_in_use: f64, of: usize) -> HostCpu {
         per_cpu_busy: vec![0.5; of],
         context_switches_per_s: 1e3,
     }
+}
+
+/// The maximum of 1,000 and its shares, as they were reached.
+pub fn curve_runs(contender: Contender, repeat: u16, reached: [u64; 4]) -> Vec<Run> {
+    let points = [100, 50, 70, 90].into_iter().zip(reached).map(|(percent, reached)| {
+        let mut run = run(cell("randread", 4096, 2, 16), contender, repeat, reached);
+        (run.key.purpose, run.key.step) = (Purpose::Curve, percent);
+        run.rate_iops = (percent != CURVE_MAXIMUM).then(|| f64::from(percent) * 10.0);
+        run
+    });
+    points.collect()
+}
+
+/// Low, high and low again of one repeat, with these IOPS.
+pub fn probe_runs(contender: Contender, repeat: u16, iops: [u64; 3]) -> Vec<Run> {
+    let phases = (0..).zip(iops).map(|(step, iops)| {
+        let jobs = if step == 1 { 40 } else { 4 };
+        let mut run = run(cell("randread", 4096, jobs, 1), contender, repeat, iops);
+        (run.key.purpose, run.key.step) = (Purpose::Probe, step);
+        run
+    });
+    phases.collect()
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use records::meter::HostCpu;
 
-use crate::calendar::{Date, exact_time_of_day};
+use findings::calendar::{Date, exact_time_of_day};
 
 /// As vdbench does.
 const LINES_PER_TITLE: usize = 20;

@@ -28,14 +28,9 @@
 //! process.
 #![forbid(unsafe_code)]
 
-mod answer;
 mod baseline;
-mod bottleneck;
-mod calendar;
-mod compare;
 mod course;
 mod daemon;
-mod drift;
 pub mod emit;
 mod fleet;
 mod given;
@@ -52,10 +47,7 @@ mod report;
 mod reread;
 mod run;
 mod search;
-mod spread;
 mod ssh;
-mod stats;
-mod summary;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -17,7 +17,7 @@ use plan::units::{counted, percent_gain, short};
 use records::meter::{GroupName, Role};
 use records::results::Run;
 
-use crate::summary::{CellSummary, Row};
+use findings::summary::{CellSummary, Row};
 
 /// The error of one run, as a share, where there is no second one.
 const ERROR_OF_ONE: f64 = 0.05;

@@ -24,6 +24,12 @@ mod sizes;
 mod steadiness;
 mod text;
 
+use findings::answer::NoAnswer;
+use findings::drift::flagged;
+use findings::summary::{
+    CellSummary, Curve, FailedCell, Pair, Probe, curves, failed as failed_cells, pairs as paired,
+    probes, summarise,
+};
 use plan::cell::Cell;
 use plan::contender::Subject;
 use plan::repeats::Repeats;
@@ -37,14 +43,8 @@ use self::configurations::Configurations;
 pub(crate) use self::configurations::names as configuration_names;
 pub(crate) use self::part::Part;
 use self::sizes::BySize;
-use crate::answer::NoAnswer;
-use crate::drift::flagged;
 use crate::markdown::escaped;
 use crate::prediction::Predicted;
-use crate::summary::{
-    CellSummary, Curve, FailedCell, Pair, Probe, curves, failed as failed_cells, pairs as paired,
-    probes, summarise,
-};
 pub(crate) use compare::{Compared, Side, render as render_comparison};
 pub(crate) use html::comparison as comparison_page;
 use rows::Record;

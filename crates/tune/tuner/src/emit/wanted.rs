@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use findings::calendar::Date;
 use load::probe::CacheMode;
 use plan::contender::{Iothreads, Subject};
 use plan::units::counted;
@@ -14,7 +15,6 @@ use storage::target::{Kind, Origin, cache_name};
 
 use super::is_told;
 use super::version::QemuVersion;
-use crate::calendar::Date;
 
 /// Where ringloom listens unless the user changes it.
 const SOCKET: &str = "/run/ringloom-disk.sock";

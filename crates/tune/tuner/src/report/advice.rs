@@ -2,6 +2,9 @@
 
 use std::path::Path;
 
+use findings::answer::{Answer, Caveats, answer, details, sentence};
+use findings::drift::Flag;
+use findings::summary::{CellSummary, compared, failed};
 use load::probe::CacheMode;
 use plan::contender::{Iothreads, Subject};
 use plan::runs::Purpose;
@@ -13,10 +16,7 @@ use storage::target::Origin;
 
 use super::text::{listed, wrapped};
 use super::{Findings, Part, Style, configurations};
-use crate::answer::{Answer, Caveats, answer, details, sentence};
-use crate::drift::Flag;
 use crate::emit::{self, Wanted};
-use crate::summary::{CellSummary, compared, failed};
 
 /// The most iothreads that the short form of `ringloom serve` makes.
 const SHORT_IOTHREADS_MAX: u16 = 64;
@@ -197,14 +197,14 @@ fn plain(path: &Path) -> Option<&str> {
 mod tests {
     use std::path::PathBuf;
 
+    use findings::drift::flagged;
+    use findings::summary::summarise;
     use plan::contender::Contender;
     use plan::testing::{cell, client};
     use records::testing::{header, run};
 
     use super::*;
-    use crate::drift::flagged;
     use crate::report::tests::findings;
-    use crate::summary::summarise;
 
     fn advised(header: &Header, runs: &[Run]) -> Vec<Advice> {
         all(Part::FIRST, &findings(header, runs), &flagged(runs), &summarise(runs, 8))

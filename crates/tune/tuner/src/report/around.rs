@@ -1,14 +1,14 @@
 //! What the report says around its tables: what bends the numbers, what failed, what was left out. Pure functions.
 
+use findings::drift::Flag;
+use findings::spread::{Spread, spreads};
 use plan::cell::Cell;
 use plan::runs::Purpose;
 use plan::units::counted;
 use records::results::{Failure, Header, Programs, Run};
 
 use super::{Findings, least, steadiness};
-use crate::drift::Flag;
 use crate::precondition;
-use crate::spread::{Spread, spreads};
 
 /// Runs that are named one by one; --sentinel decides how many can be in doubt.
 const NAMED_MAX: usize = 5;
@@ -185,13 +185,13 @@ fn skipped(cells: &[Cell]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use findings::drift::flagged;
     use plan::contender::{Contender, Iothreads, Subject};
     use plan::testing::{cell, client};
     use records::host_load::{HostLoad, User};
     use records::testing::{header, run};
 
     use super::*;
-    use crate::drift::flagged;
     use crate::report::Style;
     use crate::report::tests::findings;
     use crate::report::text::headed;

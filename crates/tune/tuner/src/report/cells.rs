@@ -1,6 +1,7 @@
 //! The tables of a sweep: one per cell and variant, a line per contender, and under it one per guest where several
 //! ran at once. Pure functions.
 
+use findings::summary::{CellSummary, PartRow, Row, Verdict};
 use plan::contender::{Contender, Iothreads, Subject};
 use plan::lists::sorted;
 use plan::units::{counted, percent_gain};
@@ -11,7 +12,6 @@ use super::text::{
     place, section, short,
 };
 use super::{EMULATED, Style};
-use crate::summary::{CellSummary, PartRow, Row, Verdict};
 use crate::table::Table;
 
 pub(super) const COLUMNS: [&str; 12] = [

@@ -1,9 +1,16 @@
 //! Two runs side by side as text and Markdown. Pure functions.
 //!
-//! Not here: which rows changed (`crate::compare`).
+//! Not here: which rows changed (`findings::compare`).
 
 use std::collections::HashSet;
 
+use findings::answer::{Answer, threads};
+use findings::calendar::{Date, time_of_day};
+use findings::compare::{
+    ChangeVerdict, ComparedCell, ComparedRow, Comparison, EQUAL_WITHIN, REPEATS_MIN,
+};
+use findings::drift::flagged;
+use findings::summary::CellSummary;
 use plan::cell::Cell;
 use plan::contender::{Contender, Iothreads};
 use plan::runs::RunKey;
@@ -13,13 +20,6 @@ use records::results::Run;
 
 use super::text::{headed, legend, listed, or_missing, place, section, short, who, wrapped};
 use super::{Findings, Part, Style, advice, around as notes_of, facts};
-use crate::answer::{Answer, threads};
-use crate::calendar::{Date, time_of_day};
-use crate::compare::{
-    ChangeVerdict, ComparedCell, ComparedRow, Comparison, EQUAL_WITHIN, REPEATS_MIN,
-};
-use crate::drift::flagged;
-use crate::summary::CellSummary;
 use crate::table::Table;
 
 /// Rows of one run only that are named.
@@ -299,6 +299,7 @@ pub(super) fn meanings(comparison: &Comparison) -> Vec<String> {
 mod tests {
     use std::path::PathBuf;
 
+    use findings::summary::summarise;
     use plan::testing::{cell, client};
     use records::host_load::{HostLoad, User};
     use records::results::{Failure, Header};
@@ -307,7 +308,6 @@ mod tests {
 
     use super::*;
     use crate::report::tests::findings;
-    use crate::summary::summarise;
 
     fn runs(rates: [u64; 3]) -> Vec<Run> {
         let contenders = [Contender::HOST, client(0), client(1)];

@@ -2,15 +2,15 @@
 //!
 //! Not here: what the files say (`emit`).
 
+use findings::answer::Answer;
+use findings::summary::{CellSummary, Row};
 use plan::lists::unique;
 use plan::variant::Variant;
 
 use super::advice::Advice;
 use super::text::listed;
 use super::{Findings, Part, Style};
-use crate::answer::Answer;
 use crate::emit;
-use crate::summary::{CellSummary, Row};
 
 /// Where the files are, in the directory of the report.
 const DIRECTORY: &str = "config";
@@ -190,6 +190,7 @@ fn of_several(answer: &Answer, variant: &Variant, cells: &[CellSummary]) -> Opti
 
 #[cfg(test)]
 mod tests {
+    use findings::summary::summarise;
     use plan::contender::{Contender, Iothreads, Subject};
     use plan::testing::cell;
     use plan::variant::Device;
@@ -200,7 +201,6 @@ mod tests {
     use super::*;
     use crate::report::tests::findings;
     use crate::report::{Report, advice};
-    use crate::summary::summarise;
 
     fn made(header: &Header, runs: &[Run]) -> Configurations {
         let cells = summarise(runs, 8);

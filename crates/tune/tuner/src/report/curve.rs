@@ -1,10 +1,10 @@
 //! Latency at fixed rates: a table per contender and cell. Pure functions.
 
+use findings::summary::{Curve, Point};
 use plan::units::percent_gain;
 
 use super::text::{cpu_us, cpus, microseconds, or_missing, place, section, sections, short, who};
 use super::{EMULATED, Style};
-use crate::summary::{Curve, Point};
 use crate::table::Table;
 
 pub(super) const COLUMNS: [&str; 9] =
@@ -75,18 +75,18 @@ pub(super) fn missed(point: &Point) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use findings::summary::curves;
     use plan::contender::Contender;
     use plan::testing::client;
+    use records::testing::curve_runs;
 
     use super::*;
-    use crate::summary::curve_tests::measured;
-    use crate::summary::curves;
 
     #[test]
     fn a_curve_is_a_table_and_a_note_where_a_rate_was_missed() {
-        let mut runs = measured(client(2), 0, [1000, 500, 700, 850]);
-        runs.extend(measured(client(2), 1, [1010, 500, 700, 860]));
-        runs.extend(measured(Contender::HOST, 0, [2000, 500, 700, 900]));
+        let mut runs = curve_runs(client(2), 0, [1000, 500, 700, 850]);
+        runs.extend(curve_runs(client(2), 1, [1010, 500, 700, 860]));
+        runs.extend(curve_runs(Contender::HOST, 0, [2000, 500, 700, 900]));
         let expected = "
 client 2: randread 4k, 2 jobs × iodepth 16
   asked    rate  reached  mean  p50  p99  p99.9   CPU  CPUs
@@ -114,7 +114,8 @@ CPU: µs of CPU time per request of what serves the disk (host: of the load).
 
     #[test]
     fn markdown_has_a_heading_and_a_table() {
-        let text = render(Style::Markdown, &curves(&measured(client(2), 0, [1000, 500, 700, 900])));
+        let text =
+            render(Style::Markdown, &curves(&curve_runs(client(2), 0, [1000, 500, 700, 900])));
         let part = "\n## client 2: randread 4k, 2 jobs × iodepth 16\n\n| asked | rate |";
         assert!(text.contains(part), "{text}");
         assert!(text.contains("\n| maximum | – | 1.00k | 100 |"), "{text}");

@@ -2,11 +2,11 @@
 //!
 //! Not here: the failures one by one (`around`).
 
+use findings::summary::{CellSummary, FailedCell, FailedContender};
 use plan::units::counted;
 
 use super::Style;
 use super::text::{listed, place, wrapped};
-use crate::summary::{CellSummary, FailedCell, FailedContender};
 
 /// A section per cell that has no table.
 pub(super) fn render(style: Style, failed: &[FailedCell], cells: &[CellSummary]) -> String {
@@ -39,12 +39,12 @@ fn line(failed: &FailedContender) -> String {
 
 #[cfg(test)]
 mod tests {
+    use findings::summary::{failed, summarise};
     use plan::testing::{cell, client};
     use records::results::Failure;
     use records::testing::run;
 
     use super::*;
-    use crate::summary::{failed, summarise};
 
     #[test]
     fn a_cell_of_which_all_failed_is_still_there() {

@@ -4,13 +4,13 @@
 
 mod kinds;
 
+use findings::summary::form::PublishedForm;
+use findings::summary::{CellSummary, compared};
 use plan::lists::unique;
 
 pub(super) use self::kinds::{KINDS, Kind};
 use super::Style;
 use super::text::{or_missing, section};
-use crate::summary::form::PublishedForm;
-use crate::summary::{CellSummary, compared};
 use crate::table::Table;
 
 /// Our own sweep in this form, for each subject and variant that has several rows and columns.

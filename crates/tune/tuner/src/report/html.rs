@@ -33,6 +33,7 @@ mod sizes;
 mod strip;
 mod times;
 
+use findings::summary::{CellSummary, FailedCell};
 use plan::cell::Cell;
 use plan::contender::{Contender, Iothreads, Subject};
 use plan::lists::sorted;
@@ -44,7 +45,6 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::text::place;
 use super::{Report, predicted};
-use crate::summary::{CellSummary, FailedCell};
 
 const STYLE: &str = include_str!("html/page.css");
 const SCRIPT: &str = include_str!("html/page.js");

@@ -3,14 +3,14 @@
 //! Invariants: what is missing or no finite number is null; sentences are those of the text. docs/report.md lists the fields.
 //! Limits: probes and curves are not in it (results.jsonl has all).
 
+use findings::answer::Limit;
+use findings::stats::Estimate;
+use findings::summary::{Pair, PairRow};
 use serde::Serialize;
 
 use super::advice::Advice;
 use super::rows::Record;
-use crate::answer::Limit;
 use crate::prediction::Predicted;
-use crate::stats::Estimate;
-use crate::summary::{Pair, PairRow};
 
 /// What is printed.
 #[derive(Debug, Serialize)]

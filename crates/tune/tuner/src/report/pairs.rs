@@ -1,13 +1,13 @@
 //! Ways to serve a disk against each other: a table per pair. Pure functions.
 
+use findings::stats::{Estimate, geometric_mean};
+use findings::summary::{Pair, PairRow};
 use plan::contender::Contender;
 use plan::lists::sorted;
 use plan::units::{counted, percent_gain};
 
 use super::Style;
 use super::text::{or_missing, section, sections, wrapped};
-use crate::stats::{Estimate, geometric_mean};
-use crate::summary::{Pair, PairRow};
 use crate::table::Table;
 
 pub(super) const COLUMNS: [&str; 5] = ["cell", "IOPS", "interval", "p99", "CPU"];

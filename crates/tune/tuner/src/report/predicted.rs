@@ -2,10 +2,11 @@
 //!
 //! Limits: a sentence for each cell and step, or one for all cells of which nothing is told for the same reason.
 
+use findings::summary::CellSummary;
+
 use super::text::{headed, place};
 use super::{Findings, Style};
 use crate::prediction::{Predicted, predicted};
-use crate::summary::CellSummary;
 
 /// Nothing where nothing is asked.
 pub(super) fn all(findings: &Findings<'_>, cells: &[CellSummary]) -> Vec<Predicted> {

@@ -1,13 +1,13 @@
 //! The hysteresis probe: a table per contender, and whether it remembers the high load. Pure functions.
 
+use findings::stats::Estimate;
+use findings::summary::{Memory, Phase, Probe, REMEMBERS_FROM};
 use plan::units::{counted, percent_gain};
 
 use super::text::{
     cpus, microseconds, on, operation, or_missing, range, section, sections, short, who,
 };
 use super::{EMULATED, Style};
-use crate::stats::Estimate;
-use crate::summary::{Memory, Phase, Probe, REMEMBERS_FROM};
 use crate::table::Table;
 
 pub(super) const COLUMNS: [&str; 9] =
@@ -106,21 +106,21 @@ pub(super) fn sentence(probe: &Probe) -> String {
 
 #[cfg(test)]
 mod tests {
+    use findings::summary::probes;
     use plan::contender::{Contender, Iothreads, Subject};
     use plan::testing::client;
     use records::testing::host_cpu;
+    use records::testing::probe_runs;
 
     use super::*;
-    use crate::summary::probe_tests::went;
-    use crate::summary::probes;
 
     #[test]
     fn a_probe_is_a_table_and_a_sentence() {
         let qemu = Contender::new(Subject::VmQemu, Iothreads::new(1));
         let mut runs = Vec::new();
         for (repeat, again) in [(0, 76_000), (1, 84_000), (2, 92_000)] {
-            runs.extend(went(qemu, repeat, [40_000, 100_000, again]));
-            runs.extend(went(
+            runs.extend(probe_runs(qemu, repeat, [40_000, 100_000, again]));
+            runs.extend(probe_runs(
                 client(0),
                 repeat,
                 [40_000, 380_000, 39_500 + u64::from(repeat) * 500],
@@ -160,7 +160,7 @@ CPUs: in use on the host, and how many there are.
 
     #[test]
     fn markdown_has_a_heading_a_table_and_the_sentence() {
-        let runs = went(client(0), 0, [40_000, 380_000, 80_000]);
+        let runs = probe_runs(client(0), 0, [40_000, 380_000, 80_000]);
         let text = render(Style::Markdown, &probes(&runs, &[4, 40]));
         for part in [
             "\n## client none: randread 4k, 4 → 40 → 4 jobs × iodepth 1\n\n| load | in flight |",
@@ -175,7 +175,7 @@ CPUs: in use on the host, and how many there are.
     fn every_verdict_has_its_sentence() {
         let spread = Estimate::of([1.01, 1.02, 1.03]).unwrap();
         let higher = Estimate::of([1.1, 1.2, 1.3]).unwrap();
-        let mut probe = probes(&went(client(0), 0, [1, 2, 1]), &[4, 40]).remove(0);
+        let mut probe = probes(&probe_runs(client(0), 0, [1, 2, 1]), &[4, 40]).remove(0);
         for (memory, text) in [
             (Memory::Unknown, "no repeat has both lows, so nothing can be said"),
             (

@@ -6,12 +6,12 @@
 
 use std::time::Duration;
 
+use findings::stats::Estimate;
+use findings::summary::{CellSummary, Row};
 use plan::contender::{Contender, Iothreads};
 use serde::Serialize;
 
 use super::text::in_us;
-use crate::stats::Estimate;
-use crate::summary::{CellSummary, Row};
 
 /// One contender in one cell.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -203,11 +203,11 @@ fn finite(value: Option<f64>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use findings::summary::summarise;
     use plan::testing::{cell, client};
     use records::testing::run;
 
     use super::*;
-    use crate::summary::summarise;
 
     fn two_rows() -> Vec<Record> {
         let cell = cell("80/20", 4096, 2, 16);

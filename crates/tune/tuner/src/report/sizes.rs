@@ -2,6 +2,8 @@
 //!
 //! Invariants: ratios are formed within a repeat, and summarised then (`summary`).
 
+use findings::stats::Estimate;
+use findings::summary::{CellSummary, Fairness, Row};
 use plan::contender::Contender;
 use plan::lists::{sorted, unique};
 use plan::units::{Bytes, counted};
@@ -9,8 +11,6 @@ use plan::variant::Variant;
 
 use super::text::{cpu_us, cpus, listed, megabytes, on, or_missing, section, sections, short};
 use super::{EMULATED, Style};
-use crate::stats::Estimate;
-use crate::summary::{CellSummary, Fairness, Row};
 use crate::table::Table;
 
 /// Who has this share of what another has is served evenly.

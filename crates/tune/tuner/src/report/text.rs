@@ -3,6 +3,7 @@
 use std::borrow::Borrow;
 use std::time::Duration;
 
+use findings::stats::{Estimate, Interval};
 use plan::cell::Cell;
 use plan::contender::Contender;
 use plan::units::{Bytes, counted, grouped};
@@ -10,7 +11,6 @@ use plan::variant::Variant;
 
 use super::Style;
 use crate::markdown::escaped;
-use crate::stats::{Estimate, Interval};
 use crate::table::Table;
 pub(super) use plan::units::short;
 

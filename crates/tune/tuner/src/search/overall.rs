@@ -1,13 +1,13 @@
 //! What suits all places of a search at once: the numbers that lack least in the place where they lack most, or with weights
 //! on average; and those that no bound forbids.
 
+use findings::summary::{Shares, TIE, reached};
 use plan::contender::{Contender, Iothreads, Subject};
 use plan::lists::sorted;
 use plan::question::{Question, Tolerance};
 use plan::weights::{Goal, Weight, weight_of};
 
 use super::place::SearchedCell;
-use crate::summary::{Shares, TIE, reached};
 
 /// Per subject each number with what it reaches in the place where it reaches least, in ascending order of numbers.
 #[derive(Debug)]

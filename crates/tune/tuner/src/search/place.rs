@@ -8,6 +8,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use findings::stats::{Estimate, median};
+use findings::summary::{Blocks, ENOUGH, Reached, Shares, best, explored, n90};
 use plan::contender::{Contender, Iothreads, Subject};
 use plan::matrix::Entry;
 use plan::question::{Bound, Question, Want};
@@ -16,8 +18,6 @@ use records::results::Run;
 use records::steady::UnsteadyRuns;
 
 use super::overall::Overall;
-use crate::stats::{Estimate, median};
-use crate::summary::{Blocks, ENOUGH, Reached, Shares, best, explored, n90};
 
 /// Numbers far apart, explored first; the highest of a place is, too.
 const FAR_APART: [u16; 5] = [0, 1, 4, 8, 16];

@@ -1,5 +1,6 @@
 //! Tables of guests: several at once, emulated, and too wide for a terminal.
 
+use findings::summary::{CellSummary, Verdict, summarise};
 use plan::contender::{Contender, Subject};
 use plan::runs::Purpose;
 use plan::testing::cell;
@@ -9,7 +10,6 @@ use records::results::{Part, Run};
 use records::testing::{header, run};
 
 use super::*;
-use crate::summary::{CellSummary, Verdict, summarise};
 
 /// Two guests, of which the first got two thirds of the requests.
 fn two_guests(repeat: u16, operations: u64) -> Run {

@@ -5,8 +5,8 @@
 
 use plan::contender::Subject;
 
-use crate::summary::CellSummary;
-use crate::summary::form::{Mean, PublishedForm, gains, n90s, ratios};
+use findings::summary::CellSummary;
+use findings::summary::form::{Mean, PublishedForm, gains, n90s, ratios};
 
 /// One of the tables.
 #[derive(Debug)]

@@ -1,11 +1,11 @@
 //! What is rendered of our own sweep in the published form.
 
+use findings::summary::summarise;
 use plan::contender::Contender;
 use plan::testing::{cell, client};
 use records::testing::run;
 
 use super::*;
-use crate::summary::summarise;
 
 #[test]
 fn our_own_sweep_has_this_form_if_it_has_rows_and_columns() {

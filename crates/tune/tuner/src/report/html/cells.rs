@@ -1,5 +1,6 @@
 //! A card per cell and variant: its verdict, its charts and their table. Pure functions.
 
+use findings::summary::{CellSummary, FailedCell, Row};
 use maud::{Markup, html};
 use plan::contender::Contender;
 use plan::lists::sorted;
@@ -8,7 +9,6 @@ use records::results::Run;
 
 use super::{View, charts, filters, folded_table, framed};
 use crate::report::cells::{COLUMNS, lines as own_lines, verdicts};
-use crate::summary::{CellSummary, FailedCell, Row};
 
 /// Nothing without a sweep.
 pub(super) fn render(view: &View<'_>) -> Markup {

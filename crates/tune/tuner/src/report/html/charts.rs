@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use findings::stats::{Estimate, Interval};
+use findings::summary::{CellSummary, Row};
 use maud::{Markup, html};
 use plan::contender::Subject;
 use plan::units::{counted, grouped};
@@ -10,8 +12,6 @@ use super::plot::{Across, Limit, Mark, Plot, Range, Scale, Series};
 use super::{View, class, figure};
 use crate::report::cells::mark as marks;
 use crate::report::text::{in_us, interval, microseconds, place, short};
-use crate::stats::{Estimate, Interval};
-use crate::summary::{CellSummary, Row};
 
 /// One kind of chart.
 struct Kind {

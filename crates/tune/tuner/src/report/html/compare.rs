@@ -1,7 +1,10 @@
 //! The page of two runs side by side: what changed, each cell at a glance, and all ratios against their noise. Pure functions.
 //!
-//! Not here: which rows changed (`crate::compare`), the sentences (`report::compare`).
+//! Not here: which rows changed (`findings::compare`), the sentences (`report::compare`).
 
+use findings::compare::{ChangeVerdict, ComparedCell, ComparedRow, Comparison};
+use findings::stats::{factor, geometric_mean};
+use findings::summary::form::{self, FormColumn, FormRow, Mean, PublishedForm};
 use maud::{Markup, html};
 use plan::cell::Cell;
 use plan::contender::{Contender, Subject};
@@ -12,11 +15,8 @@ use plan::variant::Variant;
 use super::grids::Grid;
 use super::strip::Ruler;
 use super::{around, class, document, filters, framed, plot, verdict};
-use crate::compare::{ChangeVerdict, ComparedCell, ComparedRow, Comparison};
 use crate::report::compare::{COLUMNS, Compared, Side, line, meanings, notes, summary, word};
 use crate::report::facts;
-use crate::stats::{factor, geometric_mean};
-use crate::summary::form::{self, FormColumn, FormRow, Mean, PublishedForm};
 
 /// In the order in which they are told.
 const VERDICTS: [ChangeVerdict; 4] =

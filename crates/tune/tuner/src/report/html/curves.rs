@@ -1,5 +1,6 @@
 //! Latency at fixed rates: percentiles and CPU time by share of the maximum. Pure functions.
 
+use findings::summary::{Curve, Point};
 use maud::{Markup, html};
 
 use super::charts::{plain, time};
@@ -7,7 +8,6 @@ use super::plot::{Mark, Scale};
 use super::single::{Single, section};
 use crate::report::curve::{COLUMNS, line, meanings, missed, share, title};
 use crate::report::text::{in_us, microseconds, short};
-use crate::summary::{Curve, Point};
 
 /// Nothing without a curve.
 pub(super) fn render(curves: &[Curve]) -> Markup {

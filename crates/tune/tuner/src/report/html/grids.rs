@@ -1,5 +1,7 @@
 //! The published form: gain, n90 and ratio to the host of all cells of a subject, coloured by their size. Pure functions.
 
+use findings::summary::form::{FormColumn, FormRow, Mean, PublishedForm};
+use findings::summary::{CellSummary, compared};
 use maud::{Markup, html};
 use plan::contender::Subject;
 use plan::lists::unique;
@@ -7,8 +9,6 @@ use plan::variant::Variant;
 
 use super::View;
 use crate::report::form::{KINDS, Kind};
-use crate::summary::form::{FormColumn, FormRow, Mean, PublishedForm};
-use crate::summary::{CellSummary, compared};
 
 /// Nothing where no numbers of iothreads are compared.
 pub(super) fn render(view: &View<'_>) -> Markup {

@@ -1,17 +1,17 @@
 //! The top of the page: what was measured, what to use, and the figures that matter most. Pure functions.
 
+use findings::calendar::{Date, time_of_day};
+use findings::stats::{Estimate, geometric_mean};
+use findings::summary::{CellSummary, Row, compared};
 use maud::{Markup, html};
 use plan::contender::{Contender, Iothreads, Subject};
 use plan::units::{counted, percent_gain};
 use records::results::Header;
 
 use super::{Figure, View, files};
-use crate::calendar::{Date, time_of_day};
 use crate::report::advice::Advice;
 use crate::report::pairs::sentence;
 use crate::report::{facts, sizes, unmeasured};
-use crate::stats::{Estimate, geometric_mean};
-use crate::summary::{CellSummary, Row, compared};
 
 /// What was measured.
 pub(super) fn title(header: &Header) -> String {

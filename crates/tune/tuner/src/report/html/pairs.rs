@@ -1,10 +1,10 @@
 //! Ways to serve a disk against each other: a table per pair. Pure functions.
 
+use findings::summary::{Pair, PairRow};
 use maud::{Markup, html};
 
 use super::table;
 use crate::report::pairs::{COLUMNS, finding, line, meanings, title};
-use crate::summary::{Pair, PairRow};
 
 /// Nothing where only one way was measured.
 pub(super) fn render(pairs: &[Pair]) -> Markup {

@@ -1,5 +1,6 @@
 //! The hysteresis probe: throughput and latency on the way up and down again. Pure functions.
 
+use findings::summary::{Phase, Probe};
 use maud::{Markup, html};
 
 use super::charts::{rounded, time};
@@ -7,7 +8,6 @@ use super::plot::{Mark, Range, Scale};
 use super::single::{Single, section};
 use crate::report::probe::{COLUMNS, line, meanings, phase_name, sentence, title};
 use crate::report::text::{in_us, microseconds, range, short};
-use crate::summary::{Phase, Probe};
 
 /// Nothing without a probe.
 pub(super) fn render(probes: &[Probe]) -> Markup {

@@ -1,5 +1,7 @@
 //! Throughput by block size: a chart with a line for each contender, and the tables. Pure functions.
 
+use findings::stats::Interval;
+use findings::summary::{CellSummary, Row};
 use maud::{Markup, html};
 use plan::contender::{Contender, Subject};
 use plan::lists::{sorted, unique};
@@ -11,8 +13,6 @@ use super::single::section;
 use super::{class, figure, folded_table, table};
 use crate::report::sizes::{BySize, block, meanings, size, tables, title, uneven};
 use crate::report::text::{megabytes, short};
-use crate::stats::Interval;
-use crate::summary::{CellSummary, Row};
 
 /// Nothing where no block sizes were asked for.
 pub(super) fn render(all: &[BySize]) -> Markup {

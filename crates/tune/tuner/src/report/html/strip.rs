@@ -4,11 +4,11 @@
 //!
 //! Invariants: nothing is drawn outside of a strip; what lies further out is at its end.
 
+use findings::compare::{EQUAL_WITHIN, Ratio};
+use findings::stats::factor;
 use maud::{Markup, html};
 
 use super::plot::px;
-use crate::compare::{EQUAL_WITHIN, Ratio};
-use crate::stats::factor;
 
 /// In the strip's own units, of which only the height is that of the page.
 const WIDTH: f64 = 1000.0;

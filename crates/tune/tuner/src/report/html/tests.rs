@@ -2,19 +2,19 @@
 
 use std::path::PathBuf;
 
+use findings::compare::Comparison;
 use plan::contender::{Contender, Iothreads, Subject};
 use plan::testing::{cell, client};
 use records::results::{Failure, Run};
+use records::testing::curve_runs;
+use records::testing::probe_runs;
 use records::testing::{header, host_cpu, run};
 use storage::target::Origin;
 
 use super::*;
-use crate::compare::Comparison;
 use crate::report::sizes::tests::{ALL as SIZES_ALL, measured as sizes_measured};
 use crate::report::tests::findings;
 use crate::report::{Compared, Findings, Side};
-use crate::summary::curve_tests::measured;
-use crate::summary::probe_tests::went;
 
 const COUNTS: [u16; 9] = [0, 1, 2, 3, 4, 6, 8, 12, 16];
 
@@ -263,8 +263,8 @@ fn a_cell_that_only_failed_is_shown_with_its_failures() {
 
 #[test]
 fn probes_and_curves_have_charts_and_tables() {
-    let mut runs = went(client(1), 0, [40_000, 100_000, 80_000]);
-    runs.extend(measured(client(2), 0, [1000, 500, 700, 850]));
+    let mut runs = probe_runs(client(1), 0, [40_000, 100_000, 80_000]);
+    runs.extend(curve_runs(client(2), 0, [1000, 500, 700, 850]));
     let page = page(&findings(&header("--jobs 4,40"), &runs));
     for piece in [
         "<h3>client 1: randread 4k, 4 → 40 → 4 jobs × iodepth 1</h3>",
@@ -305,7 +305,7 @@ fn the_page_of_a_comparison_is_whole_and_takes_no_text_for_markup() {
     let hostile = "<script>alert(1)</script>\"'>";
     let runs =
         swept_with(&[cell("randread", 4096, 4, 16), cell("write", 4096, 1, 1)], &contenders());
-    let cells = crate::summary::summarise(&runs, 16);
+    let cells = findings::summary::summarise(&runs, 16);
     let header = header("");
     let side = Side { name: hostile, findings: findings(&header, &runs), cells: &cells };
     let compared = Compared {
@@ -336,7 +336,7 @@ fn of_all_cells_at_a_glance_those_that_changed_are_coloured() {
             (0..6).map(move |repeat| run(cell, client(1), repeat, iops + u64::from(repeat)))
         };
         let runs: Vec<Run> = cells.into_iter().zip(rates).flat_map(of).collect();
-        (crate::summary::summarise(&runs, 16), runs)
+        (findings::summary::summarise(&runs, 16), runs)
     };
     let ((a, runs_a), (b, runs_b)) = (measured([1000, 1000]), measured([1000, 2000]));
     let header = header("");

@@ -1,5 +1,7 @@
 //! What changed with time: the sentinels from the first to the last, and the five windows inside the runs. Pure functions.
 
+use findings::calendar::time_of_day;
+use findings::stats::Estimate;
 use maud::{Markup, html};
 use plan::contender::{Contender, Subject};
 use plan::lists::unique;
@@ -9,9 +11,7 @@ use records::results::Run;
 use super::charts::{plain, rounded};
 use super::plot::{Across, Mark, Plot, Range, Scale, Series};
 use super::{View, class, figure};
-use crate::calendar::time_of_day;
 use crate::report::text::short;
-use crate::stats::Estimate;
 
 /// Fewer show no course.
 const SENTINELS_MIN: usize = 3;

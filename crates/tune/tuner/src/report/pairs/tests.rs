@@ -1,5 +1,6 @@
 //! Pairs from runs to text, compared with literal text.
 
+use findings::summary::{pairs, summarise};
 use plan::contender::{Iothreads, Subject};
 use plan::testing::cell;
 use plan::variant::Variant;
@@ -7,7 +8,6 @@ use records::results::Run;
 use records::testing::run;
 
 use super::*;
-use crate::summary::{pairs, summarise};
 
 fn variant(text: &str) -> Variant {
     let mut words = text.split(' ');

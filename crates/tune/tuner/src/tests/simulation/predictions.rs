@@ -4,6 +4,7 @@
 //! published. docs/statistics.md has the table of many seeds, which
 //! `RINGLOOM_SEEDS=100 cargo test --release -p tuner predictions -- --nocapture` makes again.
 
+use findings::summary::summarise;
 use model::{Claim, N90, Prediction};
 use plan::cell::Cell;
 use plan::settings::Step;
@@ -13,7 +14,6 @@ use super::claims::{DISTURBED, seeds};
 use super::score::Tally;
 use super::session::{Boots, Budget, session_of};
 use crate::prediction::predicted;
-use crate::summary::summarise;
 
 /// What may be claimed was chosen with the help of others.
 const FIRST_SEED: u64 = 5000;

@@ -3,6 +3,8 @@
 //!
 //! `RINGLOOM_SEEDS=100 cargo test --release -p tuner simulation::questions -- --nocapture` prints the table of docs/statistics.md.
 
+use findings::answer::{Answer, Certainty, answer};
+use findings::summary::summarise;
 use plan::question::{Bound, Figures, Question};
 use plan::testing::settings;
 use testkit::machines::{self, COUNTS, Load, Machine, named};
@@ -10,8 +12,6 @@ use testkit::machines::{self, COUNTS, Load, Machine, named};
 use super::claims::seeds;
 use super::score::{LOSS_MAX, Tally};
 use super::session::{Boots, Budget, SUBJECT, session_of};
-use crate::answer::{Answer, Certainty, answer};
-use crate::summary::summarise;
 
 const FIRST_SEED: u64 = 3000;
 const MACHINES: [&str; 7] = [

@@ -2,6 +2,11 @@
 
 use std::ops::AddAssign;
 
+use findings::answer::{Certainty, answer};
+use findings::bottleneck::Bottleneck;
+use findings::drift::flagged;
+use findings::stats::Estimate;
+use findings::summary::{CellSummary, Row, summarise};
 use plan::contender::{Contender, Iothreads};
 use plan::question::Question;
 use records::results::Run;
@@ -9,11 +14,6 @@ use records::steady::UnsteadyRuns;
 use testkit::machines::{Limit, Load, Machine};
 
 use super::session::{SUBJECT, Session, asked, vm};
-use crate::answer::{Certainty, answer};
-use crate::bottleneck::Bottleneck;
-use crate::drift::flagged;
-use crate::stats::Estimate;
-use crate::summary::{CellSummary, Row, summarise};
 
 /// As good as the best: what may be lost to it.
 pub(super) const LOSS_MAX: f64 = 0.05;

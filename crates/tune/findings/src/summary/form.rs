@@ -17,7 +17,7 @@ use crate::summary::{CellSummary, Row, Verdict};
 
 /// How totals are formed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mean {
+pub enum Mean {
     /// For percentages and numbers of iothreads.
     Arithmetic,
     /// For ratios; those of 0 and below have no geometric mean and are left out.
@@ -26,42 +26,44 @@ pub(crate) enum Mean {
 
 /// What a row stands for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct FormRow {
+pub struct FormRow {
     /// Block size.
-    pub(crate) size: Bytes,
+    pub size: Bytes,
     /// The operation as its option is written.
-    pub(crate) op: String,
+    pub op: String,
 }
 
 /// What a column stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct FormColumn {
-    pub(crate) jobs: u16,
-    pub(crate) iodepth: u16,
+pub struct FormColumn {
+    /// Jobs of the column.
+    pub jobs: u16,
+    /// Requests in flight of each job.
+    pub iodepth: u16,
 }
 
 /// One table.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct PublishedForm {
+pub struct PublishedForm {
     /// By size, then operation.
-    pub(crate) rows: Vec<FormRow>,
+    pub rows: Vec<FormRow>,
     /// By jobs, then iodepth.
-    pub(crate) columns: Vec<FormColumn>,
+    pub columns: Vec<FormColumn>,
     /// One list per row, one figure per column.
-    pub(crate) cells: Vec<Vec<Option<f64>>>,
+    pub cells: Vec<Vec<Option<f64>>>,
     /// One per row.
-    pub(crate) row_totals: Vec<Option<f64>>,
+    pub row_totals: Vec<Option<f64>>,
     /// One per block size, over its operations: a figure per column. These are the totals that are published.
-    pub(crate) size_totals: Vec<(Bytes, Vec<Option<f64>>)>,
+    pub size_totals: Vec<(Bytes, Vec<Option<f64>>)>,
     /// One per column, over all rows.
-    pub(crate) column_totals: Vec<Option<f64>>,
+    pub column_totals: Vec<Option<f64>>,
     /// Over all cells.
-    pub(crate) total: Option<f64>,
+    pub total: Option<f64>,
 }
 
 impl PublishedForm {
     /// Of a figure per cell; of cells that are there twice the last counts.
-    pub(crate) fn new(mean: Mean, figures: impl IntoIterator<Item = (Cell, f64)>) -> Self {
+    pub fn new(mean: Mean, figures: impl IntoIterator<Item = (Cell, f64)>) -> Self {
         let finite = figures.into_iter().filter(|(_, figure)| figure.is_finite());
         let found: BTreeMap<(FormRow, FormColumn), f64> =
             finite.map(|(cell, figure)| (place(cell), figure)).collect();
@@ -92,18 +94,18 @@ impl PublishedForm {
     }
 
     /// The mean over all cells of a block size.
-    pub(crate) fn size_total(&self, mean: Mean, size: Bytes) -> Option<f64> {
+    pub fn size_total(&self, mean: Mean, size: Bytes) -> Option<f64> {
         let own = self.rows.iter().zip(&self.cells).filter(|(row, _)| row.size == size);
         mean.of(own.flat_map(|(_, cells)| cells.iter().flatten().copied()))
     }
     /// Whether there is no figure.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.cells.is_empty()
     }
 }
 
 /// Where the figure of a cell stands.
-pub(crate) fn place(cell: Cell) -> (FormRow, FormColumn) {
+pub fn place(cell: Cell) -> (FormRow, FormColumn) {
     let shape = cell.shape();
     let (size, op) = (Bytes(u64::from(shape.block().get())), shape.operation().to_string());
     (FormRow { size, op }, FormColumn { jobs: shape.jobs(), iodepth: shape.iodepth() })
@@ -125,20 +127,20 @@ impl Mean {
 /// IOPS of the best number of iothreads over none, as a ratio, in each cell of a subject: the median of the ratios within a
 /// repeat, as the tables tell it. Totals are geometric means. Where no repeat has both, or where `none` did nothing, a cell
 /// has no gain.
-pub(crate) fn gains(subject: Subject, cells: &[CellSummary]) -> PublishedForm {
+pub fn gains(subject: Subject, cells: &[CellSummary]) -> PublishedForm {
     let gain = |cell: &CellSummary| Some((cell.cell, best(subject, cell)?.to_none?.median));
     PublishedForm::new(Mean::Geometric, cells.iter().filter_map(gain))
 }
 
 /// The fewest iothreads that are enough in each cell of a subject. Totals are arithmetic means.
-pub(crate) fn n90s(subject: Subject, cells: &[CellSummary]) -> PublishedForm {
+pub fn n90s(subject: Subject, cells: &[CellSummary]) -> PublishedForm {
     let n90 =
         |cell: &CellSummary| Some((cell.cell, f64::from(verdict(subject, cell)?.n90.count())));
     PublishedForm::new(Mean::Arithmetic, cells.iter().filter_map(n90))
 }
 
 /// The best of a subject relative to the bare host in each cell; 1 is equal. Totals are geometric means.
-pub(crate) fn ratios(subject: Subject, cells: &[CellSummary]) -> PublishedForm {
+pub fn ratios(subject: Subject, cells: &[CellSummary]) -> PublishedForm {
     let ratio = |cell: &CellSummary| Some((cell.cell, best(subject, cell)?.to_host?.median));
     PublishedForm::new(Mean::Geometric, cells.iter().filter_map(ratio))
 }

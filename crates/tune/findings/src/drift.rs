@@ -44,16 +44,18 @@ const ALIKE: f64 = -1.96;
 
 /// A time in which the sentinel changed too much.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Flag {
-    pub(crate) from_unix_s: u64,
-    pub(crate) to_unix_s: u64,
+pub struct Flag {
+    /// When the stretch begins.
+    pub from_unix_s: u64,
+    /// When it ends.
+    pub to_unix_s: u64,
     /// -0.12: it fell by 12 %.
-    pub(crate) change: f64,
+    pub change: f64,
 }
 
 /// What the sentinels among all runs say; nothing if fewer than two have a figure. What changed by the host's own is not
 /// told by those of what is compared once more.
-pub(crate) fn flagged(runs: &[Run]) -> Vec<Flag> {
+pub fn flagged(runs: &[Run]) -> Vec<Flag> {
     let sentinels = || runs.iter().filter(|run| run.key.purpose == Purpose::Sentinel);
     let mut contenders = unique(sentinels().map(|run| run.key.contender));
     contenders.sort_by_key(|contender| *contender != Contender::HOST);
@@ -177,7 +179,7 @@ fn flag(from: (u64, f64), to: (u64, f64)) -> Flag {
 
 impl Flag {
     /// Whether a run that started then may have seen the change.
-    pub(crate) fn covers(&self, started_unix_s: u64) -> bool {
+    pub fn covers(&self, started_unix_s: u64) -> bool {
         (self.from_unix_s..=self.to_unix_s).contains(&started_unix_s)
     }
 
@@ -186,7 +188,7 @@ impl Flag {
     }
 
     /// Without its full stop.
-    pub(crate) fn sentence(&self) -> String {
+    pub fn sentence(&self) -> String {
         let verb = if self.change < 0.0 { "fell" } else { "rose" };
         let percent = self.change.abs() * 100.0;
         let (from, to) = self.times();

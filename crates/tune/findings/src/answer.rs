@@ -8,26 +8,27 @@
 //! the number lacks no more is told with it; where nothing can be known, an answer with doubts recommends nothing.
 
 mod gain;
+mod place;
 mod ratings;
 mod sentence;
-
-use std::fmt;
 
 use plan::cell::Cell;
 use plan::contender::{Contender, Iothreads, Subject};
 use plan::lists::unique;
 use plan::matrix::is_worth_few;
 use plan::question::{Bound, Question, Tolerance, Want};
-use plan::variant::{Layers, Variant};
+use plan::variant::Layers;
 use plan::weights::{Goal, Weight, weight_of};
 use records::steady::UnsteadyRuns;
 
 use crate::bottleneck::Bottleneck;
-use crate::summary::{BLOCKS_MIN, CellSummary, FailedCell, Row};
+use crate::summary::{BLOCKS_MIN, CellSummary, FailedCell};
 
-pub(crate) use self::gain::Gain;
+pub use self::gain::Gain;
+use self::place::CellOfSubject;
+pub use self::place::CellOnVariant;
 use self::ratings::{Choice, Footing, Rating, Ratings};
-pub(crate) use self::sentence::{details, sentence, threads};
+pub use self::sentence::{details, sentence, threads};
 
 /// The share of resamplings from which on an answer is likely.
 const LIKELY_FROM: f64 = 0.8;
@@ -43,16 +44,18 @@ const CHEAPER_BY: f64 = 0.5;
 
 /// How sure it is that the number lacks at most the tolerance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Certainty {
+pub enum Certainty {
     /// It may lack more, but no dearer number is shown to gain more than the tolerance.
     Doubtful,
+    /// Most resamplings agree.
     Likely,
+    /// Nearly all of them do, there are repeats enough, and nothing bends the figures.
     Sure,
 }
 
 impl Certainty {
     /// As all reports have it.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Doubtful => "in doubt",
             Self::Likely => "likely",
@@ -63,57 +66,67 @@ impl Certainty {
 
 /// What to use for one subject, or why that cannot be told.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Answer {
-    pub(crate) subject: Subject,
+pub struct Answer {
+    /// Whose iothreads.
+    pub subject: Subject,
     /// The cheapest that may be good enough; a recommendation only if `recommends`.
-    pub(crate) iothreads: Iothreads,
+    pub iothreads: Iothreads,
     /// Why the machine cannot tell.
-    pub(crate) doubts: Vec<Doubt>,
+    pub doubts: Vec<Doubt>,
     /// Why there is nothing to tell; then there are no doubts.
-    pub(crate) nothing: Option<NoAnswer>,
-    pub(crate) want: Want,
-    pub(crate) bounds: Vec<Bound>,
+    pub nothing: Option<NoAnswer>,
+    /// What it is to be good for.
+    pub want: Want,
+    /// What it keeps.
+    pub bounds: Vec<Bound>,
     /// How near the number is to them.
-    pub(crate) used: Option<BoundUse>,
-    pub(crate) goal: Goal,
+    pub used: Option<BoundUse>,
+    /// What counts of several cells.
+    pub goal: Goal,
     /// What the number lacks: 0 is nothing, 1 everything; by `goal`.
-    pub(crate) shortfall: f64,
+    pub shortfall: f64,
     /// Where it lacks most.
-    pub(crate) worst: CellOnVariant,
+    pub worst: CellOnVariant,
     /// Cells that were compared.
-    pub(crate) cells: usize,
+    pub cells: usize,
     /// The share of resamplings in which it lacks at most the tolerance more than the best number.
-    pub(crate) within: f64,
-    pub(crate) tolerance: Tolerance,
+    pub within: f64,
+    /// What it may lack.
+    pub tolerance: Tolerance,
     /// Of the number, in the cell where it has fewest; 0 where it was not measured again.
-    pub(crate) repeats: usize,
+    pub repeats: usize,
     /// Of others in that cell.
-    pub(crate) repeats_of_cell: usize,
-    pub(crate) gain: Option<Gain>,
-    pub(crate) price: Option<Price>,
+    pub repeats_of_cell: usize,
+    /// What it brings over none.
+    pub gain: Option<Gain>,
+    /// What it costs.
+    pub price: Option<Price>,
     /// Missing where the number is the best one.
-    pub(crate) dearer: Option<DearerNumber>,
-    pub(crate) cheaper: Option<CheaperNumber>,
-    pub(crate) changes: Vec<Change>,
+    pub dearer: Option<DearerNumber>,
+    /// Missing where none saves enough.
+    pub cheaper: Option<CheaperNumber>,
+    /// What would change it.
+    pub changes: Vec<Change>,
     /// The number in use and what it lacks, unless a run of it failed.
-    pub(crate) today: Option<Today>,
+    pub today: Option<Today>,
     /// What limits the number in each cell, where that shows.
-    pub(crate) limits: Vec<Limit>,
+    pub limits: Vec<Limit>,
     /// Its IOPS relative to the most of the cell where they are fewest, if these are not what is wanted.
-    pub(crate) rate: Option<(f64, CellOnVariant)>,
+    pub rate: Option<(f64, CellOnVariant)>,
     /// The machine had fewer cores than busy threads: it limits, not the number.
-    pub(crate) cpu_bound: bool,
-    pub(crate) bent: Caveats,
+    pub cpu_bound: bool,
+    /// What bends the figures.
+    pub bent: Caveats,
 }
 
 impl Answer {
     /// Whether the number is recommended.
-    pub(crate) fn recommends(&self) -> bool {
+    pub fn recommends(&self) -> bool {
         self.nothing.is_none() && self.doubts.is_empty()
     }
 
     /// What the resamplings, the repeats and what bends the figures leave of it.
-    pub(crate) fn certainty(&self) -> Certainty {
+    pub fn certainty(&self) -> Certainty {
         let can_be_sure = self.repeats >= SURE_REPEATS && self.bent == Caveats::default();
         match self.within {
             SURE_FROM.. if can_be_sure => Certainty::Sure,
@@ -125,20 +138,20 @@ impl Answer {
 
 /// What makes all figures doubtful, whatever resamplings of them say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Caveats {
+pub struct Caveats {
     /// Most runs were not steady.
-    pub(crate) unsteady: bool,
+    pub unsteady: bool,
     /// The sentinel changed meanwhile.
-    pub(crate) drifted: bool,
+    pub drifted: bool,
     /// The file that was read has holes.
-    pub(crate) holes: bool,
+    pub holes: bool,
     /// So many cells that count have no figures, since all their runs failed.
-    pub(crate) failed_cells: usize,
+    pub failed_cells: usize,
 }
 
 /// Why there is no answer, however often it is measured.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum NoAnswer {
+pub enum NoAnswer {
     /// There is nothing to compare.
     OneNumber,
     /// These numbers, each in so many repeats, are in too few of the same ones.
@@ -155,19 +168,22 @@ pub(crate) enum NoAnswer {
 
 /// How much of a bound a number uses, where it uses most.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct BoundUse {
-    pub(crate) iothreads: Iothreads,
-    pub(crate) bound: Bound,
+pub struct BoundUse {
+    /// The number.
+    pub iothreads: Iothreads,
+    /// The bound of which it uses most.
+    pub bound: Bound,
     /// Above 1 it does not keep it.
-    pub(crate) used: f64,
-    pub(crate) spot: CellOnVariant,
+    pub used: f64,
+    /// Where that is.
+    pub spot: CellOnVariant,
     /// The share of resamplings in which it keeps all bounds everywhere.
-    pub(crate) kept: f64,
+    pub kept: f64,
 }
 
 /// Why the machine cannot tell.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Doubt {
+pub enum Doubt {
     /// Guests whose CPUs were emulated.
     Emulated,
     /// So few repeats in some cell.
@@ -189,51 +205,62 @@ pub(crate) enum Doubt {
 
 /// CPUs that serve the disk, in the cell where they are most.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Price {
-    pub(crate) cpus: f64,
+pub struct Price {
+    /// With the number.
+    pub cpus: f64,
     /// With no iothread in the same cell.
-    pub(crate) none: Option<f64>,
-    pub(crate) cell: Cell,
+    pub none: Option<f64>,
+    /// Where they are most.
+    pub cell: Cell,
 }
 
 /// The number that lacks least, beside the cheaper one that is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct DearerNumber {
-    pub(crate) iothreads: Iothreads,
+pub struct DearerNumber {
+    /// The number.
+    pub iothreads: Iothreads,
     /// What is wanted of it relative to the chosen one, in the cell where that is least and in the one where it is most.
-    pub(crate) lowest: f64,
-    pub(crate) highest: f64,
-    pub(crate) price: Option<Price>,
+    pub lowest: f64,
+    /// Where it is most.
+    pub highest: f64,
+    /// What it costs.
+    pub price: Option<Price>,
 }
 
 /// A smaller number that lacks more than the tolerance and is cheaper.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct CheaperNumber {
-    pub(crate) iothreads: Iothreads,
-    pub(crate) shortfall: f64,
+pub struct CheaperNumber {
+    /// The number.
+    pub iothreads: Iothreads,
+    /// What it lacks, as that of the answer.
+    pub shortfall: f64,
     /// CPUs saved, where most are used.
-    pub(crate) saves: f64,
+    pub saves: f64,
 }
 
 /// The number that is in use.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Today {
-    pub(crate) iothreads: Iothreads,
+pub struct Today {
+    /// The number.
+    pub iothreads: Iothreads,
     /// As that of the answer.
-    pub(crate) shortfall: f64,
-    pub(crate) worst: CellOnVariant,
+    pub shortfall: f64,
+    /// Where it lacks most.
+    pub worst: CellOnVariant,
 }
 
 /// Another answer if something were not asked.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Change {
-    pub(crate) condition: Condition,
-    pub(crate) iothreads: Iothreads,
+pub struct Change {
+    /// If this were so.
+    pub condition: Condition,
+    /// The answer then.
+    pub iothreads: Iothreads,
 }
 
 /// What is changed.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Condition {
+pub enum Condition {
     /// If this cell did not count.
     Without(CellOnVariant),
     /// If only cells of this operation counted.
@@ -244,63 +271,20 @@ pub(crate) enum Condition {
 
 /// What limits the number in a cell.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Limit {
-    pub(crate) spot: CellOnVariant,
-    pub(crate) bottleneck: Bottleneck,
+pub struct Limit {
+    /// Where.
+    pub spot: CellOnVariant,
+    /// What limits it there.
+    pub bottleneck: Bottleneck,
     /// Requests per second of the number, and of the host.
-    pub(crate) iops: f64,
-    pub(crate) host: Option<f64>,
-}
-
-/// A cell on a variant.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct CellOnVariant {
-    pub(crate) cell: Cell,
-    /// Missing where there is one only.
-    pub(crate) variant: Option<Variant>,
-}
-
-impl fmt::Display for CellOnVariant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.cell)?;
-        match self.variant.map(|variant| variant.to_string()) {
-            None => Ok(()),
-            Some(name) if name.is_empty() => f.write_str(", the usual variant"),
-            Some(name) => write!(f, ", {name}"),
-        }
-    }
-}
-
-/// One cell as a subject sees it.
-#[derive(Clone, Copy, Debug)]
-struct CellOfSubject<'a> {
-    summary: &'a CellSummary,
-    subject: Subject,
-    spot: CellOnVariant,
-    /// The highest number that there is a queue for.
-    useful: Iothreads,
-}
-
-impl<'a> CellOfSubject<'a> {
-    /// The row of a number, or of the highest one below that was measured; no number stands for `auto`.
-    fn row(self, iothreads: Iothreads) -> Option<&'a Row> {
-        let mut own = self.summary.rows_of(self.subject);
-        if iothreads.is_auto() {
-            return own.find(|row| row.iothreads() == Some(iothreads));
-        }
-        let up_to = own.filter(|row| row.iothreads().is_some_and(|count| count <= iothreads));
-        up_to.max_by_key(|row| row.iothreads())
-    }
-
-    fn cpus(self, iothreads: Iothreads) -> Option<f64> {
-        let row = self.row(iothreads)?;
-        Some(row.cpu_us? * row.iops.median / 1e6)
-    }
+    pub iops: f64,
+    /// Of the host, where that was measured.
+    pub host: Option<f64>,
 }
 
 /// The answer for one subject from all cells that count; `failed` are those in which runs failed and were not measured
 /// since. `None` if the subject was not measured, or its numbers are not compared.
-pub(crate) fn answer(
+pub fn answer(
     subject: Subject,
     cells: &[CellSummary],
     question: &Question,

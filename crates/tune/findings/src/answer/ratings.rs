@@ -181,7 +181,7 @@ impl<'a> Ratings<'a> {
     /// Where least is known of a number, and in how many blocks others are there.
     pub(super) fn footing(&self, iothreads: Iothreads) -> Option<(CellOnVariant, Footing, usize)> {
         let of =
-            |sheet: &Sheet<'_>| (sheet.place.spot, sheet.footing(iothreads), sheet.blocks.len());
+            |sheet: &Sheet<'_>| (sheet.place.spot, sheet.footing(iothreads), sheet.blocks.count());
         self.sheets.iter().map(of).min_by_key(|(_, footing, _)| match footing {
             Footing::Unknown => (0, 0),
             Footing::Explored => (1, 0),

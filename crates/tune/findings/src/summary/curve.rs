@@ -17,48 +17,58 @@ const MISSED_FROM: f64 = 0.02;
 
 /// One contender in one cell.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Curve {
-    pub(crate) variant: Variant,
-    pub(crate) cell: Cell,
-    pub(crate) contender: Contender,
-    pub(crate) emulated: bool,
+pub struct Curve {
+    /// The storage below.
+    pub variant: Variant,
+    /// The load.
+    pub cell: Cell,
+    /// What serves the disk.
+    pub contender: Contender,
+    /// The guest's CPUs were emulated.
+    pub emulated: bool,
     /// From the lowest share to the maximum.
-    pub(crate) points: Vec<Point>,
+    pub points: Vec<Point>,
 }
 
 /// One share of the maximum.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Point {
+pub struct Point {
     /// 100 is the maximum itself.
-    pub(crate) percent: u32,
+    pub percent: u32,
     /// Requests per second that were asked for, median of the repeats; missing at the maximum.
-    pub(crate) asked: Option<f64>,
-    pub(crate) reached: Estimate,
+    pub asked: Option<f64>,
+    /// The rate that was reached.
+    pub reached: Estimate,
     /// The reached rate relative to the asked one, median of the repeats.
-    pub(crate) to_asked: Option<f64>,
+    pub to_asked: Option<f64>,
     /// Of all repeats together, as are the percentiles.
-    pub(crate) mean: Option<Duration>,
-    pub(crate) p50: Option<Duration>,
-    pub(crate) p99: Option<Duration>,
-    pub(crate) p99_9: Option<Duration>,
-    pub(crate) cpu_us: Option<f64>,
+    pub mean: Option<Duration>,
+    /// Half of the requests took at most so long.
+    pub p50: Option<Duration>,
+    /// 99 of 100 did.
+    pub p99: Option<Duration>,
+    /// 999 of 1000 did.
+    pub p99_9: Option<Duration>,
+    /// CPU time per request in µs of what serves the disk.
+    pub cpu_us: Option<f64>,
     /// CPUs of the host in use, and how many it has.
-    pub(crate) cpus: Option<(f64, usize)>,
+    pub cpus: Option<(f64, usize)>,
 }
 
 impl Point {
     /// The reached rate relative to the asked one, where it was missed.
-    pub(crate) fn missed(&self) -> Option<f64> {
+    pub fn missed(&self) -> Option<f64> {
         self.to_asked.filter(|ratio| (ratio - 1.0).abs() > MISSED_FROM)
     }
 
-    pub(crate) fn is_maximum(&self) -> bool {
+    /// Whether no rate was asked.
+    pub fn is_maximum(&self) -> bool {
         self.percent == CURVE_MAXIMUM
     }
 }
 
 /// All curves in the order in which they first appear.
-pub(crate) fn curves(runs: &[Run]) -> Vec<Curve> {
+pub fn curves(runs: &[Run]) -> Vec<Curve> {
     let mut all: Vec<Vec<&Run>> = Vec::new();
     for run in runs.iter().filter(|run| run.key.purpose == Purpose::Curve) {
         match all.iter_mut().find(|curve| same(curve[0], run)) {
@@ -106,28 +116,17 @@ fn point(percent: u32, runs: &[&Run]) -> Option<Point> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use plan::testing::{cell, client};
-    use records::testing::run;
+mod tests {
+    use plan::testing::client;
+    use records::testing::curve_runs;
 
     use super::*;
-
-    /// The maximum of 1,000 and its shares, as they were reached.
-    pub(crate) fn measured(contender: Contender, repeat: u16, reached: [u64; 4]) -> Vec<Run> {
-        let points = [100, 50, 70, 90].into_iter().zip(reached).map(|(percent, reached)| {
-            let mut run = run(cell("randread", 4096, 2, 16), contender, repeat, reached);
-            (run.key.purpose, run.key.step) = (Purpose::Curve, percent);
-            run.rate_iops = (percent != CURVE_MAXIMUM).then(|| f64::from(percent) * 10.0);
-            run
-        });
-        points.collect()
-    }
 
     #[test]
     fn points_are_ordered_from_low_to_high() {
         let runs = [
-            measured(client(1), 0, [1000, 500, 700, 900]),
-            measured(client(1), 1, [1000, 500, 700, 900]),
+            curve_runs(client(1), 0, [1000, 500, 700, 900]),
+            curve_runs(client(1), 1, [1000, 500, 700, 900]),
         ];
         let curves = curves(&runs.concat());
         let asked: Vec<_> =
@@ -142,14 +141,15 @@ pub(crate) mod tests {
         for (reached, missed) in
             [(900, false), (883, false), (881, true), (917, false), (919, true)]
         {
-            let runs = measured(client(1), 0, [1000, 500, 700, reached]);
+            let runs = curve_runs(client(1), 0, [1000, 500, 700, reached]);
             assert_eq!(curves(&runs)[0].points[2].missed().is_some(), missed, "{reached}");
         }
     }
 
     #[test]
     fn curves_are_told_apart_by_contender() {
-        let runs = [measured(client(1), 0, [1; 4]), measured(Contender::HOST, 0, [1; 4])].concat();
+        let runs =
+            [curve_runs(client(1), 0, [1; 4]), curve_runs(Contender::HOST, 0, [1; 4])].concat();
         let contenders: Vec<_> = curves(&runs).iter().map(|curve| curve.contender).collect();
         assert_eq!(contenders, [client(1), Contender::HOST]);
     }

@@ -8,25 +8,28 @@ use records::results::Failure;
 
 /// A cell of a sweep in which runs failed and were not measured since.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct FailedCell {
-    pub(crate) variant: Variant,
-    pub(crate) cell: Cell,
+pub struct FailedCell {
+    /// The storage below.
+    pub variant: Variant,
+    /// The load.
+    pub cell: Cell,
     /// In the order in which they first failed.
-    pub(crate) contenders: Vec<FailedContender>,
+    pub contenders: Vec<FailedContender>,
 }
 
 /// A contender in it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct FailedContender {
-    pub(crate) contender: Contender,
+pub struct FailedContender {
+    /// What served the disk.
+    pub contender: Contender,
     /// How many of its runs failed.
-    pub(crate) count: usize,
+    pub count: usize,
     /// The first line of the last error.
-    pub(crate) error: String,
+    pub error: String,
 }
 
 /// All cells of a sweep with failures, in the order in which they first failed.
-pub(crate) fn failed(failures: &[Failure]) -> Vec<FailedCell> {
+pub fn failed(failures: &[Failure]) -> Vec<FailedCell> {
     let mut cells: Vec<FailedCell> = Vec::new();
     for failure in failures.iter().filter(|it| it.key.purpose.is_compared()) {
         let (variant, cell) = (failure.key.variant, failure.key.cell);

@@ -17,33 +17,34 @@ use crate::stats::{Resampler, median, middle_95};
 const BOOTSTRAP_SEED: u64 = 90;
 
 /// The fewest blocks that say something of a number or of its spread.
-pub(crate) const BLOCKS_MIN: usize = 3;
+pub const BLOCKS_MIN: usize = 3;
 /// The fewest blocks whose resamplings say where n90 may be: of three, the median of one in four is never drawn.
 const SPREAD_FROM: usize = 6;
 /// Shares closer than this are equal: less is not worth another iothread.
-pub(crate) const TIE: f64 = 0.01;
+pub const TIE: f64 = 0.01;
 
 /// What each count reaches of the best, in ascending order of counts.
-pub(crate) type Shares = Vec<(Iothreads, f64)>;
+pub type Shares = Vec<(Iothreads, f64)>;
 
 /// What one number of iothreads reached in one cell.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Reached {
-    pub(crate) iothreads: Iothreads,
+pub struct Reached {
+    /// The number.
+    pub iothreads: Iothreads,
     /// IOPS by block.
-    pub(crate) blocks: Vec<(u16, f64)>,
+    pub blocks: Vec<(u16, f64)>,
     /// When it was explored, as `explored` tells.
-    pub(crate) explored: Option<f64>,
+    pub explored: Option<f64>,
 }
 
 /// What a number counts with that was explored in several runs: the best one, since a run may stall, none runs too fast.
-pub(crate) fn explored(runs: impl Iterator<Item = f64>) -> Option<f64> {
+pub fn explored(runs: impl Iterator<Item = f64>) -> Option<f64> {
     runs.filter(|iops| iops.is_finite()).reduce(f64::max)
 }
 
 /// The IOPS of each count in each block.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Blocks {
+pub struct Blocks {
     /// In ascending order.
     counts: Vec<Iothreads>,
     /// The repeat of each block, in ascending order.
@@ -68,7 +69,7 @@ struct IncompleteNumber {
 impl Blocks {
     /// Of all numbers of one subject in one cell. Those in few blocks, such as one that was added last, are not compared,
     /// unless all are in few: one lucky block must not win.
-    pub(crate) fn of(mut reached: Vec<Reached>) -> Self {
+    pub fn of(mut reached: Vec<Reached>) -> Self {
         reached.sort_by_key(|reached| reached.iothreads);
         let most = reached.iter().map(|reached| reached.blocks.len()).max().unwrap_or(0);
         let is_compared = |reached: &Reached| {
@@ -97,22 +98,22 @@ impl Blocks {
     }
 
     /// Whether nobody did a request.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.blocks.iter().flatten().flatten().all(|iops| *iops <= 0.0)
     }
 
     /// The repeats of which there are blocks, in ascending order.
-    pub(crate) fn rounds(&self) -> &[u16] {
+    pub fn rounds(&self) -> &[u16] {
         &self.rounds
     }
 
     /// How many blocks there are.
-    pub(crate) fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.blocks.len()
     }
 
     /// In how many of them a count is.
-    pub(crate) fn len_of(&self, iothreads: Iothreads) -> usize {
+    pub fn len_of(&self, iothreads: Iothreads) -> usize {
         let few = self.left.iter().find(|left| left.iothreads == iothreads);
         match (self.place(iothreads), few) {
             (Some(place), _) => self.blocks.iter().filter(|block| block[place].is_some()).count(),
@@ -122,19 +123,19 @@ impl Blocks {
     }
 
     /// The shares of all counts, compared or not, in ascending order.
-    pub(crate) fn all_shares(&self) -> Shares {
+    pub fn all_shares(&self) -> Shares {
         let mut all = [self.shares(), self.other_shares()].concat();
         all.sort_by_key(|(count, _)| *count);
         all
     }
 
     /// The shares of the counts that are compared.
-    pub(crate) fn shares(&self) -> Shares {
+    pub fn shares(&self) -> Shares {
         self.shares_in(&self.blocks.iter().collect::<Vec<_>>())
     }
 
     /// The same with the blocks of these repeats, some of them perhaps several times; not every one need have a block.
-    pub(crate) fn shares_drawn(&self) -> impl Fn(&[u16]) -> Shares {
+    pub fn shares_drawn(&self) -> impl Fn(&[u16]) -> Shares {
         let usual = best(&self.shares()).and_then(|count| self.place(count));
         move |drawn| {
             let block = |round| Some(&self.blocks[self.rounds.binary_search(round).ok()?]);
@@ -150,7 +151,7 @@ impl Blocks {
 
     /// The shares of those that are not compared: by what they reached when they were explored, or else by the few blocks
     /// that they have.
-    pub(crate) fn other_shares(&self) -> Shares {
+    pub fn other_shares(&self) -> Shares {
         let shares = self.shares();
         let is_missing =
             |(_, count): &(_, &Iothreads)| !shares.iter().any(|(other, _)| other == *count);
@@ -279,46 +280,47 @@ fn ratio((own, base): (f64, f64)) -> f64 {
 }
 
 /// The count with the highest share; of equal ones the fewest.
-pub(crate) fn best(shares: &[(Iothreads, f64)]) -> Option<Iothreads> {
+pub fn best(shares: &[(Iothreads, f64)]) -> Option<Iothreads> {
     let higher = |a: (Iothreads, f64), b: (Iothreads, f64)| if b.1 > a.1 { b } else { a };
     shares.iter().copied().reduce(higher).map(|(count, _)| count)
 }
 
 /// What a number reached, or the highest below it, since further threads have no queue; `None` below all of them. No number
 /// stands for `auto`. What was explored may have been lucky, so it counts as the best at most.
-pub(crate) fn reached(shares: &[(Iothreads, f64)], iothreads: Iothreads) -> Option<f64> {
+pub fn reached(shares: &[(Iothreads, f64)], iothreads: Iothreads) -> Option<f64> {
     let stands = |count: Iothreads| count == iothreads || count < iothreads && !iothreads.is_auto();
     let up_to = shares.iter().filter(|(count, _)| stands(*count));
     up_to.max_by_key(|(count, _)| *count).map(|(_, share)| share.min(1.0))
 }
 
 /// The fewest iothreads that reach 90 % of the best.
-pub(crate) fn n90(shares: &[(Iothreads, f64)]) -> Option<Iothreads> {
+pub fn n90(shares: &[(Iothreads, f64)]) -> Option<Iothreads> {
     shares.iter().find(|(_, share)| *share >= ENOUGH).map(|(count, _)| *count)
 }
 
 /// Which counts of iothreads are best and enough.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Verdict {
-    pub(crate) best: Iothreads,
+pub struct Verdict {
+    /// The number that reaches most.
+    pub best: Iothreads,
     /// The fewest iothreads that reach 90 % of the best.
-    pub(crate) n90: Iothreads,
+    pub n90: Iothreads,
     /// The fewest from which on every count that was measured reaches 90 %; missing where the highest does not.
-    pub(crate) n90_stays: Option<Iothreads>,
+    pub n90_stays: Option<Iothreads>,
     /// What n90 is in the middle 95 % of the resamplings; missing with fewer than `SPREAD_FROM` blocks.
-    pub(crate) n90_spread: Option<(Iothreads, Iothreads)>,
+    pub n90_spread: Option<(Iothreads, Iothreads)>,
 }
 
 impl Verdict {
     /// `None` if no count was measured.
-    pub(crate) fn of(blocks: &Blocks) -> Option<Self> {
+    pub fn of(blocks: &Blocks) -> Option<Self> {
         let shares = blocks.shares();
         let (best, n90_found) = (best(&shares)?, n90(&shares)?);
         Some(Self {
             best,
             n90: n90_found,
             n90_stays: stays(&shares, &blocks.other_shares()),
-            n90_spread: (blocks.len() >= SPREAD_FROM).then(|| spread(blocks)).flatten(),
+            n90_spread: (blocks.count() >= SPREAD_FROM).then(|| spread(blocks)).flatten(),
         })
     }
 }
@@ -338,7 +340,7 @@ fn spread(blocks: &Blocks) -> Option<(Iothreads, Iothreads)> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::ops::Range;
 
     use proptest::prelude::*;
@@ -346,7 +348,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// Counts with what they reached in each block; NaN where they were not in it.
-    pub(crate) fn blocks(rows: &[(u16, &[f64])]) -> Blocks {
+    fn blocks(rows: &[(u16, &[f64])]) -> Blocks {
         let count = rows.iter().map(|(_, values)| values.len()).max().unwrap_or(0);
         let value =
             |values: &[f64], index: usize| values.get(index).copied().filter(|v| v.is_finite());

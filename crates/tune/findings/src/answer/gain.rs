@@ -9,14 +9,17 @@ use crate::summary::Row;
 
 /// What the number gains over none, as ratios of what is wanted.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Gain {
-    pub(crate) lowest: f64,
-    pub(crate) highest: f64,
+pub struct Gain {
+    /// In the cell where it is least.
+    pub lowest: f64,
+    /// In the one where it is most.
+    pub highest: f64,
     /// Cells whose gain may be none: its interval, or with few repeats its range, contains 1.
-    pub(crate) in_doubt: usize,
+    pub in_doubt: usize,
     /// Other cells, with so few repeats that there is no interval.
-    pub(crate) unproved: usize,
-    pub(crate) cells: usize,
+    pub unproved: usize,
+    /// In which both were measured.
+    pub cells: usize,
 }
 
 impl Gain {

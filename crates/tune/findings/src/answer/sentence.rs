@@ -17,7 +17,7 @@ use crate::bottleneck::Bottleneck;
 const CHANGES_MAX: usize = 3;
 
 /// The one sentence.
-pub(crate) fn sentence(answer: &Answer) -> String {
+pub fn sentence(answer: &Answer) -> String {
     let threads = threads(answer.iothreads);
     if let Some(why) = &answer.nothing {
         return nothing(why, answer.iothreads);
@@ -54,7 +54,7 @@ pub(crate) fn sentence(answer: &Answer) -> String {
 
 /// What else to know, a sentence each: what the price buys, what would change the answer, how to find out more. `repeats` are
 /// missing where no header says what to go on with.
-pub(crate) fn details(answer: &Answer, repeats: Option<Repeats>) -> Vec<String> {
+pub fn details(answer: &Answer, repeats: Option<Repeats>) -> Vec<String> {
     let mut details = Vec::new();
     let emulated = answer.doubts.contains(&Doubt::Emulated);
     if emulated {
@@ -408,7 +408,7 @@ fn changed(changes: &[Change]) -> Option<String> {
 }
 
 /// `no iothread`, `1 iothread`, `4 iothreads`, `iothread=auto`.
-pub(crate) fn threads(iothreads: Iothreads) -> String {
+pub fn threads(iothreads: Iothreads) -> String {
     match iothreads {
         Iothreads::NONE => "no iothread".to_owned(),
         Iothreads::AUTO => "iothread=auto".to_owned(),

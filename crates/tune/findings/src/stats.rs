@@ -8,7 +8,7 @@
 use load::Random;
 
 /// How often an interval contains the true median, at least.
-pub(crate) const CONFIDENCE: f64 = 0.95;
+pub const CONFIDENCE: f64 = 0.95;
 /// An interval is narrow when half of it is less than this share of the median.
 const NARROW: f64 = 0.03;
 /// Resamplings of a bootstrap: the 2.5th percentile is the tenth value.
@@ -16,28 +16,33 @@ const RESAMPLINGS: usize = 400;
 
 /// Where the true median lies.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Interval {
-    pub(crate) low: f64,
-    pub(crate) high: f64,
+pub struct Interval {
+    /// Its lower end.
+    pub low: f64,
+    /// Its upper end.
+    pub high: f64,
     /// How often such an interval contains the median: 0.969 for the extremes of six values.
-    pub(crate) confidence: f64,
+    pub confidence: f64,
 }
 
 /// Median, extremes and interval of at least one value.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Estimate {
+pub struct Estimate {
     /// The value in the middle, or the mean of the two in the middle.
-    pub(crate) median: f64,
-    pub(crate) lowest: f64,
-    pub(crate) highest: f64,
-    pub(crate) samples: usize,
+    pub median: f64,
+    /// The least value.
+    pub lowest: f64,
+    /// The greatest value.
+    pub highest: f64,
+    /// How many values there were.
+    pub samples: usize,
     /// From six values on: all of five cover the median with 93.75 %.
-    pub(crate) interval: Option<Interval>,
+    pub interval: Option<Interval>,
 }
 
 impl Estimate {
     /// `None` without values. Values that are no number count as if they were not there.
-    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
         values.sort_by(f64::total_cmp);
         let (&lowest, &highest) = (values.first()?, values.last()?);
@@ -46,24 +51,24 @@ impl Estimate {
     }
 
     /// The interval, or of too few values the lowest and highest.
-    pub(crate) fn ends(&self) -> (f64, f64) {
+    pub fn ends(&self) -> (f64, f64) {
         self.interval.map_or((self.lowest, self.highest), |it| (it.low, it.high))
     }
 
     /// Half of the interval, as a share of the median.
-    pub(crate) fn half_width(&self) -> Option<f64> {
+    pub fn half_width(&self) -> Option<f64> {
         let Interval { low, high, .. } = self.interval?;
         (self.median > 0.0).then(|| (high - low) / 2.0 / self.median)
     }
 
     /// Whether more repeats would tell little more.
-    pub(crate) fn is_narrow(&self) -> bool {
+    pub fn is_narrow(&self) -> bool {
         self.half_width().is_some_and(|half| half < NARROW)
     }
 }
 
 /// Values relative to those of the same repeat.
-pub(crate) fn ratios_by_repeat(
+pub fn ratios_by_repeat(
     values: impl IntoIterator<Item = (u16, f64)>,
     base: impl IntoIterator<Item = (u16, f64)>,
 ) -> Vec<(u16, f64)> {
@@ -75,7 +80,7 @@ pub(crate) fn ratios_by_repeat(
 }
 
 /// What these are in the middle.
-pub(crate) fn ratio_by_repeat(
+pub fn ratio_by_repeat(
     values: impl IntoIterator<Item = (u16, f64)>,
     base: impl IntoIterator<Item = (u16, f64)>,
 ) -> Option<Estimate> {
@@ -83,13 +88,13 @@ pub(crate) fn ratio_by_repeat(
 }
 
 /// The median of at least one value.
-pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
+pub fn median(values: &mut [f64]) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     (!values.is_empty()).then(|| middle(values))
 }
 
 /// The geometric mean of those values that are positive and finite: the others have none. `None` without any.
-pub(crate) fn geometric_mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+pub fn geometric_mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let positive = values.into_iter().filter(|value| value.is_finite() && *value > 0.0);
     let logarithms: Vec<f64> = positive.map(f64::ln).collect();
     let count = logarithms.len() as f64;
@@ -97,7 +102,7 @@ pub(crate) fn geometric_mean(values: impl IntoIterator<Item = f64>) -> Option<f6
 }
 
 /// By how much a positive ratio is away from 1, up or down.
-pub(crate) fn factor(ratio: f64) -> f64 {
+pub fn factor(ratio: f64) -> f64 {
     ratio.max(1.0 / ratio)
 }
 
@@ -135,22 +140,23 @@ fn coverage(count: usize, left_out: usize) -> f64 {
 
 /// Draws blocks again and again, as a bootstrap does.
 #[derive(Debug)]
-pub(crate) struct Resampler {
+pub struct Resampler {
     random: Random,
 }
 
 impl Resampler {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// The draws of a seed, the same each time.
+    pub fn new(seed: u64) -> Self {
         Self { random: Random::new(seed) }
     }
 
     /// How often to draw.
-    pub(crate) fn times() -> std::ops::Range<usize> {
+    pub fn times() -> std::ops::Range<usize> {
         0..RESAMPLINGS
     }
 
     /// As many of these as there are, some twice and some not at all.
-    pub(crate) fn draw<T: Copy>(&mut self, all: &[T]) -> Vec<T> {
+    pub fn draw<T: Copy>(&mut self, all: &[T]) -> Vec<T> {
         let bound = u64::try_from(all.len()).expect("a length fits 64 bits");
         let mut one = || usize::try_from(self.random.below(bound)).expect("smaller than a length");
         all.iter().map(|_| all[one()]).collect()
@@ -158,7 +164,7 @@ impl Resampler {
 }
 
 /// The values between which the middle 95 % of the resamplings lie.
-pub(crate) fn middle_95<T: Copy + Ord>(mut values: Vec<T>) -> Option<(T, T)> {
+pub fn middle_95<T: Copy + Ord>(mut values: Vec<T>) -> Option<(T, T)> {
     values.sort_unstable();
     let cut = values.len() / 40;
     Some((*values.get(cut)?, *values.get(values.len().checked_sub(cut + 1)?)?))

@@ -8,7 +8,7 @@ const MONTHS: [&str; 12] =
 
 /// A day of the Gregorian calendar; printed as `2026-11-22`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Date {
+pub struct Date {
     year: u64,
     /// 0 is January.
     month: usize,
@@ -18,7 +18,7 @@ pub(crate) struct Date {
 impl Date {
     /// H. Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in March, so that
     /// the day of the leap year is the last.
-    pub(crate) fn of(unix_s: u64) -> Self {
+    pub fn of(unix_s: u64) -> Self {
         let days = unix_s / DAY_S + 719_468;
         let (era, day_of_era) = (days / 146_097, days % 146_097);
         let year_of_era =
@@ -31,7 +31,7 @@ impl Date {
     }
 
     /// `Nov 22, 2026`.
-    pub(crate) fn in_words(self) -> String {
+    pub fn in_words(self) -> String {
         format!("{} {:02}, {:04}", MONTHS[self.month], self.day, self.year)
     }
 }
@@ -43,13 +43,13 @@ impl fmt::Display for Date {
 }
 
 /// `14:02`.
-pub(crate) fn time_of_day(unix_s: u64) -> String {
+pub fn time_of_day(unix_s: u64) -> String {
     let minutes = unix_s % DAY_S / 60;
     format!("{:02}:{:02}", minutes / 60, minutes % 60)
 }
 
 /// `14:02:09.051`.
-pub(crate) fn exact_time_of_day(unix_ms: u64) -> String {
+pub fn exact_time_of_day(unix_ms: u64) -> String {
     let (seconds, milliseconds) = (unix_ms / 1000, unix_ms % 1000);
     format!("{}:{:02}.{milliseconds:03}", time_of_day(seconds), seconds % 60)
 }

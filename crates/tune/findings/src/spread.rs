@@ -21,16 +21,17 @@ const ROUNDS_MIN: usize = 4;
 
 /// The standard deviations of one contender, as shares of its rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Spread {
-    pub(crate) contender: Contender,
+pub struct Spread {
+    /// What did the same again and again.
+    pub contender: Contender,
     /// Between runs of one round.
-    pub(crate) within: f64,
+    pub within: f64,
     /// From round to round, without what runs in a round differ by; 0 if that explains it.
-    pub(crate) between: f64,
+    pub between: f64,
 }
 
 /// Those of each contender that is measured as a sentinel, where there are enough rounds.
-pub(crate) fn spreads(runs: &[Run]) -> Vec<Spread> {
+pub fn spreads(runs: &[Run]) -> Vec<Spread> {
     let sentinels = runs.iter().map(|run| &run.key).filter(|key| key.purpose == Purpose::Sentinel);
     // All of a contender are in the same cell.
     let watched = unique(sentinels.map(|key| (key.contender, key.variant, key.cell)));

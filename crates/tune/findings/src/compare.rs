@@ -24,10 +24,10 @@ use crate::summary::{CellSummary, Row};
 /// How many of the rows that are called changed may be wrong, on average.
 const WRONG_MAX: f64 = 0.05;
 /// Fewer repeats do not show their own noise.
-pub(crate) const REPEATS_MIN: usize = 3;
+pub const REPEATS_MIN: usize = 3;
 /// Two commands on one machine differ by as large a factor though each repeats itself more closely: another place in
 /// memory, another temperature.
-pub(crate) const EQUAL_WITHIN: f64 = 1.02;
+pub const EQUAL_WITHIN: f64 = 1.02;
 /// The standard deviation of that: `EQUAL_WITHIN` is two of them. No repeat of one command shows it.
 const BETWEEN_COMMANDS: f64 = 0.01;
 /// The seed of the bootstrap; a comparison is the same each time it is rendered.
@@ -35,49 +35,60 @@ const BOOTSTRAP_SEED: u64 = 95;
 
 /// Two runs.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Comparison {
+pub struct Comparison {
     /// In the order of A, by cell and variant.
-    pub(crate) cells: Vec<ComparedCell>,
+    pub cells: Vec<ComparedCell>,
     /// What only A has.
-    pub(crate) only_a: Vec<(Variant, Cell, Contender)>,
-    pub(crate) only_b: Vec<(Variant, Cell, Contender)>,
+    pub only_a: Vec<(Variant, Cell, Contender)>,
+    /// The same of B.
+    pub only_b: Vec<(Variant, Cell, Contender)>,
     /// The geometric mean of the ratios of each subject, and of how many.
-    pub(crate) means: Vec<(Subject, f64, usize)>,
+    pub means: Vec<(Subject, f64, usize)>,
 }
 
 /// One cell on one variant.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ComparedCell {
-    pub(crate) variant: Variant,
-    pub(crate) cell: Cell,
-    pub(crate) rows: Vec<ComparedRow>,
+pub struct ComparedCell {
+    /// The storage below.
+    pub variant: Variant,
+    /// The load.
+    pub cell: Cell,
+    /// What both measured there.
+    pub rows: Vec<ComparedRow>,
 }
 
 /// One contender in both runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct ComparedRow {
-    pub(crate) contender: Contender,
-    pub(crate) a: Estimate,
-    pub(crate) b: Estimate,
+pub struct ComparedRow {
+    /// What both measured.
+    pub contender: Contender,
+    /// IOPS of A.
+    pub a: Estimate,
+    /// IOPS of B.
+    pub b: Estimate,
     /// Whether its guest was emulated in either.
-    pub(crate) emulated: bool,
+    pub emulated: bool,
     /// B relative to A; missing where A did nothing.
-    pub(crate) ratio: Option<Ratio>,
-    pub(crate) verdict: ChangeVerdict,
+    pub ratio: Option<Ratio>,
+    /// What the difference says.
+    pub verdict: ChangeVerdict,
 }
 
 /// The median of B relative to that of A.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Ratio {
-    pub(crate) ratio: f64,
+pub struct Ratio {
+    /// Of all repeats.
+    pub ratio: f64,
     /// What 95 % of the resamplings are between; from `REPEATS_MIN` repeats on.
-    pub(crate) interval: Option<(f64, f64)>,
+    pub interval: Option<(f64, f64)>,
 }
 
 /// What a row says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum ChangeVerdict {
+pub enum ChangeVerdict {
+    /// B is, by more than the repeats differ.
     Faster,
+    /// B is, by more than the repeats differ.
     Slower,
     /// The repeats differ as much.
     Noise,
@@ -87,14 +98,14 @@ pub(crate) enum ChangeVerdict {
 
 impl ChangeVerdict {
     /// Whether the two differ.
-    pub(crate) fn is_change(self) -> bool {
+    pub fn is_change(self) -> bool {
         matches!(self, Self::Faster | Self::Slower)
     }
 }
 
 impl Comparison {
     /// Of the cells of two runs.
-    pub(crate) fn new(a: &[CellSummary], b: &[CellSummary]) -> Self {
+    pub fn new(a: &[CellSummary], b: &[CellSummary]) -> Self {
         let mut pairs: Vec<Pair> = Vec::new();
         for (place, cell) in a.iter().enumerate() {
             let Some(other) = b.iter().find(|it| same(it, cell)) else { continue };
@@ -119,12 +130,12 @@ impl Comparison {
     }
 
     /// All rows.
-    pub(crate) fn rows(&self) -> impl Iterator<Item = &ComparedRow> {
+    pub fn rows(&self) -> impl Iterator<Item = &ComparedRow> {
         self.cells.iter().flat_map(|cell| &cell.rows)
     }
 
     /// How many rows have this verdict.
-    pub(crate) fn count(&self, verdict: ChangeVerdict) -> usize {
+    pub fn count(&self, verdict: ChangeVerdict) -> usize {
         self.rows().filter(|row| row.verdict == verdict).count()
     }
 }

@@ -10,7 +10,7 @@ mod blocks;
 mod curve;
 mod failed;
 mod fairness;
-pub(crate) mod form;
+pub mod form;
 mod pairs;
 mod probe;
 
@@ -31,115 +31,127 @@ use records::steady::UnsteadyRuns;
 
 use crate::stats::{self, Estimate};
 
-pub(crate) use self::blocks::{
+pub use self::blocks::{
     BLOCKS_MIN, Blocks, Reached, Shares, TIE, Verdict, best, explored, n90, reached,
 };
-pub(crate) use self::curve::{Curve, Point, curves};
-pub(crate) use self::failed::{FailedCell, FailedContender, failed};
-pub(crate) use self::fairness::Fairness;
-pub(crate) use self::pairs::{Pair, PairRow, pairs};
-pub(crate) use self::probe::{Memory, Phase, Probe, REMEMBERS_FROM, probes};
-
-#[cfg(test)]
-pub(crate) use self::{curve::tests as curve_tests, probe::tests as probe_tests};
+pub use self::curve::{Curve, Point, curves};
+pub use self::failed::{FailedCell, FailedContender, failed};
+pub use self::fairness::Fairness;
+pub use self::pairs::{Pair, PairRow, pairs};
+pub use self::probe::{Memory, Phase, Probe, REMEMBERS_FROM, probes};
 
 /// A count is good enough when its median reaches this share of the best one.
-pub(crate) const ENOUGH: f64 = 0.9;
+pub const ENOUGH: f64 = 0.9;
 
 /// One contender of a cell.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Row {
-    pub(crate) contender: Contender,
+pub struct Row {
+    /// What serves the disk.
+    pub contender: Contender,
     /// What its runs were for: `Confirm`, or `Sweep` where it was not measured again.
-    pub(crate) purpose: Purpose,
-    pub(crate) iops: Estimate,
+    pub purpose: Purpose,
+    /// Requests per second.
+    pub iops: Estimate,
     /// The figures of each repeat.
-    pub(crate) by_repeat: Vec<(u16, Figures)>,
+    pub by_repeat: Vec<(u16, Figures)>,
     /// Those of its runs of purpose `Sweep`: where others were measured again, the best of them is what it counts with.
-    pub(crate) explored: Vec<Figures>,
-    pub(crate) bytes_per_second: f64,
-    pub(crate) p50: Option<Duration>,
-    pub(crate) p99: Option<Duration>,
-    pub(crate) p99_9: Option<Duration>,
+    pub explored: Vec<Figures>,
+    /// The median of the repeats.
+    pub bytes_per_second: f64,
+    /// Half of the requests took at most so long, in all repeats together.
+    pub p50: Option<Duration>,
+    /// 99 of 100 did.
+    pub p99: Option<Duration>,
+    /// 999 of 1000 did.
+    pub p99_9: Option<Duration>,
     /// These three in µs repeat by repeat, in this order.
-    pub(crate) percentiles: [Option<Estimate>; 3],
-    pub(crate) cpu_us: Option<f64>,
+    pub percentiles: [Option<Estimate>; 3],
+    /// CPU time per request in µs of what serves the disk.
+    pub cpu_us: Option<f64>,
     /// CPU time per request in µs of everything that takes part: what serves the disk, the guests' CPUs and the load.
-    pub(crate) cpu_of_all_us: Option<f64>,
+    pub cpu_of_all_us: Option<f64>,
     /// Context switches per request of what serves the disk.
-    pub(crate) switches: Option<f64>,
+    pub switches: Option<f64>,
     /// CPUs of the host in use, and how many it has.
-    pub(crate) cpus: Option<(f64, usize)>,
+    pub cpus: Option<(f64, usize)>,
     /// How many of them a hypervisor below withheld.
-    pub(crate) cpus_stolen: f64,
+    pub cpus_stolen: f64,
     /// How busy the busiest thread is that serves the disk, and on average those that make the requests: 1 is all the time.
-    pub(crate) serving_busy: Option<f64>,
-    pub(crate) submitting_busy: Option<f64>,
+    pub serving_busy: Option<f64>,
+    /// The mean of those that make the requests.
+    pub submitting_busy: Option<f64>,
     /// Those that ran at once, where there were several.
-    pub(crate) parts: Vec<PartRow>,
+    pub parts: Vec<PartRow>,
     /// How evenly guests were served, and all disks, where there were several.
-    pub(crate) vms: Option<Fairness>,
-    pub(crate) disks: Option<Fairness>,
+    pub vms: Option<Fairness>,
+    /// How evenly all disks were served.
+    pub disks: Option<Fairness>,
     /// IOPS relative to `none` of the same subject and block; 1 is equal. Missing where there is no count.
-    pub(crate) to_none: Option<Estimate>,
+    pub to_none: Option<Estimate>,
     /// IOPS relative to the host of the same block.
-    pub(crate) to_host: Option<Estimate>,
+    pub to_host: Option<Estimate>,
     /// IOPS relative to the first contender with the same load that is not the host, likewise; missing for that itself.
-    pub(crate) to_first: Option<Estimate>,
+    pub to_first: Option<Estimate>,
     /// More busy threads than cores: the machine limits, not the number of iothreads.
-    pub(crate) cpu_bound: bool,
-    pub(crate) unsteady_runs: UnsteadyRuns,
+    pub cpu_bound: bool,
+    /// How many of its runs were not steady.
+    pub unsteady_runs: UnsteadyRuns,
     /// The guest's CPUs were emulated.
-    pub(crate) emulated: bool,
+    pub emulated: bool,
     /// Queues of each disk.
-    pub(crate) queues: u16,
+    pub queues: u16,
 }
 
 /// One of several guests that ran at once.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct PartRow {
-    pub(crate) vm: u16,
+pub struct PartRow {
+    /// Which guest, from 0 on.
+    pub vm: u16,
     /// Median of the repeats, as are the bytes.
-    pub(crate) iops: f64,
-    pub(crate) bytes_per_second: f64,
+    pub iops: f64,
+    /// The median of the repeats.
+    pub bytes_per_second: f64,
     /// Of all repeats together.
-    pub(crate) p99: Option<Duration>,
+    pub p99: Option<Duration>,
 }
 
 impl Row {
     /// The number of iothreads, where numbers are compared, or `auto`.
-    pub(crate) fn iothreads(&self) -> Option<Iothreads> {
+    pub fn iothreads(&self) -> Option<Iothreads> {
         self.contender.iothreads()
     }
 
     /// What was wanted of each repeat.
-    pub(crate) fn merits(&self, want: Want) -> impl Iterator<Item = (u16, f64)> {
+    pub fn merits(&self, want: Want) -> impl Iterator<Item = (u16, f64)> {
         let merit = move |(repeat, figures): &(u16, Figures)| Some((*repeat, figures.merit(want)?));
         self.by_repeat.iter().filter_map(merit)
     }
 
     /// Whether it was measured again after the exploration.
-    pub(crate) fn is_confirmed(&self) -> bool {
+    pub fn is_confirmed(&self) -> bool {
         self.purpose == Purpose::Confirm
     }
 }
 
 /// A cell on a variant and what follows from its rows.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct CellSummary {
-    pub(crate) variant: Variant,
-    pub(crate) cell: Cell,
-    pub(crate) rows: Vec<Row>,
+pub struct CellSummary {
+    /// The storage below.
+    pub variant: Variant,
+    /// The load.
+    pub cell: Cell,
+    /// One for each contender, in their order.
+    pub rows: Vec<Row>,
     /// IOPS of the host, or else of what is compared first, with more requests in flight (`Cell::deeper`), relative to those of
     /// the cell.
-    pub(crate) deeper: Option<f64>,
+    pub deeper: Option<f64>,
     /// One per subject that compares numbers of iothreads.
-    pub(crate) verdicts: Vec<(Subject, Verdict)>,
+    pub verdicts: Vec<(Subject, Verdict)>,
 }
 
 impl CellSummary {
     /// The counts of a subject and `auto`, block by block, by what is wanted of them.
-    pub(crate) fn blocks(&self, subject: Subject, want: Want) -> Blocks {
+    pub fn blocks(&self, subject: Subject, want: Want) -> Blocks {
         self.blocks_of(subject, want, Contender::iothreads)
     }
 
@@ -163,24 +175,24 @@ impl CellSummary {
     }
 
     /// Whether a row was explored only, while others of its subject were measured again.
-    pub(crate) fn is_given_up(&self, row: &Row) -> bool {
+    pub fn is_given_up(&self, row: &Row) -> bool {
         let subject = row.contender.subject();
         !row.is_confirmed() && self.rows_of(subject).any(Row::is_confirmed)
     }
 
     /// The row of the host, if it was measured.
-    pub(crate) fn host(&self) -> Option<&Row> {
+    pub fn host(&self) -> Option<&Row> {
         self.rows.iter().find(|row| row.contender == Contender::HOST)
     }
 
     /// The rows of a subject.
-    pub(crate) fn rows_of(&self, subject: Subject) -> impl Iterator<Item = &Row> {
+    pub fn rows_of(&self, subject: Subject) -> impl Iterator<Item = &Row> {
         self.rows.iter().filter(move |row| row.contender.subject() == subject)
     }
 }
 
 /// Summarises all cells of a sweep, in the order in which they first appear.
-pub(crate) fn summarise(runs: &[Run], cores: usize) -> Vec<CellSummary> {
+pub fn summarise(runs: &[Run], cores: usize) -> Vec<CellSummary> {
     let mut places: HashMap<(Variant, Cell), usize> = HashMap::new();
     let mut cells: Vec<Vec<&Run>> = Vec::new();
     for run in runs.iter().filter(|run| run.key.purpose.is_compared()) {
@@ -217,7 +229,7 @@ fn deeper(summary: &CellSummary, cells: &[CellSummary], runs: &[Run]) -> Option<
 }
 
 /// The subjects whose numbers of iothreads are compared in these cells.
-pub(crate) fn compared(cells: &[CellSummary]) -> Vec<Subject> {
+pub fn compared(cells: &[CellSummary]) -> Vec<Subject> {
     sorted(cells.iter().flat_map(|cell| &cell.verdicts).map(|(subject, _)| *subject))
 }
 

@@ -16,44 +16,51 @@ use super::{cpus, median, merged};
 use crate::stats::Estimate;
 
 /// Lows that differ by less are called equal even if all repeats agree: machines drift as much.
-pub(crate) const REMEMBERS_FROM: f64 = 0.05;
+pub const REMEMBERS_FROM: f64 = 0.05;
 /// Noise alone gives so many repeats the same sign once in 32 times; two every second time.
 const REMEMBERS_REPEATS: usize = 6;
 
 /// One contender that went up and came down again.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Probe {
-    pub(crate) variant: Variant,
-    pub(crate) contender: Contender,
-    pub(crate) emulated: bool,
+pub struct Probe {
+    /// The storage below.
+    pub variant: Variant,
+    /// What serves the disk.
+    pub contender: Contender,
+    /// The guest's CPUs were emulated.
+    pub emulated: bool,
     /// Low, high, low again; one that failed in all repeats is missing.
-    pub(crate) phases: Vec<Phase>,
-    pub(crate) memory: Memory,
+    pub phases: Vec<Phase>,
+    /// Whether it stays slow.
+    pub memory: Memory,
 }
 
 /// One level of load.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Phase {
+pub struct Phase {
     /// 0 is low, 1 high, 2 low again.
-    pub(crate) step: u32,
-    pub(crate) cell: Cell,
+    pub step: u32,
+    /// The load.
+    pub cell: Cell,
     /// Requests that the load keeps in flight on all disks together.
-    pub(crate) in_flight: u64,
-    pub(crate) iops: Estimate,
+    pub in_flight: u64,
+    /// Requests per second.
+    pub iops: Estimate,
     /// Of all repeats together.
-    pub(crate) mean: Option<Duration>,
-    pub(crate) p99: Option<Duration>,
+    pub mean: Option<Duration>,
+    /// 99 of 100 requests took at most so long.
+    pub p99: Option<Duration>,
     /// IOPS by Little's law: requests in flight ÷ mean latency, median of the repeats.
-    pub(crate) little: Option<f64>,
+    pub little: Option<f64>,
     /// The IOPS relative to those by Little's law, likewise; 1 is equal.
-    pub(crate) to_little: Option<f64>,
+    pub to_little: Option<f64>,
     /// CPUs of the host in use, and how many it has.
-    pub(crate) cpus: Option<(f64, usize)>,
+    pub cpus: Option<(f64, usize)>,
 }
 
 /// Whether a contender remembers the high load. The ratios are the second low relative to the first.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Memory {
+pub enum Memory {
     /// No repeat has both lows.
     Unknown,
     /// One repeat cannot tell memory from noise.
@@ -69,7 +76,7 @@ pub(crate) enum Memory {
 }
 
 /// All probes in the order in which they first appear. `jobs` are those of the settings: low, high, low, high.
-pub(crate) fn probes(runs: &[Run], jobs: &[u16]) -> Vec<Probe> {
+pub fn probes(runs: &[Run], jobs: &[u16]) -> Vec<Probe> {
     let mut all: Vec<Vec<&Run>> = Vec::new();
     for run in runs.iter().filter(|run| run.key.purpose == Purpose::Probe) {
         match all.iter_mut().find(|probe| same(probe[0], run, jobs)) {
@@ -155,22 +162,11 @@ fn judge(ratios: &[f64]) -> Memory {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use plan::testing::{cell, client};
-    use records::testing::run;
+    use records::testing::probe_runs;
 
     use super::*;
-
-    /// Low, high and low again of one repeat, with these IOPS.
-    pub(crate) fn went(contender: Contender, repeat: u16, iops: [u64; 3]) -> Vec<Run> {
-        let phases = (0..).zip(iops).map(|(step, iops)| {
-            let jobs = if step == 1 { 40 } else { 4 };
-            let mut run = run(cell("randread", 4096, jobs, 1), contender, repeat, iops);
-            (run.key.purpose, run.key.step) = (Purpose::Probe, step);
-            run
-        });
-        phases.collect()
-    }
 
     #[track_caller]
     fn check(ratios: &[f64], expected: fn(Estimate) -> Memory) {
@@ -195,7 +191,8 @@ pub(crate) mod tests {
     #[test]
     fn lows_are_compared_inside_a_repeat() {
         // The machine is twice as fast in the second repeat, and the contender remembers in both.
-        let runs = [went(client(1), 0, [100, 500, 200]), went(client(1), 1, [200, 900, 400])];
+        let runs =
+            [probe_runs(client(1), 0, [100, 500, 200]), probe_runs(client(1), 1, [200, 900, 400])];
         let probes = probes(&runs.concat(), &[4, 40]);
         let expected = Estimate::of([2.0; 2]).unwrap();
         assert_eq!(probes[0].memory, Memory::MayRemember(expected, 2));
@@ -203,8 +200,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_repeat_without_both_lows_does_not_count() {
-        let mut runs = went(client(1), 0, [100, 500, 200]);
-        runs.extend(went(client(1), 1, [200, 900, 400]).into_iter().take(2));
+        let mut runs = probe_runs(client(1), 0, [100, 500, 200]);
+        runs.extend(probe_runs(client(1), 1, [200, 900, 400]).into_iter().take(2));
         assert_eq!(probes(&runs, &[4, 40])[0].memory, Memory::Once(2.0));
         runs.remove(0);
         let probe = &probes(&runs[..1], &[4, 40])[0];
@@ -213,9 +210,9 @@ pub(crate) mod tests {
 
     #[test]
     fn probes_are_told_apart_by_contender_and_pair() {
-        let mut runs = went(client(0), 0, [1, 2, 1]);
-        runs.extend(went(client(1), 0, [1, 2, 1]));
-        for mut run in went(client(1), 0, [1, 2, 1]) {
+        let mut runs = probe_runs(client(0), 0, [1, 2, 1]);
+        runs.extend(probe_runs(client(1), 0, [1, 2, 1]));
+        for mut run in probe_runs(client(1), 0, [1, 2, 1]) {
             let jobs = run.key.cell.shape().jobs() * 2;
             run.key.cell = cell("randread", 4096, jobs, 1);
             runs.push(run);
@@ -230,7 +227,7 @@ pub(crate) mod tests {
 
     #[test]
     fn littles_law_is_requests_in_flight_over_latency() {
-        let mut runs = went(client(1), 0, [40_000, 100, 40_000]);
+        let mut runs = probe_runs(client(1), 0, [40_000, 100, 40_000]);
         for run in &mut runs {
             (run.key.variant.vms, run.key.variant.disks) = (2, 3);
         }

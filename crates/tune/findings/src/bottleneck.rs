@@ -33,7 +33,7 @@ const DEEPER_GAINS: f64 = 1.45;
 
 /// What limits a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Bottleneck {
+pub enum Bottleneck {
     /// The disk gives no more.
     Disk,
     /// Each request takes its time, and too few are in flight.
@@ -54,7 +54,7 @@ pub(crate) enum Bottleneck {
 
 impl Bottleneck {
     /// What limits a number of iothreads in a cell; `None` where nothing shows it.
-    pub(crate) fn of(summary: &CellSummary, row: &Row) -> Option<Self> {
+    pub fn of(summary: &CellSummary, row: &Row) -> Option<Self> {
         let subject = row.contender.subject();
         let (deeper, of_host) = (summary.deeper, row.to_host.map(|ratio| ratio.median));
         let has_cpu = |host: &Row| {
@@ -91,7 +91,7 @@ impl Bottleneck {
     }
 
     /// Whether its name is a plural.
-    pub(crate) fn is_plural(self) -> bool {
+    pub fn is_plural(self) -> bool {
         match self {
             Self::Disk | Self::Latency | Self::Queues => false,
             Self::Iothread | Self::GuestCpu | Self::ClientCpu => true,
@@ -100,7 +100,7 @@ impl Bottleneck {
     }
 
     /// What would change it, without its full stop.
-    pub(crate) fn remedy(self, subject: Subject) -> &'static str {
+    pub fn remedy(self, subject: Subject) -> &'static str {
         match self {
             Self::Disk => "no number of iothreads helps, only a faster disk",
             Self::Latency => "more requests in flight (jobs, iodepth) would help, iothreads do not",

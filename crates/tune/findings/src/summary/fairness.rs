@@ -9,7 +9,7 @@ use super::median;
 
 /// A guest, or a disk of one, by their numbers from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub struct Place {
     vm: u16,
     disk: Option<u16>,
 }
@@ -24,14 +24,15 @@ impl fmt::Display for Place {
 
 /// What several had that ran at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Fairness {
-    /// Bytes per second of the one that had least, and of the one that had most: medians of the repeats.
-    pub(crate) least: f64,
-    pub(crate) most: f64,
+pub struct Fairness {
+    /// Bytes per second of the one that had least: the median of the repeats.
+    pub least: f64,
+    /// The same of the one that had most.
+    pub most: f64,
     /// Jain's fairness index of their throughputs, median of the repeats: 1 if all had the same, 1/n if one had all.
-    pub(crate) jain: f64,
+    pub jain: f64,
     /// The one whose median is lowest.
-    pub(crate) worst: Place,
+    pub worst: Place,
 }
 
 impl Fairness {

@@ -14,28 +14,34 @@ use crate::stats::{Estimate, ratio_by_repeat};
 
 /// One way against another that was named before it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Pair {
-    pub(crate) base: String,
-    pub(crate) other: String,
-    pub(crate) rows: Vec<PairRow>,
+pub struct Pair {
+    /// The way that was named first.
+    pub base: String,
+    /// The other.
+    pub other: String,
+    /// Where both were measured.
+    pub rows: Vec<PairRow>,
 }
 
 /// What a contender does the other way, relative to the base: 1 is equal.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct PairRow {
-    pub(crate) cell: Cell,
+pub struct PairRow {
+    /// The load.
+    pub cell: Cell,
     /// Of the base.
-    pub(crate) variant: Variant,
+    pub variant: Variant,
     /// Of the other.
-    pub(crate) contender: Contender,
-    pub(crate) iops: Estimate,
-    pub(crate) p99: Option<Estimate>,
+    pub contender: Contender,
+    /// Requests per second.
+    pub iops: Estimate,
+    /// What 99 of 100 requests took at most.
+    pub p99: Option<Estimate>,
     /// CPU time per request of everything that takes part.
-    pub(crate) cpu: Option<Estimate>,
+    pub cpu: Option<Estimate>,
 }
 
 /// All pairs of which some contender was measured both ways.
-pub(crate) fn pairs(cells: &[CellSummary]) -> Vec<Pair> {
+pub fn pairs(cells: &[CellSummary]) -> Vec<Pair> {
     let mut pairs: Vec<Pair> = Vec::new();
     let mut add = |(base, other): (String, String), rows: Vec<PairRow>| match pairs
         .iter_mut()
