@@ -221,6 +221,7 @@ fn fault_points(workspace: &Workspace, log: &Path) -> Result<Tally> {
         "campaign::nothing_is_lost_or_done_twice_when_the_server_is_killed_between",
         "campaign::nothing_is_lost_or_done_twice_when_rings_are_moved",
         "placement::moved",
+        "control::killed",
         "takeover::hangs::a_write_before_the_word",
     ];
     let arguments = [&arguments[..], &filters].concat();

@@ -50,7 +50,7 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
         Err(error) => return output::fail(program, &error),
     };
     log::start(&log, plan.log_file.as_deref());
-    match daemon::serve(plan, &log) {
+    match daemon::serve(*plan, &log) {
         Ok(()) => {
             log.settle();
             ExitCode::SUCCESS

@@ -2,10 +2,17 @@
 
 #![forbid(unsafe_code)]
 
+mod configuration;
+mod fault_point;
 mod gauges;
 mod placer;
 mod state;
+mod state_file;
 mod usage;
 
-pub use state::{BuildError, DaemonState, GraphChangeError, PreparedExport};
+pub use configuration::Configuration;
+pub use state::{
+    BuildError, ControlError, DaemonState, GraphChangeError, PreparedExport, StatePolicy,
+};
+pub use state_file::{StateFile, StateFileError};
 pub use usage::UsageReport;

@@ -10,8 +10,9 @@ mod change;
 mod inherit;
 mod pools;
 mod remove;
+mod run_time;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZero;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -34,8 +35,10 @@ use kernel_io::{CpuList, FileTable, OpenFile, ReactorChoice, SpareRings};
 use sandbox::Sandbox;
 
 use crate::placer::PlacedPool;
+use crate::state_file::StateFile;
 
 pub use change::GraphChangeError;
+pub use run_time::{ControlError, StatePolicy};
 
 /// The name of the iothread that serves exports which name none.
 const MAIN: &str = "main";
@@ -58,7 +61,14 @@ pub struct DaemonState {
     /// What was claimed, also for exports that have stopped: nobody else may have it before all is flushed.
     claimed: Vec<Arc<ExportedDisk>>,
     iothreads: HashMap<String, Arc<Iothread>>,
-    graph: Graph,
+    pub(crate) graph: Graph,
+    /// As they were made, or changed since.
+    pub(crate) objects: BTreeMap<String, ObjectOptions>,
+    pub(crate) export_options: BTreeMap<String, ExportOptions>,
+    /// Whether a command has changed what the command line made.
+    is_changed: bool,
+    /// Where what is served with is kept for the next start.
+    state_file: Option<StateFile>,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
     /// What the iothreads serve.
@@ -154,6 +164,10 @@ impl DaemonState {
             claimed: Vec::new(),
             iothreads: HashMap::new(),
             graph: Graph::new(Arc::clone(files), Arc::clone(clock), named_files, watch),
+            objects: BTreeMap::new(),
+            export_options: BTreeMap::new(),
+            is_changed: false,
+            state_file: None,
             files: Arc::clone(files),
             clock: Arc::clone(clock),
             sources: Arc::default(),
@@ -178,6 +192,7 @@ impl DaemonState {
                 self.graph.add_throttle_group(&object.id, *limits)?;
             }
         }
+        self.objects.insert(object.id.clone(), object.clone());
         Ok(())
     }
 
@@ -207,6 +222,7 @@ impl DaemonState {
         let storage = storage_of(&parts.files);
         let offer = ExportedDisk::new(&options.id, parts, &self.descriptor_check)?;
         let prepared = PreparedExport { options: options.clone(), offer: Arc::new(offer) };
+        self.export_options.insert(options.id.clone(), options.clone());
         if let ServingIothreads::Pool(pool) = &prepared.offer.iothreads {
             self.pools[pool.name()].add(&prepared, storage);
         }

@@ -11,6 +11,7 @@ use std::os::fd::RawFd;
 use std::path::Path;
 
 use graph::Blockdev;
+use monitor::{ChardevKind, ChardevOptions};
 
 use options::{Plan, PlanStep};
 
@@ -37,9 +38,16 @@ pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
         named_files: _,
         guest_memory: _,
         gauges,
+        socket_rights: _,
+        chardevs,
+        monitors: _,
+        state,
+        old_state: _,
+        allowed: _,
     } = plan;
-    let paths =
-        steps.iter().flat_map(paths_of).chain(pidfile.as_deref()).chain(log_file.as_deref());
+    let own = [pidfile, log_file, state].into_iter().filter_map(Option::as_deref);
+    let paths = steps.iter().flat_map(paths_of).chain(chardevs.iter().flat_map(paths_of_chardev));
+    let paths = paths.chain(own);
     let variable = |name: &str| std::env::var(name).ok();
     let passed = passed(variable("LISTEN_PID"), variable("LISTEN_FDS"), std::process::id());
     paths.filter_map(number_of).chain(passed).chain(*gauges).collect()
@@ -52,6 +60,16 @@ fn paths_of(step: &PlanStep) -> Vec<&Path> {
             blockdev.nodes().into_iter().flat_map(Blockdev::files).collect()
         }
         PlanStep::Export(export) => vec![&export.socket.path],
+    }
+}
+
+fn paths_of_chardev(chardev: &ChardevOptions) -> Vec<&Path> {
+    match &chardev.kind {
+        ChardevKind::Socket { path, .. } => vec![path],
+        ChardevKind::File { path, input, .. } => {
+            input.as_deref().into_iter().chain([&**path]).collect()
+        }
+        ChardevKind::Stdio | ChardevKind::Null => Vec::new(),
     }
 }
 

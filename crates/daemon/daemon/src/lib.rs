@@ -5,8 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+mod finish;
 mod gauges_output;
 mod inherited_descriptors;
+mod kept_state;
 mod log;
 mod serve;
 mod signals;

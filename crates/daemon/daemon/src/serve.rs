@@ -7,18 +7,18 @@
 //! removed on every way out but a second signal; before there are any, the first leaves at once.
 //! Threads: this is the process's first thread; it waits for signals.
 
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{OwnedFd, RawFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use block::{Clock, LogRateLimit, SystemClock, TakeoverOwner};
-use control::{BuildError, DaemonState, PreparedExport, UsageReport};
+use control::{BuildError, ControlError, DaemonState, PreparedExport, StateFileError, UsageReport};
 use exports::{
     DescriptorCheck, DescriptorCheckStartError, ExportClaimError, LOCK_WAIT_MAX,
-    MemoryDirectoryError, WaitPolicy, attach_lines,
+    MemoryDirectoryError, WaitPolicy,
 };
 use graph::StorageWatchdog;
 use host::{
@@ -26,17 +26,19 @@ use host::{
     StartOutcome, chain_of,
 };
 use kernel_io::{FileKind, FileTable};
-use options::{Daemonize, Plan, PlanStep, TakeoverMode};
+use monitor::{DaemonFate, MonitorSetupError, Monitors};
+use options::{CommandLineError, Daemonize, Plan, PlanStep, TakeoverMode};
 use sandbox::{Sandbox, SandboxError};
 use takeover::{
-    PredecessorProcess, TakeoverError, TakeoverListener, TakeoverOutcome, TakeoverResult, answer,
-    take_over,
+    TakeoverError, TakeoverListener, TakeoverOutcome, TakeoverResult, answer, take_over,
 };
 
+use crate::finish::Finish;
 use crate::gauges_output::GaugesOutput;
 use crate::inherited_descriptors;
+use crate::kept_state::State;
 use crate::log::Log;
-use crate::signals::{MainEvent, SignalListener};
+use crate::signals::{MainDescriptors, MainEvent, SignalListener};
 use crate::uevents::UeventMonitor;
 
 /// How long a new process waits for the storage of one file before the old one has been asked for anything.
@@ -78,6 +80,32 @@ pub enum ServeError {
     /// Nobody would look at what front ends send.
     #[error(transparent)]
     DescriptorCheck(#[from] DescriptorCheckStartError),
+    /// What was kept for this start is not to be had.
+    #[error(transparent)]
+    StateFile(#[from] StateFileError),
+    /// What commands made before this start cannot be made again.
+    #[error("{place}")]
+    State {
+        /// Where it was kept.
+        place: String,
+        /// What is wrong with it.
+        #[source]
+        source: CommandLineError,
+    },
+    /// The command line contradicts what is served.
+    #[error("{place}: {difference}")]
+    Contradiction {
+        /// Where that is kept.
+        place: String,
+        /// What contradicts it.
+        difference: String,
+    },
+    /// What is served cannot be kept.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// Monitors cannot be set up.
+    #[error(transparent)]
+    Monitors(#[from] MonitorSetupError),
     /// A fence that was asked for cannot be put up.
     #[error("the sandbox cannot be closed")]
     Sandbox(#[source] SandboxError),
@@ -121,11 +149,7 @@ fn gauges_descriptor(plan: &Plan) -> Result<Option<OwnedFd>, ServeError> {
 }
 
 /// Sets up what the plan asks for and serves it until a signal says stop.
-#[expect(clippy::needless_pass_by_value, reason = "a plan is carried out once")]
-pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
-    if plan.exports().next().is_none() {
-        return Err(ServeError::NothingExported);
-    }
+pub fn serve(mut plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
     let failed = |action| move |source| ServeError::Process { action, source };
     let directory = std::env::current_dir().map_err(failed("find the current directory"))?;
     let readiness = match fork(&plan)? {
@@ -133,6 +157,11 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
         ForkSide::Daemon(readiness) => readiness,
     };
     prepare_process(&plan, log);
+    let state = State::open(&mut plan)?;
+    // Monitors can make all that is served.
+    if plan.exports().next().is_none() && plan.monitors.is_empty() {
+        return Err(ServeError::NothingExported);
+    }
     let gauges = gauges_descriptor(&plan)?;
     let check = DescriptorCheck::start(&plan.guest_memory.memory_files()?, plan.sandbox)?;
     let mut attention = SignalListener::of(&plan).map_err(failed("catch signals"))?;
@@ -148,40 +177,29 @@ pub fn serve(plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
         DaemonState::nothing(&files, &clock, sandbox.as_ref(), &check, &plan.named_files, &watch);
     // Before anybody is replaced, so that whoever wants to replace this one asks and does not kill.
     let takeover_listener = TakeoverListener::open();
-    let TakeoverOutcome { listening, predecessor } =
-        match start(&plan, &mut built, &watch, &mut attention) {
-            Ok(taken) => taken,
-            Err(error) => return abandon(built, &files, &watch, error),
-        };
-    let guests =
-        if predecessor.is_some() { StartupErrorPolicy::Served } else { StartupErrorPolicy::None };
-    let news = device_news(&files);
-    let finish = || -> Result<Option<Pidfile>, ServeError> {
-        let pidfile = match predecessor {
-            None => plan.pidfile.as_deref().map(Pidfile::write).transpose()?,
-            Some(predecessor) => write_pidfile_after(&plan, &predecessor),
-        };
-        let printed = print_attach_lines(&plan, &directory);
-        guests.log_if_served(printed.map_err(failed("print how to attach a guest")))?;
-        // Nobody is accepted, and nobody told that we are ready, before the fences are up. Who was
-        // taken over is served already, on threads that lack only the filter of system calls.
-        if let Some(sandbox) = &sandbox {
-            sandbox.look_at_threads().map_err(ServeError::Sandbox)?;
-            sandbox.close().map_err(ServeError::Sandbox)?;
-            check.judge(plan.sandbox)?;
-        }
-        for (prepared, socket) in listening {
-            guests.log_if_served(built.start(prepared, socket, None).map_err(ServeError::from))?;
-        }
-        readiness.map_or(Ok(()), |readiness| guests.report_ready(readiness, log))?;
-        Ok(pidfile)
+    let taken = match start(&plan, &mut built, &watch, &mut attention) {
+        Ok(taken) => taken,
+        Err(error) => return abandon(built, &files, &watch, error),
     };
-    let pidfile = match finish() {
-        Ok(pidfile) => pidfile,
+    let news = device_news(&files);
+    let finish =
+        Finish { plan: &plan, directory: &directory, sandbox: sandbox.as_ref(), check: &check };
+    let (pidfile, mut monitors) = match finish.run(&mut built, taken, state, readiness, log) {
+        Ok(finished) => finished,
         // Clients that were taken over may have written.
         Err(error) => return abandon(built, &files, &watch, error),
     };
-    match wait(&mut attention, log, takeover_listener.as_ref(), news.as_ref(), gauges, &built) {
+    let sources = EventSources {
+        takeover_listener: takeover_listener.as_ref(),
+        news: news.as_ref(),
+        gauges,
+        monitors: monitors.as_mut(),
+    };
+    let reason = wait(&mut attention, log, sources, &mut built);
+    // Nobody is answered any more.
+    drop(monitors);
+    match reason {
+        EndReason::Quit => tracing::info!("quit: stopping"),
         EndReason::Signal(name) => {
             tracing::info!("{name}: stopping; a second signal leaves at once");
         }
@@ -275,52 +293,6 @@ fn prepare(plan: &Plan, built: &mut DaemonState) -> Result<Vec<PreparedExport>, 
     Ok(prepared)
 }
 
-/// Whether an error in the last steps of the start ends the process, or is only logged because guests are served
-/// already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StartupErrorPolicy {
-    None,
-    Served,
-}
-
-impl StartupErrorPolicy {
-    /// What goes wrong is a reason to end if nobody is served. Guests count more: it is said.
-    fn log_if_served(self, result: Result<(), ServeError>) -> Result<(), ServeError> {
-        match (self, result) {
-            (Self::Served, Err(error)) => {
-                tracing::error!("{}; serving all the same", chain_of(&error));
-                Ok(())
-            }
-            (_, result) => result,
-        }
-    }
-
-    /// Lets whoever started the daemon hear of it, and leaves the terminal.
-    fn report_ready(self, mut readiness: ReadinessPipe, log: &Log) -> Result<(), ServeError> {
-        match self {
-            Self::None => {
-                leave_terminal(&readiness, log)?;
-                readiness.tell()?;
-            }
-            Self::Served => {
-                // In this order, so that it can be said.
-                log.settle();
-                self.log_if_served(readiness.tell().map_err(ServeError::from))?;
-                self.log_if_served(leave_terminal(&readiness, log))?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn leave_terminal(readiness: &ReadinessPipe, log: &Log) -> Result<(), ServeError> {
-    // Whoever watches the start sees all of it.
-    log.settle();
-    readiness.leave_terminal()?;
-    let action = "lead stderr to the log";
-    log.leave_stderr().map_err(|source| ServeError::Process { action, source })
-}
-
 /// Drains the exports, makes everything durable, and removes sockets and pidfile.
 fn take_down(
     mut built: DaemonState,
@@ -339,18 +311,26 @@ fn take_down(
 enum EndReason {
     /// By this name.
     Signal(&'static str),
+    /// A client of a monitor asked for it.
+    Quit,
     /// Another process goes on.
     GivenAway { process: u32 },
+}
+
+/// What the first thread waits for besides signals.
+struct EventSources<'a> {
+    takeover_listener: Option<&'a TakeoverListener>,
+    news: Option<&'a UeventMonitor>,
+    gauges: Option<GaugesOutput>,
+    monitors: Option<&'a mut Monitors>,
 }
 
 /// Serves until there is a reason to end.
 fn wait(
     attention: &mut SignalListener,
     log: &Log,
-    takeover_listener: Option<&TakeoverListener>,
-    news: Option<&UeventMonitor>,
-    mut gauges: Option<GaugesOutput>,
-    built: &DaemonState,
+    mut sources: EventSources<'_>,
+    built: &mut DaemonState,
 ) -> EndReason {
     // What has changed since the files were opened.
     built.review_devices();
@@ -358,34 +338,40 @@ fn wait(
     let mut review = None;
     let mut usage = UsageReport::since(SystemClock.now());
     loop {
-        let takeover_listener =
-            match attention.wait(takeover_listener, news, gauges.as_ref().map(|it| it.due)) {
-                MainEvent::End(name) => return EndReason::Signal(name),
-                MainEvent::Look => {
-                    look(log, built, &mut review);
-                    continue;
+        let EventSources { takeover_listener, news, gauges, monitors } = &mut sources;
+        let descriptors = MainDescriptors {
+            takeover_listener: *takeover_listener,
+            news: *news,
+            monitors: monitors.as_deref(),
+        };
+        match attention.wait(descriptors, gauges.as_ref().map(|it| it.due)) {
+            MainEvent::End(name) => return EndReason::Signal(name),
+            MainEvent::Look => look(log, built, &mut review),
+            MainEvent::Usage => {
+                for line in usage.lines(built, SystemClock.now()) {
+                    tracing::info!("{line}");
                 }
-                MainEvent::Usage => {
-                    for line in usage.lines(built, SystemClock.now()) {
-                        tracing::info!("{line}");
-                    }
-                    continue;
+            }
+            MainEvent::Due => {
+                *gauges = gauges.take().and_then(|it| it.write(built, SystemClock.now()));
+            }
+            MainEvent::Monitors => {
+                let fate = monitors.as_mut().map(|monitors| monitors.serve(built));
+                if fate == Some(DaemonFate::Ends) {
+                    return EndReason::Quit;
                 }
-                MainEvent::Due => {
-                    gauges = gauges.and_then(|it| it.write(built, SystemClock.now()));
-                    continue;
+            }
+            MainEvent::News(news) => {
+                if news.take() {
+                    built.review_devices();
                 }
-                MainEvent::Doorbell(takeover_listener) => takeover_listener,
-                MainEvent::News(news) => {
-                    if news.take() {
-                        built.review_devices();
-                    }
-                    continue;
+            }
+            MainEvent::Doorbell(takeover_listener) => {
+                match answer(takeover_listener, built, &SystemClock, rate) {
+                    TakeoverResult::Refused => {}
+                    TakeoverResult::HandedOver(process) => return EndReason::GivenAway { process },
                 }
-            };
-        match answer(takeover_listener, built, &SystemClock, rate) {
-            TakeoverResult::Refused => {}
-            TakeoverResult::HandedOver(process) => return EndReason::GivenAway { process },
+            }
         }
     }
 }
@@ -413,18 +399,6 @@ fn look(log: &Log, built: &DaemonState, review: &mut Option<JoinHandle<()>>) {
         match spawned {
             Ok(thread) => *review = Some(thread),
             Err(error) => tracing::error!("cannot measure files: {error}"),
-        }
-    }
-}
-
-/// The pidfile of a process that has taken over. Guests are being served, so it is no reason to end.
-fn write_pidfile_after(plan: &Plan, predecessor: &PredecessorProcess) -> Option<Pidfile> {
-    predecessor.wait_for_end();
-    match plan.pidfile.as_deref().map(Pidfile::write).transpose() {
-        Ok(pidfile) => pidfile,
-        Err(error) => {
-            tracing::error!("{}", chain_of(&error));
-            None
         }
     }
 }
@@ -478,17 +452,6 @@ fn fork(plan: &Plan) -> Result<ForkSide, ServeError> {
             ForkResult::Parent(StartOutcome::Ready) => Ok(ForkSide::Parent),
             ForkResult::Parent(StartOutcome::Failed) => Err(ServeError::ChildFailed),
         },
-    }
-}
-
-fn print_attach_lines(plan: &Plan, directory: &Path) -> io::Result<()> {
-    let Some(format) = plan.print else { return Ok(()) };
-    let lines = attach_lines(format, plan.exports(), directory);
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(lines.as_bytes()).and_then(|()| stdout.flush()) {
-        // Whoever does not want to read on is served all the same.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other,
     }
 }
 

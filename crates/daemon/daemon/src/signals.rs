@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use block::{Clock, LogRateLimit, SystemClock};
 use exports::{InterruptibleWait, WaitResult};
 use host::SignalEscalation;
+use monitor::Monitors;
 use options::{Daemonize, Plan};
 use rustix::event::{PollFd, PollFlags};
 use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
@@ -37,8 +38,18 @@ pub(crate) enum MainEvent<'a> {
     Usage,
     Doorbell(&'a TakeoverListener),
     News(&'a UeventMonitor),
+    /// A monitor has something to be carried out.
+    Monitors,
     /// It is the time that was waited for.
     Due,
+}
+
+/// What the first thread waits for besides signals.
+#[derive(Clone, Copy)]
+pub(crate) struct MainDescriptors<'a> {
+    pub(crate) takeover_listener: Option<&'a TakeoverListener>,
+    pub(crate) news: Option<&'a UeventMonitor>,
+    pub(crate) monitors: Option<&'a Monitors>,
 }
 
 /// The signals of the daemon, and what ends the first thread's wait.
@@ -123,10 +134,10 @@ impl SignalListener {
     /// Waits until a signal came, somebody rang, devices have changed, or it is `due`; a signal goes first.
     pub(crate) fn wait<'a>(
         &mut self,
-        takeover_listener: Option<&'a TakeoverListener>,
-        news: Option<&'a UeventMonitor>,
+        descriptors: MainDescriptors<'a>,
         due: Option<Instant>,
     ) -> MainEvent<'a> {
+        let MainDescriptors { takeover_listener, news, monitors } = descriptors;
         loop {
             let mut fds = vec![PollFd::new(&self.pipe, PollFlags::IN)];
             fds.extend(
@@ -134,6 +145,7 @@ impl SignalListener {
                     .map(|takeover_listener| PollFd::new(takeover_listener, PollFlags::IN)),
             );
             fds.extend(news.map(|news| PollFd::new(news, PollFlags::IN)));
+            fds.extend(monitors.map(|monitors| PollFd::new(monitors, PollFlags::IN)));
             let left = due.map(|due| due.saturating_duration_since(SystemClock.now()));
             let left = left.and_then(|left| rustix::event::Timespec::try_from(left).ok());
             match rustix::event::poll(&mut fds, left.as_ref()) {
@@ -143,6 +155,7 @@ impl SignalListener {
             let mut others = fds[1..].iter().map(|fd| !fd.revents().is_empty());
             let rung = takeover_listener.filter(|_| others.next() == Some(true));
             let told = news.filter(|_| others.next() == Some(true));
+            let asked = monitors.filter(|_| others.next() == Some(true));
             self.listen();
             if let Some(signal) = self.heard.end {
                 return MainEvent::End(signal_name(signal).unwrap_or("a signal"));
@@ -160,6 +173,9 @@ impl SignalListener {
             }
             if let Some(news) = told {
                 return MainEvent::News(news);
+            }
+            if asked.is_some() {
+                return MainEvent::Monitors;
             }
             if due.is_some_and(|due| due <= SystemClock.now()) {
                 return MainEvent::Due;

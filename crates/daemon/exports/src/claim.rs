@@ -97,7 +97,7 @@ pub(crate) fn claim(
 ) -> Result<Claim, ExportClaimError> {
     let refused = |source| ExportClaimError::Refused { export: export.to_owned(), source };
     match node.claim(rights) {
-        Err(error) if error.outlook == RetryHint::Transient => {
+        Err(error) if error.outlook == RetryHint::Transient && !policy.limit.is_zero() => {
             let seconds = policy.limit.as_secs();
             let is_told = policy.rate.admit(clock.now()).is_some();
             if is_told {

@@ -181,6 +181,11 @@ impl Export {
         Arc::clone(&self.shared.offer)
     }
 
+    /// Whether a client is connected.
+    pub fn has_client(&self) -> bool {
+        matches!(*self.shared.lock(), ExportState::Serving(_))
+    }
+
     /// Which socket it listens on.
     pub fn socket(&self) -> SocketIdentity {
         self.socket.identity()

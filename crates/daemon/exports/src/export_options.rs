@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use block::{Access, Node};
 use graph::NewExport;
+use serde_json::{Map, Value, json};
 use syntax::{
     ArgumentError, Keys, OptionFields, Union, ValueType, is_identifier, optional, parse_number,
     required,
@@ -37,18 +38,22 @@ const LATER: &[&str] = &["nbd", "fuse", "vduse-blk"];
 /// The keys of `type=vhost-user-blk`.
 pub static VHOST_USER_BLK: Keys = Keys {
     of: "--export type=vhost-user-blk",
-    supported: &[&[
-        required("type", ValueType::Text),
-        required("id", ValueType::Text),
-        required("node-name", ValueType::Text),
-        required("addr", ValueType::Union(&ADDR)),
-        optional("writable", ValueType::Flag),
-        optional("logical-block-size", ValueType::Size),
-        optional("num-queues", ValueType::Number),
-        optional("iothread", ValueType::Texts),
-        optional("pin", ValueType::Texts),
-        optional("writethrough", ValueType::Flag),
-    ]],
+    supported: &[
+        &[
+            required("type", ValueType::Text),
+            required("id", ValueType::Text),
+            required("node-name", ValueType::Text),
+            optional("writable", ValueType::Flag),
+            optional("iothread", ValueType::Texts),
+            optional("writethrough", ValueType::Flag),
+        ],
+        &[
+            required("addr", ValueType::Union(&ADDR)),
+            optional("logical-block-size", ValueType::Size),
+            optional("num-queues", ValueType::Number),
+            optional("pin", ValueType::Texts),
+        ],
+    ],
     later: &[&["allow-inactive", "fixed-iothread"]],
 };
 
@@ -96,6 +101,30 @@ impl ExportOptions {
             iothreads: &self.iothreads,
             socket: &self.socket.path,
         }
+    }
+
+    /// The same as JSON, from which it is read again. Rights of the socket are not in it.
+    pub fn written(&self) -> Map<String, Value> {
+        let mut written = Map::new();
+        let mut put = |key: &str, value: Value| drop(written.insert(key.to_owned(), value));
+        put("type", SUPPORTED[0].into());
+        put("id", self.id.as_str().into());
+        put("node-name", self.node_name.as_str().into());
+        put("addr", json!({"type": "unix", "path": self.socket.path.to_string_lossy()}));
+        put("writable", self.writable.into());
+        put("logical-block-size", self.logical_block_size.into());
+        put("writethrough", self.writethrough.into());
+        if let Some(queues) = self.num_queues {
+            put("num-queues", queues.into());
+        }
+        if !self.iothreads.is_empty() {
+            put("iothread", self.iothreads.clone().into());
+        }
+        if !self.pins.is_empty() {
+            let pin = |pin: &QueuePin| format!("{}:{}", pin.queue, pin.iothread);
+            put("pin", self.pins.iter().map(pin).collect::<Vec<_>>().into());
+        }
+        written
     }
 
     /// What a guest is told about the disk, which that node is.
@@ -200,7 +229,11 @@ enum ExportOptionsError {
 impl ExportOptions {
     /// Reads the argument of `--export`.
     pub fn parse(text: &str) -> Result<Self, ArgumentError> {
-        let mut fields = OptionFields::parse(text, "type")?;
+        Self::read(OptionFields::parse(text, "type")?)
+    }
+
+    /// Takes an export out of these fields.
+    pub fn read(mut fields: OptionFields) -> Result<Self, ArgumentError> {
         let kind = fields.required_text("type")?;
         if LATER.contains(&kind.as_str()) {
             let accepted = SUPPORTED.to_vec();

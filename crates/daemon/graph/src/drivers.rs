@@ -22,9 +22,10 @@ mod table;
 mod tests;
 mod throttle;
 
-pub use base::{AutoReadOnly, BASE_HELP, BaseOptions};
+pub use base::{AutoReadOnly, BASE_HELP, BASE_KEYS, BaseOptions};
 pub use driver::Driver;
 pub(crate) use driver::{ImageFileReference, MadeNode, NodeContext, NodeError, ThrottleGroups};
 pub use file_check::{FileCheckError, file_kind, open_fault, real_directory};
 pub use node::{Blockdev, BlockdevRef, KeyedChild};
+pub(crate) use qcow2::BACKING;
 pub use table::{DRIVERS, image_format, image_formats};

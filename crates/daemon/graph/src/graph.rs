@@ -4,11 +4,13 @@
 //! a node that cannot be made nothing is left, neither what is inside it.
 
 mod change;
+mod creation;
 mod describe;
 mod named_files;
 mod root;
 #[cfg(test)]
 mod tests;
+mod written;
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -18,16 +20,20 @@ use std::sync::Arc;
 use block::{Access, Clock, Node};
 use kernel_io::{Caching, FileIdentity, FileTable, OpenFile};
 use layers::{ThrottleGroup, ThrottleLimits};
+use qcow2::Qcow2Node;
+use serde_json::{Map, Value};
 
 pub use change::GraphChangeRefusal;
-pub use change::{GraphChange, NodeReplacement};
+pub use change::{EdgeChange, GraphChange};
+pub use creation::{ImageCreationError, ImageMaker};
 pub use describe::{ExportStorage, GraphPath, NodeDescription};
 pub use named_files::NamedFilesPolicy;
 pub use named_files::{NamedFileError, NamedFileRefusal, NamedFileRole};
 use root::RootNode;
 
 use crate::drivers::{
-    Blockdev, BlockdevRef, KeyedChild, MadeNode, NodeContext, NodeError, ThrottleGroups,
+    BaseOptions, Blockdev, BlockdevRef, Driver, KeyedChild, MadeNode, NodeContext, NodeError,
+    ThrottleGroups,
 };
 use crate::model::{
     Activity, ChildRole, Edge, GraphModel, ModelError, NewExport, NewNode, NodeOwner, NodeUser,
@@ -46,6 +52,8 @@ pub struct Graph {
     roots: HashMap<String, Arc<block::Child>>,
     /// The files of the images whose named files are being opened, the upper ones first.
     naming: Vec<FileIdentity>,
+    /// Nodes that were made because an image names their files.
+    named_by_images: HashSet<String>,
     named_files: NamedFilesPolicy,
     throttle_groups: ThrottleGroups,
     files: Arc<FileTable>,
@@ -60,6 +68,30 @@ struct Vertex {
     places: Vec<(String, Arc<block::Child>)>,
     /// What it was made with, by key.
     options: Vec<(String, String)>,
+    /// Its driver; none of a node that was made for a test.
+    driver: Option<&'static Driver>,
+    base: BaseOptions,
+    /// The same as JSON, as it was written, but the nodes below.
+    written: Map<String, Value>,
+}
+
+/// What is known of a node, to be shown.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeInfo<'a> {
+    /// The name of its driver.
+    pub driver: &'static str,
+    /// Whether it takes changes.
+    pub access: Access,
+    /// Whether it is held from the start.
+    pub activity: Activity,
+    /// What nodes of all drivers are told.
+    pub base: &'a BaseOptions,
+    /// The node.
+    pub node: &'a Arc<dyn Node>,
+    /// What it has opened.
+    pub file: Option<&'a Arc<OpenFile>>,
+    /// The node itself, if it is an image.
+    pub image: Option<&'a Arc<Qcow2Node>>,
 }
 
 /// The edge to a child of a node that is being made.
@@ -128,6 +160,7 @@ impl Graph {
             vertices: HashMap::new(),
             roots: HashMap::new(),
             naming: Vec::new(),
+            named_by_images: HashSet::new(),
             named_files,
             throttle_groups: HashMap::new(),
             files,
@@ -158,6 +191,13 @@ impl Graph {
         Ok(())
     }
 
+    /// Gives a throttle group other limits.
+    pub fn set_limits(&self, id: &str, limits: ThrottleLimits) {
+        if let Some(group) = self.throttle_groups.get(id) {
+            group.set_limits(limits);
+        }
+    }
+
     /// Lets go of an object that nothing names.
     pub fn remove_object(&mut self, id: &str) -> Result<(), ModelError> {
         self.model.remove_object(id)?;
@@ -173,7 +213,10 @@ impl Graph {
         if result.is_err() {
             self.model = before;
             // Upper ones first.
-            made.iter().rev().for_each(|name| drop(self.vertices.remove(name)));
+            for name in made.iter().rev() {
+                self.vertices.remove(name);
+                self.named_by_images.remove(name);
+            }
         }
         result
     }
@@ -183,6 +226,7 @@ impl Graph {
     pub fn remove(&mut self, name: &str) -> Result<(), ModelError> {
         for name in self.model.remove_node(name)? {
             self.vertices.remove(&name);
+            self.named_by_images.remove(&name);
         }
         Ok(())
     }
@@ -205,10 +249,31 @@ impl Graph {
         Ok(())
     }
 
+    /// The node below an export.
+    pub fn root(&self, export: &str) -> Option<&str> {
+        self.model.root(export)
+    }
+
+    /// What there is and what stands on what.
+    pub fn model(&self) -> &GraphModel {
+        &self.model
+    }
+
     /// The node of that name.
     pub fn node(&self, name: &str) -> Result<&Arc<dyn Node>, ModelError> {
         self.model.activity(name)?;
         Ok(&self.vertices[name].made.node)
+    }
+
+    /// What is known of that node.
+    pub fn node_info(&self, name: &str) -> Result<NodeInfo<'_>, ModelError> {
+        let access = self.model.access(name)?;
+        let activity = self.model.activity(name)?;
+        let Vertex { made, driver, base, .. } = &self.vertices[name];
+        let driver = driver.map_or("", |driver| driver.name);
+        let MadeNode { node, file, image } = made;
+        let (file, image) = (file.as_ref(), image.as_ref());
+        Ok(NodeInfo { driver, access, activity, base, node, file, image })
     }
 
     /// Which files are below that node now, each once.
@@ -246,8 +311,9 @@ impl Graph {
             NewNode { name: &name, access, activity, edges, objects, owner, bottom, is_filter };
         self.model.add_node(new).expect("it stands on nothing");
         let made = MadeNode { node, file: None, image: None };
-        let (places, options) = (Vec::new(), Vec::new());
-        self.vertices.insert(name, Vertex { made, places, options });
+        let (places, options, driver, written) = (Vec::new(), Vec::new(), None, Map::new());
+        let base = BaseOptions::DEFAULT;
+        self.vertices.insert(name, Vertex { made, places, options, driver, base, written });
     }
 
     /// What stands below a node.
@@ -311,7 +377,12 @@ impl Graph {
         }
         let options = blockdev.describe(&self.throttle_groups);
         let places = below.into_iter().map(|below| (below.edge.key, below.place)).collect();
-        Ok(Vertex { made, places, options })
+        let (driver, mut written) = (Some(blockdev.driver), blockdev.written.clone());
+        if let Some(name) = &blockdev.node_name {
+            written.insert("node-name".to_owned(), name.as_str().into());
+        }
+        let base = blockdev.base;
+        Ok(Vertex { made, places, options, driver, base, written })
     }
 
     fn context<'a>(

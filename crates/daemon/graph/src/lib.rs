@@ -15,18 +15,20 @@ mod objects;
 mod storage_watchdog;
 
 pub use drivers::{
-    AutoReadOnly, BASE_HELP, BaseOptions, Blockdev, BlockdevRef, DRIVERS, Driver, FileCheckError,
-    KeyedChild, file_kind, image_format, image_formats, open_fault, real_directory,
+    AutoReadOnly, BASE_HELP, BASE_KEYS, BaseOptions, Blockdev, BlockdevRef, DRIVERS, Driver,
+    FileCheckError, KeyedChild, file_kind, image_format, image_formats, open_fault, real_directory,
 };
 pub use graph::{
-    ExportStorage, Graph, GraphChange, GraphChangeRefusal, GraphError, GraphPath, NamedFileError,
-    NamedFileRefusal, NamedFileRole, NamedFilesPolicy, NodeDescription, NodeReplacement,
+    EdgeChange, ExportStorage, Graph, GraphChange, GraphChangeRefusal, GraphError, GraphPath,
+    ImageCreationError, ImageMaker, NamedFileError, NamedFileRefusal, NamedFileRole,
+    NamedFilesPolicy, NodeDescription, NodeInfo,
 };
 pub use model::{
     Activity, ChildRole, Edge, GraphModel, ModelError, NODE, NewExport, NewNode, NodeOwner,
-    NodeUser, PermissionConflict, TypedObjectId, path_down,
+    NodeUser, PermissionConflict, TypedObjectId, UsedEdge, path_down,
 };
 pub use objects::{
-    OBJECT_TYPES, ObjectKind, ObjectOptions, ObjectType, PollOptions, PoolMode, PoolOptions,
+    OBJECT_KEYS, OBJECT_TYPES, ObjectKind, ObjectOptions, ObjectType, PollOptions, PoolMode,
+    PoolOptions,
 };
 pub use storage_watchdog::{StorageWatchdog, waiting_for};

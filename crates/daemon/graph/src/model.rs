@@ -23,7 +23,7 @@ pub use fault::ModelError;
 pub use permissions::ChildRole;
 pub use permissions::{NodeUser, PermissionConflict};
 use use_graph::UseGraph;
-pub use use_graph::{Edge, path_down};
+pub use use_graph::{Edge, UsedEdge, path_down};
 
 /// Whether a node is active from the start (`active=`), as in QEMU 10.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -306,13 +306,39 @@ impl GraphModel {
         Ok(())
     }
 
-    /// Puts another node in the place below a user; gives the name of the one that was there.
-    pub fn replace(&mut self, user: &NodeUser, key: &str, by: &str) -> Result<String, ModelError> {
+    /// Puts another node in the place below a user, or none where there may be none; gives the name of the one that was
+    /// there. `optional` is the role of a child that the user may have, if that is one.
+    pub fn set_edge(
+        &mut self,
+        user: &NodeUser,
+        key: &str,
+        by: Option<&str>,
+        optional: Option<ChildRole>,
+    ) -> Result<Option<String>, ModelError> {
         let edge = self.below(user).iter().find(|edge| edge.key == key);
-        let Some(edge) = edge else {
-            return Err(ModelError::NoPlace { user: user.clone(), key: key.to_owned() });
+        let before = edge.map(|edge| edge.node.clone());
+        let no_place = || ModelError::NoPlace { user: user.clone(), key: key.to_owned() };
+        let role = match edge {
+            Some(edge) if by.is_some() || optional.is_some() => edge.role,
+            Some(_) => return Err(no_place()),
+            None => optional.ok_or_else(no_place)?,
         };
-        let (before, found) = (edge.node.clone(), self.find_node(by, None)?);
+        if let Some(by) = by {
+            self.check_below(user, key, role, by)?;
+        }
+        self.uses.set_edge(user, (key, role), by)?;
+        Ok(before)
+    }
+
+    /// Whether a node may stand below a user, but for conflicts with others.
+    fn check_below(
+        &self,
+        user: &NodeUser,
+        key: &str,
+        role: ChildRole,
+        by: &str,
+    ) -> Result<(), ModelError> {
+        let found = self.find_node(by, None)?;
         if let NodeUser::Node(above) = user {
             if let Some(way) = self.uses.path(by, above) {
                 return Err(ModelError::Circle([vec![above.clone()], way].concat()));
@@ -323,12 +349,36 @@ impl GraphModel {
                 return Err(ModelError::InactiveChild { node, child, key });
             }
         }
-        if self.takes_changes(user) && found.access == Access::ReadOnly {
+        if role.is_written() && self.takes_changes(user) && found.access == Access::ReadOnly {
             let (child, user) = (by.to_owned(), user.clone());
             return Err(ModelError::ReadOnlyBelow { child, user });
         }
-        self.uses.replace(user, key, by)?;
-        Ok(before)
+        Ok(())
+    }
+
+    /// Every edge, with the permissions that go with it.
+    pub fn edges(&self) -> Vec<UsedEdge> {
+        self.uses.edges()
+    }
+
+    /// The ids of all exports.
+    pub fn exports(&self) -> impl Iterator<Item = &str> {
+        self.exports.keys().map(String::as_str)
+    }
+
+    /// What stands on a node, with the keys that it has the node under.
+    pub fn users_of(&self, node: &str) -> Vec<(NodeUser, String)> {
+        self.uses.users_of(node)
+    }
+
+    /// What a node goes with.
+    pub fn owner(&self, node: &str) -> Option<NodeOwner> {
+        self.nodes.get(node).map(|node| node.owner)
+    }
+
+    /// Whether a node takes changes.
+    pub fn access(&self, node: &str) -> Result<Access, ModelError> {
+        self.find_node(node, None).map(|node| node.access)
     }
 
     /// What stands below a user, in order.
@@ -349,7 +399,7 @@ impl GraphModel {
     }
 
     /// The exports that stand on a node, directly or not, or the export itself.
-    pub(crate) fn exports_above(&self, user: &NodeUser) -> BTreeSet<String> {
+    pub fn exports_above(&self, user: &NodeUser) -> BTreeSet<String> {
         match user {
             NodeUser::Node(name) => self.uses.exports_above(name),
             NodeUser::Export(id) => BTreeSet::from([id.clone()]),

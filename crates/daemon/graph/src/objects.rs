@@ -9,7 +9,8 @@ mod iothread_pool;
 mod throttle_group;
 
 use layers::ThrottleLimits;
-use syntax::{ArgumentError, Keys, OptionFields, is_identifier};
+use serde_json::{Map, Value};
+use syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, is_identifier, required};
 
 pub use iothread_pool::{PoolMode, PoolOptions};
 
@@ -36,6 +37,18 @@ pub enum ObjectKind {
 }
 
 impl ObjectOptions {
+    /// The same as JSON, from which it is read again.
+    pub fn written(&self) -> Map<String, Value> {
+        let mut written = match &self.kind {
+            ObjectKind::Iothread(polling) => polling.written(),
+            ObjectKind::IothreadPool(pool) => pool.written(),
+            ObjectKind::ThrottleGroup(limits) => throttle_group::written(limits),
+        };
+        written.insert("qom-type".to_owned(), self.name().kind.into());
+        written.insert("id".to_owned(), self.id.as_str().into());
+        written
+    }
+
     /// The object for the model.
     pub fn name(&self) -> TypedObjectId<'_> {
         let kind = match self.kind {
@@ -59,16 +72,35 @@ pub struct PollOptions {
     pub shrink: u32,
 }
 
+impl PollOptions {
+    /// What is not left to the daemon, by key.
+    fn written(self) -> Map<String, Value> {
+        let Self { max_ns, grow, shrink } = self;
+        let some = |factor: u32| (factor > 0).then(|| u64::from(factor));
+        given([("poll-max-ns", max_ns), ("poll-grow", some(grow)), ("poll-shrink", some(shrink))])
+    }
+}
+
+/// The numbers that were given, by key.
+fn given<const N: usize>(numbers: [(&str, Option<u64>); N]) -> Map<String, Value> {
+    let given = numbers.into_iter().filter_map(|(key, it)| Some((key.to_owned(), it?.into())));
+    given.collect()
+}
+
 /// A type of `--object`: its name and keys, and how it is read.
 #[derive(Debug, Clone, Copy)]
 pub struct ObjectType {
     /// Its name, as in `qom-type=`.
-    name: &'static str,
+    pub name: &'static str,
     /// All its keys.
     pub keys: Keys,
     /// Reads the keys that only this type has.
     read: fn(&mut OptionFields) -> Result<ObjectKind, ArgumentError>,
 }
+
+/// The keys that every object has.
+pub const OBJECT_KEYS: &[Key] =
+    &[required("qom-type", ValueType::Text), required("id", ValueType::Text)];
 
 /// The object types that work.
 pub const OBJECT_TYPES: &[ObjectType] =
@@ -81,7 +113,11 @@ const LATER: &str = "authz-list authz-listfile authz-pam authz-simple main-loop 
 impl ObjectOptions {
     /// Reads the argument of `--object`.
     pub fn parse(text: &str) -> Result<Self, ArgumentError> {
-        let mut fields = OptionFields::parse(text, "qom-type")?;
+        Self::read(OptionFields::parse(text, "qom-type")?)
+    }
+
+    /// Takes an object out of these fields.
+    pub fn read(mut fields: OptionFields) -> Result<Self, ArgumentError> {
         let kind = fields.required_text("qom-type")?;
         let Some(entry) = OBJECT_TYPES.iter().find(|entry| entry.name == kind) else {
             let accepted: Vec<&str> = OBJECT_TYPES.iter().map(|entry| entry.name).collect();

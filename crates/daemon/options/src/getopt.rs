@@ -52,6 +52,11 @@ pub(super) enum EitherFormOption {
     GuestMemoryFilePolicy,
     MaxGuestMemory,
     GaugesDescriptor,
+    Chardev,
+    Monitor,
+    State,
+    StateReset,
+    AllowBelow,
 }
 
 /// The image and the options of the short form.
@@ -73,7 +78,13 @@ impl OptionKind {
         match self {
             Self::Help | Self::Version | Self::Step(_) | Self::Later => true,
             Self::Shared(name) => {
-                matches!(name, EitherFormOption::Pidfile | EitherFormOption::Daemonize)
+                matches!(
+                    name,
+                    EitherFormOption::Pidfile
+                        | EitherFormOption::Daemonize
+                        | EitherFormOption::Chardev
+                        | EitherFormOption::Monitor
+                )
             }
             Self::Short(_) => false,
         }
@@ -146,14 +157,17 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
         OptionKind::Shared(EitherFormOption::GaugesDescriptor),
         ArgumentUse::Argument,
     ),
+    known("--chardev", OptionKind::Shared(EitherFormOption::Chardev), ArgumentUse::Argument),
+    known("--monitor", OptionKind::Shared(EitherFormOption::Monitor), ArgumentUse::Argument),
+    known("--state", OptionKind::Shared(EitherFormOption::State), ArgumentUse::Argument),
+    known("--state-reset", OptionKind::Shared(EitherFormOption::StateReset), ArgumentUse::Nothing),
+    known("--allow-below", OptionKind::Shared(EitherFormOption::AllowBelow), ArgumentUse::Argument),
     known("--socket", OptionKind::Short(ShortFormOption::Socket), ArgumentUse::Argument),
     known("--iothreads", OptionKind::Short(ShortFormOption::Iothreads), ArgumentUse::Argument),
     known("--read-only", OptionKind::Short(ShortFormOption::ReadOnly), ArgumentUse::Nothing),
     known("--num-queues", OptionKind::Short(ShortFormOption::NumQueues), ArgumentUse::Argument),
     known("--direct", OptionKind::Short(ShortFormOption::Direct), ArgumentUse::Argument),
     known("--format", OptionKind::Short(ShortFormOption::Format), ArgumentUse::Argument),
-    known("--chardev", OptionKind::Later, ArgumentUse::Argument),
-    known("--monitor", OptionKind::Later, ArgumentUse::Argument),
     known("--nbd-server", OptionKind::Later, ArgumentUse::Argument),
     brief(b'T', known("--trace", OptionKind::Later, ArgumentUse::Argument)),
 ];

@@ -119,6 +119,20 @@ Always:
                          --daemonize the host's journal or syslog. SIGHUP opens it anew
   --gauges-fd N          write what iothreads, queues and disks do to this open descriptor, a line
                          of JSON each second
+  --chardev socket,id=ID,path=PATH[,server=on|off][,wait=on|off][,mode=MODE][,group=GROUP]
+  --chardev stdio,id=ID[,signal=on|off] | null,id=ID
+  --chardev file,id=ID,path=PATH[,append=on|off][,input-path=PATH]
+                         where a monitor is reached. server: clients connect, and with wait (the
+                         default) the first one is waited for; MODE defaults to 0600: whoever may
+                         use a monitor may do what the daemon may
+  --monitor [chardev=]ID[,id=NAME][,mode=control][,pretty=on|off][,readonly=on|off]
+                         take commands (QMP) there; readonly: only those that change nothing
+  --state FILE           keep what is served with in this file, each change before it is answered,
+                         and serve with that at the next start, whatever the line says
+  --state-reset          forget what is kept there and begin anew with the line
+  --allow-below DIRECTORY[,ro]
+                         what commands may open, and where they may make files and sockets (can be
+                         given several times); ro: only for reading. Default: nothing
   --takeover             take the place of the ringloom or qemu-storage-daemon that serves these
                          sockets now; guests go on without a lost request
   -h, --help             print this help and leave; --object help and the like print a part

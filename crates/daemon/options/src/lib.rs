@@ -23,5 +23,8 @@ mod tests;
 pub use fault::{CommandLineError, CommandLineSyntaxError};
 pub use help::{help, version};
 pub use line::parse;
-pub use plan::{Daemonize, HelpTopic, Plan, PlanStep, ServeCommand, TakeoverMode};
+pub use long::restored;
+pub use plan::{
+    Daemonize, HelpTopic, OldState, Plan, PlanStep, ServeCommand, SocketRights, TakeoverMode,
+};
 pub use syntax::nearest;

@@ -3,14 +3,16 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+use block::Access;
 use exports::{AttachLinesFormat, GuestMemoryOptions};
 use graph::{NamedFilesPolicy, real_directory};
-use sandbox::SandboxMode;
+use monitor::{ChardevOptions, MonitorOptions};
+use sandbox::{AllowedDirectory, SandboxMode};
 use syntax::{ArgumentError, parse_flag, parse_number, parse_size};
 
 use super::fault::{CommandLineError, CommandLineSyntaxError};
 use super::getopt::{EitherFormOption, OptionKind, ParsedOption, ShortFormOption};
-use super::plan::{Daemonize, HelpTopic, Plan, PlanStep, ServeCommand, TakeoverMode};
+use super::plan::{Daemonize, HelpTopic, OldState, Plan, PlanStep, ServeCommand, TakeoverMode};
 use super::{getopt, long, short};
 /// Reads the arguments of `ringloom serve` or qemu-storage-daemon, without the program's name.
 ///
@@ -45,9 +47,10 @@ pub fn parse(
             export.socket.group.clone_from(&socket_group);
         }
     }
+    plan.socket_rights = (socket_mode, socket_group);
     // Whoever uses the short form has no other place to learn how to attach a guest.
     plan.print = plan.print.or((form == CommandLineForm::Short).then_some(AttachLinesFormat::Qemu));
-    Ok(ServeCommand::Serve(plan))
+    Ok(ServeCommand::Serve(Box::new(plan)))
 }
 
 /// Whether a command line is in the long form or the short one.
@@ -74,8 +77,14 @@ fn form(words: &[ParsedOption]) -> Result<CommandLineForm, CommandLineSyntaxErro
         }
         (Some(_), None) => Ok(CommandLineForm::Long),
         (None, Some(_)) => Ok(CommandLineForm::Short),
+        // Monitors can make all that is served.
+        (None, None) if words.iter().any(is_monitor) => Ok(CommandLineForm::Long),
         (None, None) => Err(CommandLineSyntaxError::Nothing),
     }
+}
+
+fn is_monitor(word: &ParsedOption) -> bool {
+    word.name == OptionKind::Shared(EitherFormOption::Monitor)
 }
 
 /// The options that both forms have: a plan without steps. The last of several wins, as in qemu-storage-daemon.
@@ -99,6 +108,12 @@ impl CommonOptions {
             named_files: NamedFilesPolicy::Refused,
             guest_memory: GuestMemoryOptions::default(),
             gauges: None,
+            socket_rights: (None, None),
+            chardevs: Vec::new(),
+            monitors: Vec::new(),
+            state: None,
+            old_state: OldState::Used,
+            allowed: Vec::new(),
         };
         let mut shared = Self { plan, socket_mode: None, socket_group: None };
         for word in words {
@@ -154,6 +169,24 @@ impl CommonOptions {
                 let number = parse_number(word.text()?).and_then(|it| i32::try_from(it).ok());
                 self.plan.gauges = Some(number.ok_or_else(|| wrong(fault))?);
             }
+            EitherFormOption::Chardev => {
+                let chardev = ChardevOptions::parse(word.text()?).map_err(wrong)?;
+                if self.plan.chardevs.iter().any(|other| other.id == chardev.id) {
+                    return Err(wrong(ArgumentError::own(MonitorError::ChardevTwice(chardev.id))));
+                }
+                self.plan.chardevs.push(chardev);
+            }
+            EitherFormOption::Monitor => {
+                let monitor = MonitorOptions::parse(word.text()?).map_err(wrong)?;
+                self.check_monitor(&monitor).map_err(|it| wrong(ArgumentError::own(it)))?;
+                self.plan.monitors.push(monitor);
+            }
+            EitherFormOption::State => self.plan.state = Some(path("state file's path")?),
+            EitherFormOption::StateReset => self.plan.old_state = OldState::Forgotten,
+            EitherFormOption::AllowBelow => {
+                let allowed = allowed(word.text()?).map_err(wrong)?;
+                self.plan.allowed.push(allowed);
+            }
             EitherFormOption::Sandbox => {
                 let text = word.text()?;
                 let fault = ArgumentError::ExpectsAlone("'on' or 'off'");
@@ -168,7 +201,32 @@ impl CommonOptions {
     }
 }
 
+/// A monitor, or a character device, that does not fit the others. QEMU's sentences where it has some.
+#[derive(Debug, thiserror::Error)]
+enum MonitorError {
+    /// One id twice.
+    #[error("Chardev with id '{0}' already exists")]
+    ChardevTwice(String),
+    /// No such device before it on the line.
+    #[error("chardev \"{0}\" not found; it has to stand before the monitor")]
+    NoChardev(String),
+    /// A device of two monitors.
+    #[error("Device '{0}' is in use by another monitor")]
+    InUse(String),
+}
+
 impl CommonOptions {
+    fn check_monitor(&self, monitor: &MonitorOptions) -> Result<(), MonitorError> {
+        let id = &monitor.chardev;
+        if self.plan.chardevs.iter().all(|chardev| chardev.id != *id) {
+            return Err(MonitorError::NoChardev(id.clone()));
+        }
+        if self.plan.monitors.iter().any(|other| other.chardev == *id) {
+            return Err(MonitorError::InUse(id.clone()));
+        }
+        Ok(())
+    }
+
     /// Directories add up; `on` and `off` put an end to what was said before.
     fn allow_named_files(&mut self, argument: &OsStr) -> Result<(), ArgumentError> {
         match argument.to_str().and_then(parse_flag) {
@@ -193,6 +251,15 @@ impl CommonOptions {
 
 fn directory(path: &Path) -> Result<PathBuf, ArgumentError> {
     real_directory(path).map_err(ArgumentError::own)
+}
+
+/// `DIRECTORY` or `DIRECTORY,ro`.
+fn allowed(text: &str) -> Result<AllowedDirectory, ArgumentError> {
+    let (path, access) = match text.strip_suffix(",ro") {
+        Some(path) => (path, Access::ReadOnly),
+        None => (text, Access::ReadWrite),
+    };
+    Ok(AllowedDirectory { path: directory(Path::new(path))?, access })
 }
 
 fn print(text: &str) -> Result<AttachLinesFormat, ArgumentError> {

@@ -1,12 +1,14 @@
 //! The long form: qemu-storage-daemon's `--object`, `--blockdev` and `--export`, in order.
 
+use control::Configuration;
 use exports::ExportOptions;
 use graph::{Blockdev, GraphModel, ObjectOptions};
+use serde_json::Value;
 use syntax::{ArgumentError, asks_for_help};
 
 use super::fault::CommandLineError;
 use super::getopt::{LongFormOption, OptionKind, ParsedOption};
-use super::plan::{HelpTopic, PlanStep};
+use super::plan::{HelpTopic, PlanStep, SocketRights};
 use super::references;
 
 /// The help an argument asks for, as `--object help` does.
@@ -60,6 +62,44 @@ pub(super) fn steps(words: &[ParsedOption]) -> Result<Vec<PlanStep>, CommandLine
         Some(fault) => Err(fault),
         None => Ok(steps),
     }
+}
+
+/// The steps that make a configuration that was kept. What is wrong with it is told with the option that it stands for.
+pub fn restored(
+    configuration: &Configuration,
+    rights: &SocketRights,
+) -> Result<Vec<PlanStep>, CommandLineError> {
+    let Configuration { objects, nodes, exports } = configuration;
+    let wrong = |option: &'static str, json: &Value, fault: ArgumentError| {
+        CommandLineError::Argument { option, text: json.to_string(), fault: Box::new(fault) }
+    };
+    let mut of = Vec::new();
+    let mut steps = Vec::new();
+    for (option, all) in [("--object", objects), ("--blockdev", nodes), ("--export", exports)] {
+        for json in all {
+            let text = json.to_string();
+            let step = match option {
+                "--object" => ObjectOptions::parse(&text).map(PlanStep::Object),
+                "--blockdev" => Blockdev::parse(&text).map(PlanStep::Blockdev),
+                _ => ExportOptions::parse(&text).map(|mut export| {
+                    (export.socket.mode, export.socket.group) = rights.clone();
+                    PlanStep::Export(export)
+                }),
+            };
+            steps.push(step.map_err(|fault| wrong(option, json, fault))?);
+            of.push((option, json));
+        }
+    }
+    let mut model = GraphModel::default();
+    for (step, (option, json)) in steps.iter().zip(&of) {
+        let admitted = references::admit(&mut model, step, &steps);
+        admitted.map_err(|fault| wrong(option, json, fault))?;
+    }
+    references::settle_read_only(&mut steps, &model);
+    for (step, (option, json)) in steps.iter().zip(&of) {
+        check_files(step).map_err(|fault| wrong(option, json, fault))?;
+    }
+    Ok(steps)
 }
 
 fn step(name: LongFormOption, word: &ParsedOption) -> Result<PlanStep, CommandLineError> {

@@ -8,15 +8,18 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
+use block::Access;
+use control::Configuration;
 use exports::{AttachLinesFormat, ExportOptions, GuestMemoryOptions};
 use graph::{Blockdev, NamedFilesPolicy, ObjectOptions};
-use sandbox::{SandboxMode, SandboxNeeds};
+use monitor::{ChardevKind, ChardevOptions, MonitorOptions};
+use sandbox::{AllowedDirectory, SandboxMode, SandboxNeeds};
 
 /// What the command line asks for: serve, help or version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServeCommand {
     /// Serve disks.
-    Serve(Plan),
+    Serve(Box<Plan>),
     /// Print a help text and leave.
     Help(HelpTopic),
     /// Print the version and leave.
@@ -59,6 +62,30 @@ pub struct Plan {
     pub guest_memory: GuestMemoryOptions,
     /// The descriptor to which gauges are written, if any.
     pub gauges: Option<RawFd>,
+    /// The permission bits and the group of all sockets of exports, if they are not left to the umask and the process.
+    pub socket_rights: SocketRights,
+    /// The character devices of monitors.
+    pub chardevs: Vec<ChardevOptions>,
+    /// The monitors; each has a character device of its own.
+    pub monitors: Vec<MonitorOptions>,
+    /// Where what is served with is kept for the next start.
+    pub state: Option<PathBuf>,
+    /// What becomes of what is kept there already.
+    pub old_state: OldState,
+    /// Directories below which commands may open files, and make sockets where they may be written.
+    pub allowed: Vec<AllowedDirectory>,
+}
+
+/// Permission bits and group of a socket.
+pub type SocketRights = (Option<u32>, Option<String>);
+
+/// What becomes of a state that was kept before (`--state-reset`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OldState {
+    /// It is served with, whatever the line says.
+    Used,
+    /// It is forgotten.
+    Forgotten,
 }
 
 impl Plan {
@@ -70,11 +97,29 @@ impl Plan {
         })
     }
 
+    /// All that the steps make, as it would be kept. Nodes as they were written.
+    pub fn configuration(&self) -> Configuration {
+        let mut configuration = Configuration::default();
+        for step in &self.steps {
+            match step {
+                PlanStep::Object(object) => configuration.objects.push(object.written().into()),
+                PlanStep::Blockdev(blockdev) => configuration.nodes.push(blockdev.to_json()),
+                PlanStep::Export(export) => configuration.exports.push(export.written().into()),
+            }
+        }
+        configuration
+    }
+
     /// What the fences have to let through.
     pub fn sandbox_needs(&self) -> SandboxNeeds<'_> {
         let sockets = self.exports().map(|export| &*export.socket.path);
+        let monitors = self.chardevs.iter().filter_map(|chardev| match &chardev.kind {
+            ChardevKind::Socket { path, .. } => Some(&**path),
+            ChardevKind::Stdio | ChardevKind::File { .. } | ChardevKind::Null => None,
+        });
         SandboxNeeds {
-            removed: sockets.chain(self.pidfile.as_deref()).collect(),
+            removed: sockets.chain(monitors).chain(self.pidfile.as_deref()).collect(),
+            allowed: &self.allowed,
             log_file: self.log_file.as_deref(),
             writes_devices: self.may_write_devices(),
         }
@@ -82,6 +127,10 @@ impl Plan {
 
     /// Whether a block device may be written: one that it names, or one that an image may name.
     fn may_write_devices(&self) -> bool {
+        // What a command opens may be one.
+        if self.allowed.iter().any(|allowed| allowed.access == Access::ReadWrite) {
+            return true;
+        }
         let may_name_any = self.named_files == NamedFilesPolicy::Anywhere;
         self.steps.iter().any(|step| match step {
             PlanStep::Blockdev(blockdev) => {

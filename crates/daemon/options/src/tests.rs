@@ -4,6 +4,7 @@
 //! The tests run in the crate's directory: `SourceBundle.toml` is a regular file, `src` a directory.
 
 mod delay;
+mod monitors;
 mod qcow2;
 mod refused;
 mod stripe;
@@ -23,7 +24,7 @@ use graph::{
 };
 use kernel_io::FlushPolicy;
 
-use super::{Daemonize, HelpTopic, Plan, PlanStep, ServeCommand, parse};
+use super::{Daemonize, HelpTopic, OldState, Plan, PlanStep, ServeCommand, parse};
 
 const NULL: &str = "--blockdev=null-co,node-name=n";
 const ADDR: &str = "node-name=n,addr.type=unix,addr.path=s";
@@ -39,7 +40,7 @@ fn command(line: &[&str]) -> Result<ServeCommand, String> {
 #[track_caller]
 fn plan(line: &[&str]) -> Plan {
     match command(line) {
-        Ok(ServeCommand::Serve(plan)) => plan,
+        Ok(ServeCommand::Serve(plan)) => *plan,
         other => panic!("{line:?} gives {other:?}"),
     }
 }

@@ -5,6 +5,6 @@
 mod sandbox;
 
 pub use sandbox::{
-    LandlockError, Sandbox, SandboxError, SandboxMode, SandboxNeeds, SeccompError,
-    confine_descriptor_check,
+    AllowedDirectory, LandlockError, Sandbox, SandboxError, SandboxMode, SandboxNeeds,
+    SeccompError, confine_descriptor_check,
 };

@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use block::Access;
 use host::chain_of;
 use iothread::Confinement;
 
@@ -51,6 +52,17 @@ pub struct SandboxNeeds<'a> {
     pub log_file: Option<&'a Path>,
     /// Whether a block device may be written.
     pub writes_devices: bool,
+    /// Below which directories commands may open files and make sockets.
+    pub allowed: &'a [AllowedDirectory],
+}
+
+/// A directory below which a running daemon may open files (`--allow-below`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AllowedDirectory {
+    /// Where, without links.
+    pub path: PathBuf,
+    /// Whether only for reading, or also to write, make and remove files and sockets.
+    pub access: Access,
 }
 
 /// The sandbox of the process: landlock, dropped capabilities, seccomp filters.
@@ -61,6 +73,8 @@ pub struct Sandbox {
     files: Option<(LandlockRules, i32)>,
     /// Where a log file may be made anew.
     logs: Option<PathBuf>,
+    /// Where commands may open files.
+    allowed: Vec<PathBuf>,
     /// Whether capabilities can be dropped.
     privileges: Option<()>,
     calls: Option<SeccompFilters>,
@@ -103,10 +117,13 @@ impl Sandbox {
         }
         // Read of the kernel at its first use, which is refused behind the fences.
         rustix::param::page_size();
-        let grants = file_grants::of(&needs.removed, needs.log_file);
-        let opening = grants.iter().any(|grant| grant.for_what == DirectoryGrantPurpose::Logs);
+        let allowed = needs.allowed;
+        let grants = file_grants::of(&needs.removed, needs.log_file, allowed);
+        let has_logs = grants.iter().any(|grant| grant.for_what == DirectoryGrantPurpose::Logs);
+        let opening = has_logs || !allowed.is_empty();
         let ids = !host::gives_peer_processes().map_err(SandboxError::Try)?;
-        let needs = FilterNeeds { opening, discards: needs.writes_devices, ids };
+        let makes = allowed.iter().any(|allowed| allowed.access == Access::ReadWrite);
+        let needs = FilterNeeds { opening, makes, discards: needs.writes_devices, ids };
         let files = LandlockRules::new(&grants).and_then(|fence| {
             let version = on_another_thread(|| fence.put_up());
             version.map_err(LandlockError::Share)?.map(|version| (fence, version))
@@ -120,6 +137,7 @@ impl Sandbox {
                 .into_iter()
                 .find(|it| it.for_what == DirectoryGrantPurpose::Logs)
                 .map(|it| it.path),
+            allowed: allowed.iter().map(|allowed| allowed.path.clone()).collect(),
             privileges: mode.judge(privileges.map_err(SandboxError::Privileges))?,
             calls: mode.judge(SeccompFilters::new(needs).map_err(SandboxError::Calls))?,
             closed: AtomicBool::new(false),
@@ -155,12 +173,14 @@ impl Sandbox {
         let filtered = self.mode.judge(filtered.map_err(SandboxError::Calls))?;
         let is_filtered = filtered.flatten().is_some();
         self.closed.store(true, Ordering::Relaxed);
-        let files = match (&self.files, &self.logs) {
-            (None, None) if is_filtered => "no file can be opened".to_owned(),
+        let open = self.logs.iter().chain(&self.allowed);
+        let open: Vec<_> = open.map(|path| path.display().to_string()).collect();
+        let files = match (&self.files, &open[..]) {
+            (None, []) if is_filtered => "no file can be opened".to_owned(),
             (None, _) => "all files can be opened".to_owned(),
-            (Some((_, version)), None) => format!("no file can be opened (landlock {version})"),
-            (Some((_, version)), Some(logs)) => {
-                format!("no file can be opened but in {} (landlock {version})", logs.display())
+            (Some((_, version)), []) => format!("no file can be opened (landlock {version})"),
+            (Some((_, version)), open) => {
+                format!("no file can be opened but in {} (landlock {version})", open.join(", "))
             }
         };
         let privileges = if self.privileges.is_some() { "no" } else { "all" };

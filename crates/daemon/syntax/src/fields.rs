@@ -9,7 +9,7 @@
 use serde_json::{Map, Value};
 
 use super::fault::ArgumentError;
-use super::keys::{Key, Keys, ValueType};
+use super::keys::{Key, Keys, Union, ValueType};
 use super::keyval::{self, Notation};
 use super::nearest::nearest;
 
@@ -29,6 +29,25 @@ impl OptionFields {
     pub fn parse(text: &str, implied: &str) -> Result<Self, ArgumentError> {
         let (map, notation) = keyval::parse(text, implied)?;
         Ok(Self { map, notation, prefix: String::new(), keys: None })
+    }
+
+    /// The keys and values of an object of JSON, such as the arguments of a command.
+    pub fn of_json(map: Map<String, Value>) -> Self {
+        Self { map, notation: Notation::Json, prefix: String::new(), keys: None }
+    }
+
+    /// What was not taken yet.
+    pub(crate) fn map(&self) -> &Map<String, Value> {
+        &self.map
+    }
+
+    pub(crate) fn notation(&self) -> Notation {
+        self.notation
+    }
+
+    /// The table by which values are taken.
+    pub(crate) fn keys(&self) -> Option<&'static Keys> {
+        self.keys
     }
 
     /// Refuses the first key that is left and not in the table, by which all others are taken from now on. Call it
@@ -82,6 +101,16 @@ impl OptionFields {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
             Some(_) => Err(self.expects(key, "a string")),
+        }
+    }
+
+    /// The name of a node that must have been made before: one written in place is refused.
+    pub fn text_of_node(&mut self, key: &str) -> Result<Option<String>, ArgumentError> {
+        self.expect(key, |takes| matches!(takes, ValueType::Node));
+        match self.map.remove(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => Err(self.expects(key, "the node-name of a node that is there")),
         }
     }
 
@@ -171,21 +200,26 @@ impl OptionFields {
     /// An object of which one key says what the others are: the value of that one, and the rest.
     pub fn union(&mut self, key: &str) -> Result<Option<(&'static str, Self)>, ArgumentError> {
         let ValueType::Union(union) = self.takes(key) else { panic!("'{key}' takes no union") };
-        let Some(mut object) = self.any_object(key)? else { return Ok(None) };
+        let Some(object) = self.any_object(key)? else { return Ok(None) };
+        object.branch(union).map(Some)
+    }
+
+    /// The value of the tag of a union, and the rest.
+    fn branch(mut self, union: &Union) -> Result<(&'static str, Self), ArgumentError> {
         let given = match union.default {
-            Some(default) => object.text(union.tag)?.unwrap_or_else(|| default.to_owned()),
-            None => object.required_text(union.tag)?,
+            Some(default) => self.text(union.tag)?.unwrap_or_else(|| default.to_owned()),
+            None => self.required_text(union.tag)?,
         };
         let Some((name, keys)) = union.branches.iter().find(|(name, _)| *name == given) else {
             let accepted: Vec<_> = union.branches.iter().map(|(name, _)| *name).collect();
             if union.later.contains(&given.as_str()) {
-                let key = object.path(union.tag);
+                let key = self.path(union.tag);
                 return Err(ArgumentError::ValueNotYet { key, value: given, accepted });
             }
-            return Err(object.unknown_value(union.tag, given, &accepted));
+            return Err(self.unknown_value(union.tag, given, &accepted));
         };
-        object.check_keys(keys)?;
-        Ok(Some((name, object)))
+        self.check_keys(keys)?;
+        Ok((name, self))
     }
 
     fn any_object(&mut self, key: &str) -> Result<Option<Self>, ArgumentError> {
@@ -197,6 +231,36 @@ impl OptionFields {
                 Notation::Json => self.expects(key, "an object"),
             }),
         }
+    }
+
+    /// A value of whatever type.
+    pub fn any(&mut self, key: &str) -> Option<Value> {
+        self.expect(key, |takes| matches!(takes, ValueType::Any));
+        self.map.remove(key)
+    }
+
+    /// The objects of a list of objects or unions, each with its keys checked; of a union the value of the tag too.
+    pub fn list(&mut self, key: &str) -> Result<Option<Vec<ListElement>>, ArgumentError> {
+        let ValueType::List(of) = self.takes(key) else { panic!("'{key}' takes no list") };
+        let list = match self.map.remove(key) {
+            None => return Ok(None),
+            Some(Value::Array(list)) => list,
+            Some(_) => return Err(self.expects(key, "a list")),
+        };
+        let element = |(index, value)| {
+            let key = format!("{key}.{index}");
+            let Value::Object(map) = value else { return Err(self.expects(&key, "an object")) };
+            let mut fields = self.nested(&key, map);
+            if let ValueType::Union(union) = of {
+                let (name, fields) = fields.branch(union)?;
+                return Ok((Some(name), fields));
+            }
+            if let ValueType::Object(keys) = of {
+                fields.check_keys(keys)?;
+            }
+            Ok((None, fields))
+        };
+        list.into_iter().enumerate().map(element).collect::<Result<_, _>>().map(Some)
     }
 
     /// Whether the key is given.
@@ -309,6 +373,9 @@ impl OptionFields {
         ArgumentError::Expects { key: self.path(key), expected }
     }
 }
+
+/// An element of a list: the value of the tag, if it is of a union, and its keys.
+pub type ListElement = (Option<&'static str>, OptionFields);
 
 /// A reference by name, or the thing itself.
 #[derive(Debug)]

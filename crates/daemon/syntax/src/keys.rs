@@ -81,6 +81,10 @@ pub enum ValueType {
         /// At most.
         most: usize,
     },
+    /// A list of values of this type.
+    List(&'static ValueType),
+    /// Anything: `any`.
+    Any,
 }
 
 impl ValueType {
@@ -88,6 +92,9 @@ impl ValueType {
     pub fn inner(&self) -> Vec<&'static Keys> {
         if let Self::Object(keys) | Self::WordOrObject(_, keys) = self {
             return vec![*keys];
+        }
+        if let Self::List(of) = self {
+            return of.inner();
         }
         let Self::Union(union) = self else { return Vec::new() };
         union.branches.iter().map(|(_, keys)| keys).collect()

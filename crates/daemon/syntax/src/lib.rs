@@ -12,10 +12,13 @@ mod fields;
 mod keys;
 mod keyval;
 mod nearest;
+mod written;
 
 pub use fault::ArgumentError;
 pub use fault::{ConvertHint, Hint, NameList};
-pub use fields::{OptionFields, TextOrObject, is_identifier, parse_flag, parse_number, parse_size};
+pub use fields::{
+    ListElement, OptionFields, TextOrObject, is_identifier, parse_flag, parse_number, parse_size,
+};
 pub use keys::{Key, Keys, Union, ValueType, optional, required};
 pub use keyval::asks_for_help;
 pub use nearest::nearest;

@@ -26,7 +26,7 @@ mod server;
 
 pub use error::TakeoverError;
 pub use hand_over::read_hand_over;
-pub use new_process::{PredecessorProcess, TakeoverOutcome, take_over};
+pub use new_process::{PredecessorProcess, TakeoverOutcome, configuration_of, take_over};
 pub use old_process::{TakeoverListener, TakeoverResult, answer};
 pub use protocol::WireError;
 pub use server::ServerLookupError;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use exports::monotonic;
 
 /// The version of what two processes say to each other.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// How long the requests in flight of the old process may take when it is asked to stop its rings.
 pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(10);

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use control::{DaemonState, PreparedExport};
+use control::{Configuration, DaemonState, PreparedExport};
 use exports::{
     AdoptedSession, Export, ExportSocket, SocketIdentity, TakeoverPauseStart, WaitPolicy,
     WaitResult, monotonic,
@@ -31,7 +31,9 @@ use virtio::Features;
 use super::error::{END_LIMIT, TakeoverError};
 use super::hand_over::{self, ExportHandOver, HandOverState};
 use super::limits::{ANSWER_LIMIT, Deadline, VERSION};
-use super::protocol::{Message, OfferedExport, TakeoverConnection, TakeoverOfferResult, WireError};
+use super::protocol::{
+    Message, OfferedExport, TakeoverConnection, TakeoverOfferResult, WireError, listener_at,
+};
 use super::server::{OccupiedSocket, check_program, open_pidfd, server_of};
 
 /// How often an old process may be gone, or replaced by another one, before it could hand over.
@@ -128,6 +130,25 @@ pub fn take_over(
     Err(TakeoverError::Restless(last))
 }
 
+/// What commands have made of what the process serves with that serves the first of these sockets; `None` if there is no
+/// such process, no command has changed anything, or it cannot say. Paths are absolute. Blocks.
+pub fn configuration_of(sockets: &[&Path]) -> Result<Option<Configuration>, TakeoverError> {
+    let Some(process) = listener_at(sockets) else { return Ok(None) };
+    let broken = |source| TakeoverError::Broken { process, source };
+    let Some(wire) = connect(process)? else { return Ok(None) };
+    let asked = Message::AskConfiguration { version: VERSION };
+    let said = wire.send(&asked, &[], Deadline::within(ANSWER_LIMIT));
+    let text = match said.and_then(|()| wire.receive_configuration()) {
+        Ok(text) if text.is_empty() => return Ok(None),
+        Ok(text) => text,
+        // One that is older, or is about to end, is asked in its own way next.
+        Err(WireError::Ended | WireError::Silent) => return Ok(None),
+        Err(error) => return Err(broken(error)),
+    };
+    let read = serde_json::from_str(&text).map_err(WireError::Form).map_err(broken)?;
+    Ok(Some(read))
+}
+
 /// Claims and listens on what nobody serves yet; gives back the rest: what is served, and what is not but stands on
 /// the same files.
 fn listen_fresh(
@@ -214,13 +235,7 @@ fn ask(
     policy: &mut WaitPolicy<'_>,
 ) -> Result<TakeoverReply, TakeoverError> {
     let broken = |source| TakeoverError::Broken { process, source };
-    let Some(wire) = TakeoverConnection::connect(process).map_err(broken)? else {
-        return Ok(TakeoverReply::Unable);
-    };
-    let user = wire.peer().map_err(broken)?.user;
-    if ![0, user].contains(&rustix::process::geteuid().as_raw()) {
-        return Err(TakeoverError::OtherUser { process, user });
-    }
+    let Some(wire) = connect(process)? else { return Ok(TakeoverReply::Unable) };
     let sockets = served.iter().map(|(_, found)| found.file).collect();
     let until = Deadline::within(ANSWER_LIMIT);
     let said = wire.send(&Message::Hello { version: VERSION, sockets }, &[], until);
@@ -249,6 +264,19 @@ fn ask(
         Ok(transfer) => Ok(TakeoverReply::Given(wire, transfer)),
         Err(reason) => Err(TakeoverError::Refused { process, reason }),
     }
+}
+
+/// A connection to the old process, if it can be asked and this one's user may.
+fn connect(process: u32) -> Result<Option<TakeoverConnection>, TakeoverError> {
+    let broken = |source| TakeoverError::Broken { process, source };
+    let Some(wire) = TakeoverConnection::connect(process).map_err(broken)? else {
+        return Ok(None);
+    };
+    let user = wire.peer().map_err(broken)?.user;
+    if ![0, user].contains(&rustix::process::geteuid().as_raw()) {
+        return Err(TakeoverError::OtherUser { process, user });
+    }
+    Ok(Some(wire))
 }
 
 /// Waits until the other process has said something, for a bounded time; whoever listens finds out

@@ -145,7 +145,17 @@ pub fn answer(
         }
     };
     let (wire, process) = (&successor.wire, successor.process);
-    let result = agree(wire, built)
+    let until = Deadline::within(ANSWER_LIMIT);
+    let result = wire.receive(until).map_err(Rejection::from);
+    if let Ok(Message::AskConfiguration { version: VERSION }) = result {
+        let told = wire.tell_configuration(&configuration_text(built), until);
+        if let Err(error) = told.map_err(Rejection::from) {
+            tracing::debug!("process {process} asks what is served with: {}", chain_of(&error));
+        }
+        return TakeoverResult::Refused;
+    }
+    let result = result
+        .and_then(|hello| agree(wire, built, hello, until))
         .and_then(|()| freeze_all(built))
         .and_then(|held| Ok((images(built)?, held)));
     let rejection = match result {
@@ -165,11 +175,17 @@ pub fn answer(
 
 /// Finds out whether the new process would go on with everything. Nothing is touched.
 #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
-fn agree(wire: &TakeoverConnection, built: &DaemonState) -> Result<(), Rejection> {
-    let until = Deadline::within(ANSWER_LIMIT);
-    let sockets = match wire.receive(until)? {
+fn agree(
+    wire: &TakeoverConnection,
+    built: &DaemonState,
+    hello: Message,
+    until: Deadline,
+) -> Result<(), Rejection> {
+    let sockets = match hello {
         Message::Hello { version: VERSION, sockets } => sockets,
-        Message::Hello { version, .. } => return Err(Rejection::Version { version }),
+        Message::Hello { version, .. } | Message::AskConfiguration { version } => {
+            return Err(Rejection::Version { version });
+        }
         other => return Err(other.unexpected().into()),
     };
     let asked = |export: &&Export| sockets.contains(&export.socket());
@@ -184,6 +200,16 @@ fn agree(wire: &TakeoverConnection, built: &DaemonState) -> Result<(), Rejection
     match wire.receive(until)? {
         Message::Proceed => Ok(()),
         other => Err(other.unexpected().into()),
+    }
+}
+
+/// What is served with, if commands have changed it.
+fn configuration_text(built: &DaemonState) -> String {
+    let text = |configuration| serde_json::to_string(&configuration).expect("it is JSON");
+    match built.configuration() {
+        Ok(configuration) if built.is_changed() => text(configuration),
+        // A new process that goes by its line finds what does not fit.
+        Ok(_) | Err(_) => String::new(),
     }
 }
 

@@ -11,6 +11,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::time::Duration;
 
 use exports::SocketIdentity;
@@ -37,6 +38,9 @@ pub(super) const SOCKETS_MAX: usize = 2048;
 /// With so many bytes of options a packet takes no more of them: quoted they are several times as long at worst.
 const OPTION_BYTES_OF_PACKET: usize = 16 << 10;
 
+/// The longest configuration of a daemon: as long as a state file takes.
+const CONFIGURATION_BYTES_MAX: usize = 4 << 20;
+
 /// How many options the nodes below all exports can have.
 const OPTIONS_MAX: usize = 1 << 20;
 
@@ -58,6 +62,10 @@ const MOMENT: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 pub(super) enum Message {
     /// New: asks for everything that is served on these sockets.
     Hello { version: u32, sockets: Vec<SocketIdentity> },
+    /// New: asks what commands have made of what the old process serves with.
+    AskConfiguration { version: u32 },
+    /// Old: a part of the text of its configuration, as JSON. Nothing at all if no command has changed it.
+    Configuration { part: String, is_last: bool },
     /// Old: it speaks only this version.
     OtherVersion { version: u32 },
     /// Old: it goes on serving.
@@ -176,9 +184,38 @@ impl From<Errno> for WireError {
     }
 }
 
+/// What all names begin with on which processes can be asked.
+const NAME: &str = "ringloom-takeover-";
+
 /// What the names begin with on which the process of that id can be asked.
 fn prefix(process: u32) -> String {
-    format!("ringloom-takeover-{process}-")
+    format!("{NAME}{process}-")
+}
+
+/// The process that listens at one of these paths, if it can be asked. Found without a connection to the socket: what is no
+/// ringloom may have only one place for somebody who connects.
+pub(super) fn listener_at(paths: &[&Path]) -> Option<u32> {
+    let sockets = std::fs::read_to_string("/proc/net/unix").ok()?;
+    let fields = |line: &str| -> Option<(String, String)> {
+        let mut fields = line.split_whitespace().skip(6);
+        Some((fields.next()?.to_owned(), fields.next()?.to_owned()))
+    };
+    let all: Vec<(String, String)> = sockets.lines().filter_map(fields).collect();
+    let is_wanted = |name: &str| paths.iter().any(|path| path.as_os_str() == name);
+    let wanted = all.iter().filter(|(_, name)| is_wanted(name));
+    let wanted: Vec<String> = wanted.map(|(inode, _)| format!("socket:[{inode}]")).collect();
+    let process =
+        |name: &str| name.strip_prefix('@')?.strip_prefix(NAME)?.split('-').next()?.parse().ok();
+    let mut processes: Vec<u32> = all.iter().filter_map(|(_, name)| process(name)).collect();
+    processes.sort_unstable();
+    processes.dedup();
+    let listens = |process: &u32| {
+        let links =
+            std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+        let mut links = links.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        links.any(|link| wanted.iter().any(|wanted| link.as_os_str() == wanted.as_str()))
+    };
+    processes.into_iter().find(listens)
 }
 
 fn socket() -> rustix::io::Result<OwnedFd> {
@@ -278,6 +315,41 @@ impl TakeoverConnection {
                     poll(&mut [], Some(&MOMENT))?;
                 }
                 Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Tells what this process serves with, in as many packets as that takes.
+    pub(super) fn tell_configuration(&self, text: &str, until: Deadline) -> Result<(), WireError> {
+        let mut rest = text;
+        loop {
+            let (part, after) = rest.split_at(rest.floor_char_boundary(OPTION_BYTES_OF_PACKET));
+            let (part, is_last) = (part.to_owned(), after.is_empty());
+            self.send(&Message::Configuration { part, is_last }, &[], until)?;
+            if is_last {
+                return Ok(());
+            }
+            rest = after;
+        }
+    }
+
+    /// What the old process serves with; nothing if no command has changed it, or if it does not say.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is said is not due here")]
+    pub(super) fn receive_configuration(&self) -> Result<String, WireError> {
+        let (mut text, until) = (String::new(), Deadline::within(ANSWER_LIMIT));
+        loop {
+            match self.receive(until)? {
+                Message::Configuration { part, is_last } => {
+                    text.push_str(&part);
+                    if is_last {
+                        return Ok(text);
+                    }
+                    if text.len() > CONFIGURATION_BYTES_MAX {
+                        return Err(WireError::TooLong(text.len()));
+                    }
+                }
+                Message::OtherVersion { .. } | Message::Refused { .. } => return Ok(String::new()),
+                other => return Err(other.unexpected()),
             }
         }
     }

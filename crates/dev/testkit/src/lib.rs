@@ -30,6 +30,7 @@ pub mod model;
 pub mod plain_front;
 pub mod process;
 pub mod qcow2rig;
+pub mod qmp;
 pub mod queue_report;
 pub mod rawring;
 pub mod report;

@@ -77,6 +77,8 @@ pub struct Qcow2Node {
 struct Shared {
     name: String,
     children: Children,
+    /// The backing file now; that of `children` is the first one.
+    backing: Mutex<Option<Arc<Child>>>,
     settings: Qcow2Settings,
     engines: Arc<dyn EngineFactory>,
     /// As it was when the node was made, or got another size.
@@ -116,8 +118,8 @@ impl Qcow2Node {
             return Err(OpenError::Corrupt { image: display_name(&*file) });
         }
         let (name, header) = (name.to_owned(), Mutex::new(Arc::new(header)));
-        let state = Mutex::default();
-        let shared = Shared { name, children, settings, engines, header, state };
+        let (state, backing) = (Mutex::default(), Mutex::new(children.backing.clone()));
+        let shared = Shared { name, children, backing, settings, engines, header, state };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -138,6 +140,17 @@ impl Qcow2Node {
             let (image, name) = (self.shared.display_name(), name.to_owned());
             ChangeBackingError { image, name, source }
         })
+    }
+
+    /// The backing file that is below the image now.
+    pub fn backing(&self) -> Option<Arc<Child>> {
+        self.shared.lock_backing().clone()
+    }
+
+    /// Puts another backing file below the image, or none, and returns the one that was there. Only while no lane is open
+    /// on it; a claim that is held does not know it. The header is not changed.
+    pub fn replace_backing(&self, backing: Option<Arc<Child>>) -> Option<Arc<Child>> {
+        std::mem::replace(&mut *self.shared.lock_backing(), backing)
     }
 
     /// What another process needs to go on with the image beside its file; `None` if the image is not in use, or
@@ -181,6 +194,10 @@ impl Shared {
 
     fn header(&self) -> Arc<Header> {
         Arc::clone(&self.header.lock().expect("nobody panics here"))
+    }
+
+    fn lock_backing(&self) -> MutexGuard<'_, Option<Arc<Child>>> {
+        self.backing.lock().expect("no holder of this lock panics")
     }
 
     fn display_name(&self) -> String {
@@ -467,7 +484,7 @@ impl Node for Qcow2Node {
         if let Some(data) = &shared.children.data_file {
             below = below.and(data.node().claim(of_file)?);
         }
-        if let Some(backing) = &shared.children.backing {
+        if let Some(backing) = &*shared.lock_backing() {
             let rights = Rights::unchanged_by_others(Access::ReadOnly);
             below = below.and(backing.node().claim(rights)?);
         }
@@ -510,7 +527,7 @@ impl Node for Qcow2Node {
             Ok::<_, LaneError>(AsyncChild::new(node.open_lane(io)?, io, alignment.into()))
         };
         let file = open(&shared.children.file.node())?;
-        let backing = match &shared.children.backing {
+        let backing = match &*shared.lock_backing() {
             None => None,
             Some(child) => {
                 let node = child.node();

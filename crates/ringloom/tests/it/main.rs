@@ -5,6 +5,7 @@
 
 mod block_device;
 mod campaign;
+mod control;
 mod copy_on_read;
 mod crash;
 mod delay;

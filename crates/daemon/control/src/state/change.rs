@@ -11,6 +11,7 @@
 //! one on the same image, opened in another way: its locks are then never missing, and both are never written at once.
 //! Threads: the first one; sessions go on meanwhile and wait at most for the drain.
 
+mod resize;
 #[cfg(test)]
 mod tests;
 
@@ -18,13 +19,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Claim, ClaimError, LaneError, SystemClock};
+use block::{Claim, ClaimError, LaneError, ResizeError, SystemClock};
 use exports::{ClaimLock, Export, ExportedDisk};
-use graph::{Graph, GraphChange, GraphChangeRefusal, ModelError, NodeReplacement};
+use graph::{EdgeChange, Graph, GraphChange, GraphChangeRefusal, ModelError, NodeUser};
 use iothread::{DrainTimeout, DrainedSection};
 use kernel_io::{FileReplacement, FileReplacementGuard};
 
-use super::DaemonState;
+use host::chain_of;
+
+use super::{DaemonState, StatePolicy};
+use crate::fault_point::{CommandStep, reached};
+use crate::state_file::{StateFile, StateFileError};
 
 /// How long a change waits for requests in flight: as long as for a lock.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
@@ -38,6 +43,15 @@ pub enum GraphChangeError {
     /// It may not be.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The next start would not know of it.
+    #[error(
+        "export '{0}' would be served from its old node after a restart, because this daemon keeps no state; \
+         start it with --state FILE, or say ringloom-volatile=true"
+    )]
+    NotKept(String),
+    /// It cannot be kept for the next start.
+    #[error(transparent)]
+    State(#[from] StateFileError),
     /// A session is waiting for the image.
     #[error("export {0} is being activated or inactivated just now")]
     Activation(String),
@@ -71,6 +85,38 @@ pub enum GraphChangeError {
         #[source]
         source: std::io::Error,
     },
+    /// Somebody uses the node who does not allow that.
+    #[error(
+        "node '{node}' is used by {user}, which does not allow another size (uses node '{node}' as '{key}' child)"
+    )]
+    SizeInUse {
+        /// The node.
+        node: String,
+        /// Who uses it.
+        user: NodeUser,
+        /// As what.
+        key: String,
+    },
+    /// A guest knows the size.
+    #[error(
+        "node '{node}' has {bytes} bytes and is below export '{export}': it can only grow, not shrink to {wanted}"
+    )]
+    Shrunk {
+        /// The node.
+        node: String,
+        /// Its size.
+        bytes: u64,
+        /// The export.
+        export: String,
+        /// The size that was asked for.
+        wanted: u64,
+    },
+    /// The node could not be given another size.
+    #[error(transparent)]
+    Resize(#[from] ResizeError),
+    /// The node cannot be used for that.
+    #[error(transparent)]
+    NodeClaim(#[from] ClaimError),
     /// An iothread cannot use the new node.
     #[error("iothread {iothread}")]
     Lane {
@@ -167,22 +213,62 @@ impl<'a> AffectedExport<'a> {
 
 impl DaemonState {
     /// Puts nodes into places below nodes or exports while guests run: all of them, or none. Each must hold the same
-    /// bytes as the one that it replaces; the graph does not look at them. Blocks, as long as the longest request in
-    /// flight, or 30 seconds.
-    pub fn replace(&mut self, replacements: &[NodeReplacement]) -> Result<(), GraphChangeError> {
-        self.prepare_change(replacements)?.commit()?;
-        for NodeReplacement { user, key, by } in replacements {
-            tracing::info!("{user}: its child '{key}' is node {by} now");
+    /// bytes as the one that it replaces; the graph does not look at them. What is kept for the next start is durable
+    /// before any request reaches the new nodes. Blocks, as long as the longest request in flight, or 30 seconds.
+    pub fn replace(
+        &mut self,
+        changes: &[EdgeChange],
+        policy: StatePolicy,
+    ) -> Result<(), GraphChangeError> {
+        let mut state_file = self.state_file.take();
+        let result = self.replace_and_keep(changes, policy, state_file.as_mut());
+        self.state_file = state_file;
+        result?;
+        self.is_changed = true;
+        for EdgeChange { user, key, by } in changes {
+            match by {
+                Some(by) => tracing::info!("{user}: its child '{key}' is node {by} now"),
+                None => tracing::info!("{user}: it has no child '{key}' any more"),
+            }
         }
         Ok(())
+    }
+
+    fn replace_and_keep(
+        &mut self,
+        changes: &[EdgeChange],
+        policy: StatePolicy,
+        state_file: Option<&mut StateFile>,
+    ) -> Result<(), GraphChangeError> {
+        let change = self.graph.change(changes)?;
+        if state_file.is_none() && policy == StatePolicy::Kept && !change.exports.is_empty() {
+            let exports: Vec<&str> = change.exports.iter().map(String::as_str).collect();
+            return Err(GraphChangeError::NotKept(exports.join("', '")));
+        }
+        let Some(state_file) = state_file else { return self.prepare_change(change)?.commit() };
+        let before = self.configuration()?;
+        let nodes = self.graph.written_with(&change)?;
+        let after = self.configuration_of(nodes, |id| change.root(id));
+        let transaction = self.prepare_change(change)?;
+        reached(CommandStep::Swapped);
+        let kept = state_file.write(&after).map_err(GraphChangeError::from);
+        reached(CommandStep::Kept);
+        kept.and_then(|()| transaction.commit()).inspect_err(|_| {
+            // The record may have reached the disk all the same.
+            if let Err(error) = state_file.write(&before) {
+                tracing::error!(
+                    "{}; a restart may find a change that was taken back",
+                    chain_of(&error)
+                );
+            }
+        })
     }
 
     /// Does all of a change that can fail, but opening lanes.
     fn prepare_change(
         &mut self,
-        replacements: &[NodeReplacement],
+        change: GraphChange,
     ) -> Result<GraphTransaction<'_>, GraphChangeError> {
-        let change = self.graph.change(replacements)?;
         let Self { exports, sources, graph, files, .. } = self;
         let hand_over = files.hand_over(change.successions.clone());
         let offers = exports.iter().map(Export::offer);
@@ -222,6 +308,7 @@ impl GraphTransaction<'_> {
             self.drained = Some(refused.drained);
             return Err(GraphChangeError::Lane { iothread, source });
         }
+        reached(CommandStep::GoingOn);
         let change = self.change.take().expect("a change is committed once");
         self.graph.changed(change);
         for above in &mut self.above {

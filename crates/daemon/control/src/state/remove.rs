@@ -19,6 +19,7 @@ impl DaemonState {
         let offer = export.share_offer();
         drop(export);
         self.graph.remove_export(id)?;
+        self.export_options.remove(id);
         self.pools.values().for_each(|pool| pool.remove(id));
         let failed = |source| GraphChangeError::Flush { export: id.to_owned(), source };
         offer.claim.release().map_err(failed)?;
@@ -38,6 +39,7 @@ impl DaemonState {
         self.iothreads.remove(id);
         self.pools.remove(id);
         self.unused_pools.remove(id);
+        self.objects.remove(id);
         Ok(())
     }
 }

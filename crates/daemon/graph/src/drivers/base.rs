@@ -3,12 +3,13 @@
 use block::Access;
 use disk::DiscardPolicy;
 use kernel_io::FlushPolicy;
+use serde_json::{Map, Value, json};
 use syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional, required};
 
 use crate::model::{Activity, ChildRole};
 
 /// The keys that every driver has.
-pub(super) const BASE: &[Key] = &[
+pub const BASE_KEYS: &[Key] = &[
     optional("active", ValueType::Flag),
     required("driver", ValueType::Text),
     optional("node-name", ValueType::Text),
@@ -18,6 +19,9 @@ pub(super) const BASE: &[Key] = &[
     optional("cache", ValueType::Object(&CACHE)),
     optional("force-share", ValueType::Flag),
 ];
+
+/// The same for the tables of drivers.
+pub(super) const BASE: &[Key] = BASE_KEYS;
 
 /// The keys of qemu-storage-daemon that no driver has yet.
 pub(super) const BASE_LATER: &[&str] = &["detect-zeroes"];
@@ -140,6 +144,25 @@ impl BaseOptions {
         let direct = cache.flag("direct")?.unwrap_or(self.cache_direct);
         let flushes = cache.either("no-flush", FlushPolicy::Ignored, FlushPolicy::Obeyed)?;
         Ok((direct, flushes.unwrap_or(self.flushes)))
+    }
+
+    /// These options as JSON.
+    pub(super) fn written(&self) -> Map<String, Value> {
+        let Self { read_only, auto_read_only, discard, cache_direct, flushes, force_share } = *self;
+        let discard = match discard {
+            DiscardPolicy::Ignore => "ignore",
+            DiscardPolicy::Unmap => "unmap",
+        };
+        let cache = json!({"direct": cache_direct, "no-flush": flushes == FlushPolicy::Ignored});
+        let all = json!({
+            "read-only": read_only,
+            "auto-read-only": auto_read_only == AutoReadOnly::On,
+            "discard": discard,
+            "cache": cache,
+            "force-share": force_share,
+        });
+        let Value::Object(all) = all else { unreachable!("it is written as an object") };
+        all
     }
 
     /// These options in canonical form.

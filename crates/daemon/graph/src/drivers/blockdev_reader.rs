@@ -55,7 +55,12 @@ enum BlockdevError {
 impl Blockdev {
     /// Reads the argument of `--blockdev`.
     pub fn parse(text: &str) -> Result<Self, ArgumentError> {
-        let node = read(OptionFields::parse(text, "driver")?, BaseOptions::DEFAULT, 0)?;
+        Self::read(OptionFields::parse(text, "driver")?)
+    }
+
+    /// Takes a node with a name out of these fields.
+    pub fn read(fields: OptionFields) -> Result<Self, ArgumentError> {
+        let node = read(fields, BaseOptions::DEFAULT, 0)?;
         if node.node_name.is_none() {
             return Err(ArgumentError::own(BlockdevError::NoName));
         }
@@ -71,6 +76,8 @@ fn read(
     let name = fields.required_text("driver")?;
     let driver = table::find(&fields, name)?;
     fields.check_keys(&driver.keys)?;
+    let mut written = fields.written();
+    written.insert("driver".to_owned(), driver.name.into());
     let node_name = fields.text("node-name")?.map(check_node_name).transpose()?;
     let base = BaseOptions::read(&mut fields, inherited)?;
     let activity = base::read_activity(&mut fields)?;
@@ -79,7 +86,7 @@ fn read(
     for key in driver.keys.supported() {
         children.take(key.name, &key.takes, key.is_required)?;
     }
-    Ok(Blockdev { node_name, driver, options, children: children.read, base, activity })
+    Ok(Blockdev { node_name, driver, options, children: children.read, base, activity, written })
 }
 
 fn check_node_name(name: String) -> Result<String, ArgumentError> {

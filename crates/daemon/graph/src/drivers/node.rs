@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kernel_io::FileKind;
+use serde_json::{Map, Value};
 
 use super::base::{BaseOptions, on_off, pair};
 use super::driver::{Driver, NodeRequirements, Options, ThrottleGroups};
@@ -24,12 +25,20 @@ pub struct Blockdev {
     pub base: BaseOptions,
     /// Whether its exports hold it from the start. Not inherited.
     pub activity: Activity,
+    /// All but the nodes below it, as JSON.
+    pub(crate) written: Map<String, Value>,
 }
 
-/// Two are equal if all that they were told is.
+/// Two are equal if all that they were told is, however it was written.
 impl PartialEq for Blockdev {
     fn eq(&self, other: &Self) -> bool {
-        format!("{self:?}") == format!("{other:?}")
+        let Self { node_name, driver, options, children, base, activity, written: _ } = self;
+        node_name == &other.node_name
+            && driver.name == other.driver.name
+            && format!("{options:?}") == format!("{:?}", other.options)
+            && children == &other.children
+            && base == &other.base
+            && activity == &other.activity
     }
 }
 
@@ -38,9 +47,13 @@ impl Eq for Blockdev {}
 impl Blockdev {
     /// A file of the host as a node without a name, with what that driver does when nothing else is said.
     pub fn of_file(path: PathBuf, kind: FileKind, base: BaseOptions) -> Self {
+        let mut written = base.written();
+        // What is no text is shown as far as it is one.
+        written.insert("filename".to_owned(), path.to_string_lossy().into());
         let (driver, options) = file::host_file(path, kind);
+        written.insert("driver".to_owned(), driver.name.into());
         let (children, activity) = (Vec::new(), Activity::Active);
-        Self { node_name: None, driver, options, children, base, activity }
+        Self { node_name: None, driver, options, children, base, activity, written }
     }
 
     /// The disk that is inside an image in a file of the host.
@@ -58,7 +71,9 @@ impl Blockdev {
         let node = BlockdevRef::Inline(Box::new(Self::of_file(path, kind, base.below(role))));
         let children = vec![KeyedChild { key: key.to_owned(), node }];
         let activity = Activity::Active;
-        Self { node_name: None, driver: format, options, children, base, activity }
+        let mut written = base.written();
+        written.insert("driver".to_owned(), format.name.into());
+        Self { node_name: None, driver: format, options, children, base, activity, written }
     }
 
     /// Its name in messages: a node written inside another one may have none of its own.
@@ -108,6 +123,28 @@ impl Blockdev {
         }
     }
 
+    /// The node with all written inside it, as it was written.
+    pub fn to_json(&self) -> Value {
+        let mut all = self.written.clone();
+        for KeyedChild { key, node } in &self.children {
+            let below = match node {
+                BlockdevRef::Reference(name) => Value::from(name.as_str()),
+                BlockdevRef::Inline(inner) => inner.to_json(),
+            };
+            match key.split_once('.') {
+                None => drop(all.insert(key.clone(), below)),
+                Some((list, _)) => {
+                    let list = all.entry(list).or_insert_with(|| Value::Array(Vec::new()));
+                    list.as_array_mut().expect("it was made one").push(below);
+                }
+            }
+        }
+        if let Some(name) = &self.node_name {
+            all.insert("node-name".to_owned(), name.as_str().into());
+        }
+        all.into()
+    }
+
     /// The node and every node written inside it, the lower ones first.
     pub fn nodes(&self) -> Vec<&Self> {
         let below = self.children.iter().filter_map(|child| match &child.node {
@@ -125,7 +162,7 @@ impl Blockdev {
     /// All that it and its driver were told, but the children and files, in words that stay the same from version to
     /// version: what is served by two processes in turn is compared so. How it is called is left out.
     pub fn describe(&self, groups: &ThrottleGroups) -> Vec<(String, String)> {
-        let Self { node_name: _, children: _, driver, options, base, activity } = self;
+        let Self { node_name: _, children: _, driver, options, base, activity, written: _ } = self;
         let active = on_off(*activity == Activity::Active);
         let own = [pair("active", active), pair("driver", driver.name)];
         [base.describe(), options.describe(groups), own.into()].concat()

@@ -17,7 +17,7 @@ use super::driver::{
 use crate::model::ChildRole;
 
 const IMAGE: &str = "file";
-const BACKING: &str = "backing";
+pub(crate) const BACKING: &str = "backing";
 const DATA_FILE: &str = "data-file";
 
 const OWN: &[Key] = &[

@@ -57,7 +57,9 @@ fn check_keys(keys: &Keys) {
             | ValueType::Object(_)
             | ValueType::Node
             | ValueType::NodeOrNull
-            | ValueType::Nodes { .. } => {}
+            | ValueType::Nodes { .. }
+            | ValueType::List(_)
+            | ValueType::Any => {}
         }
         key.takes.inner().into_iter().for_each(check_keys);
     }

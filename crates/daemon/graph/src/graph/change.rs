@@ -11,25 +11,29 @@ use std::sync::Arc;
 
 use block::{Child, Node};
 use kernel_io::{FileReplacement, OpenFile};
+use qcow2::Qcow2Node;
+use serde_json::Value;
+use syntax::ValueType;
 
-use super::Graph;
-use crate::model::{GraphModel, ModelError, NodeUser};
+use super::{Graph, Vertex};
+use crate::drivers::BACKING;
+use crate::model::{ChildRole, GraphModel, ModelError, NodeUser};
 
-/// Another node for one edge of the graph.
+/// Another node for one edge of the graph, a new edge, or the end of one.
 #[derive(Debug, Clone)]
-pub struct NodeReplacement {
+pub struct EdgeChange {
     /// What stands above.
     pub user: NodeUser,
     /// The key of the place, as `file`; `root` below an export.
     pub key: String,
-    /// The node that goes there.
-    pub by: String,
+    /// The node that goes there; none ends an edge that need not be (`backing`).
+    pub by: Option<String>,
 }
 
 /// A change of the graph that was found to be possible: other nodes on some edges.
 #[derive(Debug)]
 pub struct GraphChange {
-    places: Vec<ReplacedChild>,
+    places: Vec<ChangedPlace>,
     /// Which exports stand above, by id.
     pub exports: BTreeSet<String>,
     /// Where a file takes the place of another one of the same image, which no export uses any more afterwards.
@@ -38,11 +42,13 @@ pub struct GraphChange {
     model: GraphModel,
 }
 
-/// One edge of a change, with the node that goes there.
+/// One edge of a change, with what goes there; what was there once it is done.
 #[derive(Debug)]
-struct ReplacedChild {
-    child: Arc<Child>,
-    node: Arc<dyn Node>,
+enum ChangedPlace {
+    /// A node in the place of another one.
+    Node { child: Arc<Child>, node: Arc<dyn Node> },
+    /// A backing file where none was, or none where one was.
+    Backing { user: String, image: Arc<Qcow2Node>, child: Option<Arc<Child>> },
 }
 
 /// A change of the graph that is not possible. Every message names the node.
@@ -68,16 +74,29 @@ pub enum GraphChangeRefusal {
 }
 
 impl GraphChange {
+    /// The node below an export with it.
+    pub fn root(&self, export: &str) -> Option<&str> {
+        self.model.root(export)
+    }
+
     /// The nodes that go into the places.
-    pub fn nodes(&self) -> impl Iterator<Item = &Arc<dyn Node>> {
-        self.places.iter().map(|place| &place.node)
+    pub fn nodes(&self) -> impl Iterator<Item = Arc<dyn Node>> {
+        self.places.iter().filter_map(|place| match place {
+            ChangedPlace::Node { node, .. } => Some(Arc::clone(node)),
+            ChangedPlace::Backing { child, .. } => child.as_ref().map(|child| child.node()),
+        })
     }
 
     /// Puts them there; what was there is put back by doing it again.
     pub fn swap(&mut self) {
         // One place can be in it twice: what came first is put back last.
         for place in &mut self.places {
-            place.node = place.child.replace(Arc::clone(&place.node));
+            match place {
+                ChangedPlace::Node { child, node } => *node = child.replace(Arc::clone(node)),
+                ChangedPlace::Backing { image, child, .. } => {
+                    *child = image.replace_backing(child.take());
+                }
+            }
         }
         self.places.reverse();
     }
@@ -85,34 +104,87 @@ impl GraphChange {
 
 impl Graph {
     /// Whether these nodes may be put in their places, one after the other. Nothing is changed.
-    pub fn change(
-        &self,
-        replacements: &[NodeReplacement],
-    ) -> Result<GraphChange, GraphChangeRefusal> {
+    pub fn change(&self, changes: &[EdgeChange]) -> Result<GraphChange, GraphChangeRefusal> {
         let mut model = self.model.clone();
         let (mut exports, mut places, mut left) = (BTreeSet::new(), Vec::new(), Vec::new());
-        for replacement in replacements {
-            let NodeReplacement { user, key, by } = replacement;
-            left.push(model.replace(user, key, by)?);
+        for EdgeChange { user, key, by } in changes {
+            let optional = self.optional_child(user, key);
+            let before =
+                model.set_edge(user, key, by.as_deref(), optional.as_ref().map(|it| it.1))?;
             exports.extend(model.exports_above(user));
-            let child = Arc::clone(self.place(user, key));
-            let node = Arc::clone(self.node(by)?);
-            let (found, wanted) = (node.size().0.0, child.node().size().0.0);
-            // The size of an image is what it says itself; its file grows.
-            if found != wanted && !self.is_image(user) {
-                let (child, user) = (by.clone(), user.clone());
-                return Err(GraphChangeRefusal::Size { child, found, wanted, user });
+            let node = by.as_deref().map(|by| self.node(by)).transpose()?.map(Arc::clone);
+            match (before, node, optional) {
+                (Some(before), Some(node), _) => {
+                    let child = Arc::clone(self.place(user, key));
+                    let (found, wanted) = (node.size().0.0, child.node().size().0.0);
+                    // The size of an image is what it says itself; its file grows.
+                    if found != wanted && !self.is_image(user) {
+                        let (child, user) = (node.name().to_owned(), user.clone());
+                        return Err(GraphChangeRefusal::Size { child, found, wanted, user });
+                    }
+                    left.push(before);
+                    places.push(ChangedPlace::Node { child, node });
+                }
+                (before, node, Some((image, _))) => {
+                    left.extend(before);
+                    let (NodeUser::Node(user) | NodeUser::Export(user)) = user.clone();
+                    let child = node.map(Child::new);
+                    places.push(ChangedPlace::Backing { user, image, child });
+                }
+                (_, _, None) => unreachable!("the model knows which edges need not be"),
             }
-            places.push(ReplacedChild { child, node });
         }
-        let new = replacements.iter().map(|replacement| &*replacement.by);
+        let new = changes.iter().filter_map(|change| change.by.as_deref());
         let successions = self.successions(&model, left.iter().map(String::as_str), new);
         Ok(GraphChange { places, exports, successions, model })
+    }
+
+    /// The changes that put an image on a node: all who stand on the node stand on the image then, and the node is its
+    /// backing file.
+    pub fn snapshot(&self, node: &str, overlay: &str) -> Result<Vec<EdgeChange>, ModelError> {
+        self.node(node)?;
+        self.node(overlay)?;
+        let image = NodeUser::Node(overlay.to_owned());
+        if self.optional_child(&image, BACKING).is_none() {
+            return Err(ModelError::NoOverlay(overlay.to_owned()));
+        }
+        if !self.model.users_of(overlay).is_empty() {
+            return Err(ModelError::OverlayInUse);
+        }
+        if self.model.below(&image).iter().any(|edge| edge.key == BACKING) {
+            return Err(ModelError::OverlayHasBacking);
+        }
+        let above = self.model.users_of(node).into_iter();
+        let moved = above.map(|(user, key)| EdgeChange { user, key, by: Some(overlay.to_owned()) });
+        let below = EdgeChange { user: image, key: BACKING.to_owned(), by: Some(node.to_owned()) };
+        Ok(moved.chain([below]).collect())
+    }
+
+    /// An image that may have a child under that key or none, and what the child is to it.
+    fn optional_child(&self, user: &NodeUser, key: &str) -> Option<(Arc<Qcow2Node>, ChildRole)> {
+        let NodeUser::Node(name) = user else { return None };
+        let Vertex { made, driver, .. } = self.vertices.get(name)?;
+        let driver = (*driver)?;
+        let mut keys = driver.keys.supported().filter(|known| known.name == key);
+        keys.find(|known| matches!(known.takes, ValueType::NodeOrNull))?;
+        Some((made.image.clone()?, driver.role(key)))
     }
 
     /// A change was made.
     pub fn changed(&mut self, change: GraphChange) {
         self.model = change.model;
+        for place in change.places {
+            if let ChangedPlace::Backing { user, image, .. } = place {
+                let vertex = self.vertices.get_mut(&user).expect("it was found before");
+                vertex.places.retain(|(key, _)| key != BACKING);
+                vertex.places.extend(image.backing().map(|child| (BACKING.to_owned(), child)));
+            }
+        }
+    }
+
+    /// What the graph would be written as with a change.
+    pub fn written_with(&self, change: &GraphChange) -> Result<Vec<Value>, ModelError> {
+        self.written_as(&change.model)
     }
 
     /// The files below new nodes that take the place of files below old ones, as the model is after the change. Not those

@@ -186,6 +186,7 @@ impl Graph {
         let result = inner.into_iter().try_for_each(|(key, inner)| {
             let child = inner.name_below(name, key);
             self.build(&inner, &child, NodeOwner::Parent, made)?;
+            self.named_by_images.insert(child.clone());
             let place = Child::new(Arc::clone(self.node(&child)?));
             let (key, role) = (key.to_owned(), blockdev.driver.role(key));
             let edge = Edge { key, role, node: child };

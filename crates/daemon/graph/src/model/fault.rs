@@ -29,6 +29,26 @@ pub enum ModelError {
     /// An object that a node or an export names.
     #[error("object '{0}' is in use, can not be deleted")]
     ObjectInUse(String),
+    /// A node that has to be named by another one and has no name that could be written down.
+    #[error(
+        "node '{0}' was written inside another node without a node-name; give it one to use it elsewhere"
+    )]
+    NoName(String),
+    /// A node that is to be an overlay and cannot have a backing file.
+    #[error("The overlay does not support backing images: node '{0}'")]
+    NoOverlay(String),
+    /// An overlay on which something stands.
+    #[error("The overlay is already in use")]
+    OverlayInUse,
+    /// An overlay with a backing file.
+    #[error("The overlay already has a backing image")]
+    OverlayHasBacking,
+    /// A node that takes no changes and is to have another size.
+    #[error("Block node is read-only: node '{0}'")]
+    ReadOnlyResize(String),
+    /// An object whose settings cannot be changed while it is there.
+    #[error("the settings of object '{0}' cannot be changed at run time")]
+    FixedObject(String),
     /// A node on which something stands.
     #[error("Block device {0} is in use")]
     NodeInUse(String),

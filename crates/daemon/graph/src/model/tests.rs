@@ -74,10 +74,13 @@ fn what_is_refused_leaves_everything_as_it_was() {
         "an export with socket 'e' exists already",
     );
     let e = NodeUser::Export("e".to_owned());
-    refused(model.replace(&e, "root", "fixed"), "node fixed is read-only, and export 'e' is not");
-    refused(model.replace(&e, "file", "n"), "export 'e' has no child 'file'");
+    refused(
+        model.set_edge(&e, "root", Some("fixed"), None),
+        "node fixed is read-only, and export 'e' is not",
+    );
+    refused(model.set_edge(&e, "file", Some("n"), None), "export 'e' has no child 'file'");
     let t = NodeUser::Node("t".to_owned());
-    refused(model.replace(&t, "file", "t"), "node 't' would stand on itself: t -> t");
+    refused(model.set_edge(&t, "file", Some("t"), None), "node 't' would stand on itself: t -> t");
     refused(model.remove_object("g"), "object 'g' is in use, can not be deleted");
     refused(model.remove_node("t"), "Block device t is in use");
     assert_eq!(format!("{model:?}"), before);

@@ -40,6 +40,21 @@ pub(super) struct UseGraph {
     above: BTreeMap<String, Vec<ParentEdge>>,
 }
 
+/// An edge with the permissions that go with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UsedEdge {
+    /// What stands above.
+    pub user: NodeUser,
+    /// The key that the node stands under.
+    pub key: String,
+    /// The node.
+    pub node: String,
+    /// What the user does with it.
+    pub uses: Permissions,
+    /// What others may do meanwhile.
+    pub shares: Permissions,
+}
+
 /// An edge as its child sees it: the user, its key and role.
 #[derive(Debug, Clone)]
 struct ParentEdge {
@@ -109,23 +124,50 @@ impl UseGraph {
         self.users.get(user).is_some_and(|below| below.own.has(Permission::Write))
     }
 
-    /// Puts another node in the place of one. Leaves it as it was if the users cannot meet then.
-    pub(super) fn replace(
+    /// Puts another node in the place under a key, a node where none was (with that role), or none. Leaves it as it was if
+    /// the users cannot meet then.
+    pub(super) fn set_edge(
         &mut self,
         user: &NodeUser,
-        key: &str,
-        by: &str,
+        (key, role): (&str, ChildRole),
+        node: Option<&str>,
     ) -> Result<(), Box<PermissionConflict>> {
         let Some(before) = self.users.get(user).cloned() else { return Ok(()) };
         let mut after = before.clone();
-        for edge in after.edges.iter_mut().filter(|edge| edge.key == key) {
-            by.clone_into(&mut edge.node);
+        let place = after.edges.iter().position(|edge| edge.key == key);
+        match (place, node) {
+            (Some(place), Some(node)) => node.clone_into(&mut after.edges[place].node),
+            (Some(place), None) => drop(after.edges.remove(place)),
+            (None, Some(node)) => {
+                after.edges.push(Edge { key: key.to_owned(), role, node: node.to_owned() });
+            }
+            (None, None) => {}
         }
         self.remove(user);
         self.add(user, after).inspect_err(|_| {
             // It was legal before.
             let _put_back = self.add(user, before);
         })
+    }
+
+    /// Every edge, with what its user uses of the node below and what it shares.
+    pub(super) fn edges(&self) -> Vec<UsedEdge> {
+        let found = &mut RightsCache::new();
+        let mut edges = Vec::new();
+        for (node, above) in &self.above {
+            for edge in above {
+                let Rights { uses, shares } = self.rights_of_edge(edge, found);
+                let (user, key) = (edge.user.clone(), edge.key.clone());
+                edges.push(UsedEdge { user, key, node: node.clone(), uses, shares });
+            }
+        }
+        edges
+    }
+
+    /// What stands on a node, with the keys that it has the node under.
+    pub(super) fn users_of(&self, node: &str) -> Vec<(NodeUser, String)> {
+        let above = self.above.get(node).into_iter().flatten();
+        above.map(|above| (above.user.clone(), above.key.clone())).collect()
     }
 
     /// A way down from one node to another, both included; `None` if there is none.
@@ -385,9 +427,9 @@ mod tests {
         add(&mut uses, "r", Kind::Filter, &["m"]).unwrap();
         export(&mut uses, "r", WRITES).unwrap();
         let r = NodeUser::Node("r".to_owned());
-        uses.replace(&r, "file", "n").unwrap_err();
+        uses.set_edge(&r, ("file", ChildRole::Filtered), Some("n")).unwrap_err();
         assert_eq!((uses.used("m"), uses.used("n")), (WRITES, Permissions::NONE));
-        uses.replace(&r, "file", "q").unwrap();
+        uses.set_edge(&r, ("file", ChildRole::Filtered), Some("q")).unwrap();
         assert_eq!((uses.used("m"), uses.used("n")), (Permissions::NONE, WRITES));
         assert_eq!(uses.path("r", "n"), Some(["r", "q", "n"].map(str::to_owned).to_vec()));
         assert_eq!(uses.path("n", "r"), None);

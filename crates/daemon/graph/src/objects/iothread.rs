@@ -1,21 +1,22 @@
 //! The object type `iothread`.
 
-use syntax::{ArgumentError, Keys, OptionFields, ValueType, optional, required};
+use syntax::{ArgumentError, Keys, OptionFields, ValueType, optional};
 
-use super::{ObjectKind, ObjectType, PollOptions};
+use super::{OBJECT_KEYS, ObjectKind, ObjectType, PollOptions};
 
 /// `qom-type=iothread`.
 pub(super) const ENTRY: ObjectType = ObjectType {
     name: "iothread",
     keys: Keys {
         of: "--object iothread",
-        supported: &[&[
-            required("qom-type", ValueType::Text),
-            required("id", ValueType::Text),
-            optional("poll-max-ns", ValueType::Number),
-            optional("poll-grow", ValueType::Number),
-            optional("poll-shrink", ValueType::Number),
-        ]],
+        supported: &[
+            OBJECT_KEYS,
+            &[
+                optional("poll-max-ns", ValueType::Number),
+                optional("poll-grow", ValueType::Number),
+                optional("poll-shrink", ValueType::Number),
+            ],
+        ],
         later: &[&["aio-max-batch", "thread-pool-max", "thread-pool-min"]],
     },
     read,

@@ -2,30 +2,32 @@
 
 use kernel_io::{CpuList, NumaTopology};
 use placement::{IOTHREADS_MAX, PoolSettings, Preference, SettingsError};
-use syntax::{ArgumentError, Keys, OptionFields, ValueType, optional, required};
+use serde_json::{Map, Value};
+use syntax::{ArgumentError, Keys, OptionFields, ValueType, optional};
 
 use super::iothread::polling;
-use super::{ObjectKind, ObjectType, PollOptions};
+use super::{OBJECT_KEYS, ObjectKind, ObjectType, PollOptions};
 
 /// `qom-type=iothread-pool`.
 pub(super) const ENTRY: ObjectType = ObjectType {
     name: "iothread-pool",
     keys: Keys {
         of: "--object iothread-pool",
-        supported: &[&[
-            required("qom-type", ValueType::Text),
-            required("id", ValueType::Text),
-            optional("min", ValueType::Number),
-            optional("max", ValueType::Number),
-            optional("cpus", ValueType::Texts),
-            optional("node", ValueType::Number),
-            optional("budget", ValueType::Number),
-            optional("mode", ValueType::Word(&["auto", "frozen"])),
-            optional("prefer", ValueType::Word(&["throughput", "balanced", "cpu"])),
-            optional("poll-max-ns", ValueType::Number),
-            optional("poll-grow", ValueType::Number),
-            optional("poll-shrink", ValueType::Number),
-        ]],
+        supported: &[
+            OBJECT_KEYS,
+            &[
+                optional("min", ValueType::Number),
+                optional("max", ValueType::Number),
+                optional("cpus", ValueType::Texts),
+                optional("node", ValueType::Number),
+                optional("budget", ValueType::Number),
+                optional("mode", ValueType::Word(&["auto", "frozen"])),
+                optional("prefer", ValueType::Word(&["throughput", "balanced", "cpu"])),
+                optional("poll-max-ns", ValueType::Number),
+                optional("poll-grow", ValueType::Number),
+                optional("poll-shrink", ValueType::Number),
+            ],
+        ],
         later: &[],
     },
     read,
@@ -78,6 +80,32 @@ enum CpusError {
 }
 
 impl PoolOptions {
+    /// All that was said, by key.
+    pub(super) fn written(&self) -> Map<String, Value> {
+        let Self { min, max, cpus, budget, mode, prefer, polling } = self;
+        let mut written = super::given([
+            ("min", min.map(u64::from)),
+            ("max", max.map(u64::from)),
+            ("budget", budget.map(u64::from)),
+        ]);
+        written.extend(polling.written());
+        if let Some(cpus) = cpus {
+            written.insert("cpus".to_owned(), cpus.to_string().into());
+        }
+        let mode = match mode {
+            PoolMode::Auto => "auto",
+            PoolMode::Frozen => "frozen",
+        };
+        let prefer = match prefer {
+            Preference::Throughput => "throughput",
+            Preference::Balanced => "balanced",
+            Preference::Cpu => "cpu",
+        };
+        written.insert("mode".to_owned(), mode.into());
+        written.insert("prefer".to_owned(), prefer.into());
+        written
+    }
+
     /// The same for the policy of a pool that runs on these CPUs, if that is said.
     pub fn settings(&self, cpus: Option<&CpuList>) -> Result<PoolSettings, SettingsError> {
         let usable = std::thread::available_parallelism().map_or(1, usize::from);

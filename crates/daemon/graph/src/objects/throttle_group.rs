@@ -3,10 +3,11 @@
 //! QEMU has two names for each limit: a key of `limits`, and the same with `x-` before it as a property of
 //! the object.
 
-use layers::{LimitKind, ThrottleLimits, ThrottleSettings};
-use syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional, required};
+use layers::{Limit, LimitKind, ThrottleLimits, ThrottleSettings};
+use serde_json::{Map, Value};
+use syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional};
 
-use super::{ObjectKind, ObjectType};
+use super::{OBJECT_KEYS, ObjectKind, ObjectType};
 
 macro_rules! limits {
     ($($name:literal)*) => { (&[$(limit($name)),*], &[$(limit(concat!("x-", $name))),*]) };
@@ -17,14 +18,7 @@ pub(super) const ENTRY: ObjectType = ObjectType {
     name: "throttle-group",
     keys: Keys {
         of: "--object throttle-group",
-        supported: &[
-            &[
-                required("qom-type", ValueType::Text),
-                required("id", ValueType::Text),
-                optional("limits", ValueType::Object(&LIMITS)),
-            ],
-            OF_LIMITS.1,
-        ],
+        supported: &[OBJECT_KEYS, &[optional("limits", ValueType::Object(&LIMITS))], OF_LIMITS.1],
         later: &[],
     },
     read,
@@ -58,6 +52,20 @@ struct LimitAliasConflict {
     limit: u64,
     property: String,
     other: u64,
+}
+
+/// The limits as JSON, in `limits`.
+pub(super) fn written(limits: &ThrottleLimits) -> Map<String, Value> {
+    let settings = limits.settings();
+    let mut all = Map::new();
+    for kind in LimitKind::ALL {
+        let Limit { rate, burst, burst_seconds } = *settings.limit(kind);
+        all.insert(kind.name().to_owned(), rate.into());
+        all.insert(format!("{kind}-max"), burst.into());
+        all.insert(format!("{kind}-max-length"), burst_seconds.into());
+    }
+    all.insert("iops-size".to_owned(), settings.iops_size.into());
+    Map::from_iter([("limits".to_owned(), all.into())])
 }
 
 fn read(fields: &mut OptionFields) -> Result<ObjectKind, ArgumentError> {

@@ -4,12 +4,16 @@
 //! ([`super::landlock`]) is built from it.
 //!
 //! Invariants: no file is granted, because everything that is served is open by then, and a
-//! descriptor needs no grant. Only a log file that is moved away is made anew. Pure but for resolving links and looking
+//! descriptor needs no grant. Only a log file that is moved away is made anew, and commands open what `--allow-below` names. Pure but for resolving links and looking
 //! into the log's directory. A grant is a real path, without links.
 //! Limits: landlock grants a directory with all that is below it, or a file; removing belongs to
 //! directories. What cannot be resolved now is left out.
 
 use std::path::{Path, PathBuf};
+
+use block::Access;
+
+use super::AllowedDirectory;
 
 /// What a directory is granted for: removing a socket or the pidfile, or making new log files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +22,10 @@ pub(super) enum DirectoryGrantPurpose {
     Removal,
     /// The log file is made anew in this directory, which holds nothing but logs.
     Logs,
+    /// Commands read what is below.
+    Reading,
+    /// Commands read, write, make and remove what is below.
+    Writing,
 }
 
 /// A path that stays usable inside the sandbox.
@@ -29,9 +37,21 @@ pub(super) struct FileGrant {
     pub(super) for_what: DirectoryGrantPurpose,
 }
 
-/// The places of what is removed at the end, and of the log, seen from the current directory; each place once.
-pub(super) fn of(removed: &[&Path], log_file: Option<&Path>) -> Vec<FileGrant> {
-    let mut grants = Vec::new();
+/// The places of what is removed at the end, of the log, and of what commands may open, seen from the current directory;
+/// each place once.
+pub(super) fn of(
+    removed: &[&Path],
+    log_file: Option<&Path>,
+    allowed: &[AllowedDirectory],
+) -> Vec<FileGrant> {
+    let grant = |AllowedDirectory { path, access }: &AllowedDirectory| {
+        let for_what = match access {
+            Access::ReadOnly => DirectoryGrantPurpose::Reading,
+            Access::ReadWrite => DirectoryGrantPurpose::Writing,
+        };
+        FileGrant { path: path.clone(), for_what }
+    };
+    let mut grants: Vec<FileGrant> = allowed.iter().map(grant).collect();
     for path in removed {
         add_parent(&mut grants, path, DirectoryGrantPurpose::Removal);
     }
@@ -84,7 +104,7 @@ mod tests {
         let granted =
             |name| FileGrant { path: root.join(name), for_what: DirectoryGrantPurpose::Removal };
         assert_eq!(
-            of(&removed.each_ref().map(PathBuf::as_path), None),
+            of(&removed.each_ref().map(PathBuf::as_path), None, &[]),
             [granted("run"), granted("pids")]
         );
     }
@@ -94,7 +114,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         let file = root.join("a.log");
-        let of = || of(&[], Some(&file));
+        let of = || of(&[], Some(&file), &[]);
         let granted = [FileGrant { path: root.clone(), for_what: DirectoryGrantPurpose::Logs }];
         assert_eq!(of(), granted);
         for name in ["a.log", "a.log.1.gz", "b.log"] {

@@ -79,5 +79,16 @@ fn rights(for_what: DirectoryGrantPurpose) -> BitFlags<AccessFs> {
     match for_what {
         DirectoryGrantPurpose::Removal => AccessFs::RemoveFile.into(),
         DirectoryGrantPurpose::Logs => AccessFs::MakeReg | AccessFs::WriteFile,
+        DirectoryGrantPurpose::Reading => AccessFs::ReadFile | AccessFs::ReadDir,
+        DirectoryGrantPurpose::Writing => {
+            AccessFs::ReadFile
+                | AccessFs::ReadDir
+                | AccessFs::WriteFile
+                | AccessFs::Truncate
+                | AccessFs::IoctlDev
+                | AccessFs::MakeReg
+                | AccessFs::MakeSock
+                | AccessFs::RemoveFile
+        }
     }
 }

@@ -96,6 +96,24 @@ const SESSIONS: &[c_long] = calls! {
     SYS_recvfrom SYS_sendto SYS_shutdown
 };
 
+/// What opening a file by a command needs besides: where paths lead, and what a block device is like. Landlock says which.
+const LOOKING: &[c_long] = calls! {
+    SYS_getcwd SYS_getdents64
+    #[cfg(target_arch = "x86_64")] SYS_readlink
+    #[cfg(target_arch = "x86_64")] SYS_stat
+    #[cfg(target_arch = "x86_64")] SYS_lstat
+};
+
+/// What making an image or a socket by a command needs besides. Landlock says where.
+const MAKING: &[c_long] = calls! {
+    SYS_bind SYS_listen SYS_connect SYS_flock
+    // The rights of a socket, before anybody can connect.
+    SYS_fchmodat SYS_fchownat SYS_fchmod SYS_fchown
+    #[cfg(target_arch = "x86_64")] SYS_chmod
+    #[cfg(target_arch = "x86_64")] SYS_chown
+    SYS_umask
+};
+
 /// The beginning of a thread, its name has a condition, and who it is.
 const THREADS: &[c_long] = calls! {
     // Answered with ENOSYS by the filter before.
@@ -172,6 +190,9 @@ const FIONREAD: u64 = 0x541b;
 /// What ioctl is for where a block device is served (linux/fs.h): discards.
 const BLKDISCARD: u64 = 0x1277;
 
+/// What a block device is asked that a command opens (linux/fs.h): BLKSSZGET, BLKPBSZGET.
+const BLOCK_SIZES: [u64; 2] = [0x1268, 0x127b];
+
 /// What a connection is asked: who is at its other end, a hold on it (SO_PEERPIDFD), and of what kind a descriptor is.
 const ASKED_OF_SOCKETS: [libc::c_int; 4] =
     [libc::SO_PEERCRED, libc::SO_PEERPIDFD, libc::SO_DOMAIN, libc::SO_TYPE];
@@ -186,9 +207,15 @@ const REGISTERED: [u64; 3] = [3, 6, 12];
 
 /// What the seccomp filters depend on.
 #[derive(Debug, Clone, Copy)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each opens calls that have nothing to do with each other"
+)]
 pub(super) struct FilterNeeds {
     /// Whether files are opened again later, as landlock lets them.
     pub(super) opening: bool,
+    /// Whether commands make files and sockets.
+    pub(super) makes: bool,
     /// Whether a block device is written.
     pub(super) discards: bool,
     /// Whether the kernel gives a hold on other processes by their ids only.
@@ -305,6 +332,15 @@ fn allowed(process: u32, needs: FilterNeeds) -> Result<SyscallRules, seccompiler
     rules.extend(other_processes(needs)?);
     rules.extend(descriptors(needs)?);
     rules.extend(sockets()?);
+    if needs.opening {
+        rules.extend(LOOKING.iter().map(|call| (*call, Vec::new())));
+    }
+    if needs.makes {
+        rules.extend(MAKING.iter().map(|call| (*call, Vec::new())));
+        // Of another family it ends the process, by the filter before.
+        let family = libc::AF_UNIX.unsigned_abs().into();
+        rules.insert(libc::SYS_socket, when(0, SeccompCmpOp::Eq, family)?);
+    }
     Ok(rules)
 }
 
@@ -353,6 +389,7 @@ fn descriptors(needs: FilterNeeds) -> Result<SyscallRules, seccompiler::BackendE
     let only = condition(2, SeccompCmpOp::MaskedEq(others), 0)?;
     fcntl.push(SeccompRule::new(vec![mode, only])?);
     let ioctl = [FIONREAD].into_iter().chain(needs.discards.then_some(BLKDISCARD));
+    let ioctl = ioctl.chain(BLOCK_SIZES.into_iter().filter(|_| needs.opening));
     Ok(SyscallRules::from([
         (libc::SYS_fcntl, fcntl),
         (libc::SYS_ioctl, any_of(1, ioctl)?),
@@ -409,7 +446,7 @@ fn any_of(
 mod tests {
     use super::*;
 
-    const ALL: FilterNeeds = FilterNeeds { opening: true, discards: true, ids: true };
+    const ALL: FilterNeeds = FilterNeeds { opening: true, makes: true, discards: true, ids: true };
 
     #[test]
     fn no_call_is_both_hostile_and_let_through() {

@@ -71,7 +71,7 @@ impl Stranger {
 
     /// Has the one export that there is offered, and wants it.
     fn proceed(&self, socket: &Path) -> Result<()> {
-        let mut heard = self.hello(2, socket)?;
+        let mut heard = self.hello(3, socket)?;
         while heard != "\"offer-end\"" {
             ensure!(heard.starts_with("{\"offer"), "{heard}");
             heard = self.hear()?;
@@ -120,7 +120,7 @@ fn converse(stranger: &Stranger, end: &str, socket: &Path) -> Result<()> {
         return Ok(());
     }
     if end == "offer" {
-        let answer = stranger.hello(2, socket)?;
+        let answer = stranger.hello(3, socket)?;
         ensure!(answer.contains("offer"), "{answer}");
         return Ok(());
     }
@@ -145,7 +145,7 @@ fn an_unknown_version_is_answered_with_the_known_one() {
         image::create_sparse(&disk.image(), 1 << 20)?;
         let old = disk.serve(program)?;
         let answer = Stranger::connect(old.pid())?.hello(77, &disk.socket())?;
-        ensure!(answer == "{\"other-version\":{\"version\":2}}", "{answer}");
+        ensure!(answer == "{\"other-version\":{\"version\":3}}", "{answer}");
         stop(old, &[&disk.socket()]).map(drop)
     });
 }

@@ -105,13 +105,13 @@ fn interrupt_all(steps: &[(&str, u32, &str)], expected: Option<bool>) {
 /// It has asked for the hand-over, and takes nothing of what is sent.
 #[test]
 fn a_new_process_that_is_stopped_when_it_has_asked_is_ended() {
-    interrupt_all(&[("sendmsg", 2, "SIGSTOP")], Some(true));
+    interrupt_all(&[("sendmsg", 3, "SIGSTOP")], Some(true));
 }
 
 /// It has received a part.
 #[test]
 fn a_new_process_that_is_stopped_half_way_is_ended() {
-    interrupt_all(&[("recvmsg", 7, "SIGSTOP")], Some(true));
+    interrupt_all(&[("recvmsg", 8, "SIGSTOP")], Some(true));
 }
 
 /// The last one comes after the word: then nobody serves, and the client comes back to the next process.
@@ -120,14 +120,15 @@ fn a_new_process_that_is_killed_at_any_step_costs_nothing() {
     interrupt_all(
         &[
             ("sendmsg", 1, "SIGKILL"),
-            ("recvmsg", 1, "SIGKILL"),
             ("sendmsg", 2, "SIGKILL"),
-            ("recvmsg", 4, "SIGKILL"),
-            ("recvmsg", 9, "SIGKILL"),
+            ("recvmsg", 2, "SIGKILL"),
+            ("sendmsg", 3, "SIGKILL"),
+            ("recvmsg", 5, "SIGKILL"),
+            ("recvmsg", 10, "SIGKILL"),
         ],
         Some(true),
     );
-    interrupt_all(&[("sendmsg", 3, "SIGKILL")], None);
+    interrupt_all(&[("sendmsg", 4, "SIGKILL")], None);
 }
 
 /// A new process that writes before the word is found by what the tests above look at.

@@ -24,6 +24,7 @@ use testkit::image;
 use testkit::model::{self, DiskModel};
 
 use super::*;
+use crate::StateFile;
 
 const IMAGE_BYTES: usize = 1 << 20;
 
@@ -105,13 +106,15 @@ impl Place {
     }
 
     fn replace_all(&mut self, places: &[(NodeUser, &str, &str)]) -> Result<(), String> {
-        let replacement = |(user, key, by): &(NodeUser, &str, &str)| NodeReplacement {
+        let replacement = |(user, key, by): &(NodeUser, &str, &str)| EdgeChange {
             user: user.clone(),
             key: (*key).to_owned(),
-            by: (*by).to_owned(),
+            by: Some((*by).to_owned()),
         };
         let replacements: Vec<_> = places.iter().map(replacement).collect();
-        self.built.replace(&replacements).map_err(|error| chain_of(&error).to_string())
+        self.built
+            .replace(&replacements, StatePolicy::Volatile)
+            .map_err(|error| chain_of(&error).to_string())
     }
 }
 
@@ -521,14 +524,17 @@ fn several_places_change_together_or_not_at_all() {
     let said = place.replace_all(&chain);
     assert_eq!(said, Err("node 'r' would stand on itself: r -> s -> r".to_owned()));
     // Prepared and not committed.
-    let back = [("r", "a"), ("s", "b")].map(|(user, by)| NodeReplacement {
+    let back = [("r", "a"), ("s", "b")].map(|(user, by)| EdgeChange {
         user: node(user),
         key: "file".to_owned(),
-        by: by.to_owned(),
+        by: Some(by.to_owned()),
     });
-    drop(place.built.prepare_change(&back).unwrap());
+    let back = |place: &Place| place.built.graph.change(&back).unwrap();
+    let prepared = back(&place);
+    drop(place.built.prepare_change(prepared).unwrap());
     check(&of_b, &of_a);
-    place.built.prepare_change(&back).unwrap().commit().unwrap();
+    let prepared = back(&place);
+    place.built.prepare_change(prepared).unwrap().commit().unwrap();
     check(&of_a, &of_b);
     // One place twice: the last one counts.
     place.replace_all(&[(node("r"), "file", "b"), (node("r"), "file", "a")]).unwrap();
@@ -572,4 +578,88 @@ fn what_nothing_uses_can_be_removed_while_others_are_served() {
         place.built.remove_object(id).unwrap();
     }
     refused(place.built.remove_object("t1"), "object 't1' not found");
+}
+
+/// An overlay is put between an export and its node while a client writes; a start from the state file has both.
+#[test]
+fn an_overlay_takes_what_is_written_from_then_on_and_is_there_at_the_next_start() {
+    let mut place = Place::serving("file,node-name=a,filename=DIR/a,discard=unmap a>e");
+    let image = place.path("q");
+    qemu_img(&["create", "-q", "-f", "qcow2"], &image, &[&IMAGE_BYTES.to_string()]);
+    let (state, none) = StateFile::open(&place.path("state")).unwrap();
+    assert_eq!(none, None);
+    let text = format!(
+        r#"{{"driver":"qcow2","node-name":"q","backing":null,
+             "file":{{"driver":"file","filename":"{}"}}}}"#,
+        image.display()
+    );
+    let overlay = Blockdev::parse(&text).unwrap();
+    let mut client = place.client("e");
+    client.write(0, &[0x51; 4096], 0).unwrap();
+
+    place.built.add_node(&overlay).unwrap();
+    let snapshot = place.built.snapshot("a", "q").unwrap();
+    let refused = place.built.replace(&snapshot, StatePolicy::Kept).unwrap_err().to_string();
+    assert!(refused.starts_with("export 'e' would be served from its old node"), "{refused}");
+    place.built.keep_state(state).unwrap();
+    place.built.replace(&snapshot, StatePolicy::Kept).unwrap();
+    let said = place.built.snapshot("a", "q").unwrap_err().to_string();
+    assert_eq!(said, "The overlay is already in use");
+
+    let base = fs::read(place.path("a")).unwrap();
+    assert_eq!(base[..4096], [0x51; 4096]);
+    client.write(0, &[0x52; 4096], 0).unwrap();
+    assert_eq!(client.read(0, 4096, 0).unwrap(), [0x52; 4096]);
+    assert_eq!(client.read(4096, 4096, 0).unwrap(), base[4096..8192]);
+    assert_eq!(fs::read(place.path("a")).unwrap(), base);
+    drop(client);
+
+    let (_, found) = {
+        place.built.state_file().unwrap().unlock();
+        StateFile::open(&place.path("state")).unwrap()
+    };
+    let found = found.unwrap();
+    assert_eq!(found, place.built.configuration().unwrap());
+    assert_eq!(found.exports[0]["node-name"], "q");
+    let names: Vec<_> = found.nodes.iter().map(|node| &node["node-name"]).collect();
+    assert_eq!(names, ["a", "q"]);
+    assert_eq!(
+        (&found.nodes[1]["backing"], &found.nodes[1]["file"]["driver"]),
+        (&"a".into(), &"file".into())
+    );
+    let mut again = nothing();
+    for object in &found.objects {
+        again.add_object(&ObjectOptions::parse(&object.to_string()).unwrap()).unwrap();
+    }
+    drop(place);
+    for node in &found.nodes {
+        // The files are gone with their directory: that they are asked for is enough.
+        let read = Blockdev::parse(&node.to_string()).unwrap();
+        let error = again.add_node(&read).unwrap_err();
+        let expected =
+            if read.node_name.as_deref() == Some("a") { "node a" } else { "node q/file" };
+        assert!(error.to_string().starts_with(expected), "{error}");
+    }
+}
+
+/// A child that need not be goes, and comes back.
+#[test]
+fn a_backing_file_can_be_taken_from_an_image_and_given_back() {
+    let mut place = Place::serving(
+        "file,node-name=a,filename=DIR/a \
+         qcow2,node-name=q,file.driver=file,file.filename=DIR/q,backing=a q>e",
+    );
+    let mut client = place.client("e");
+    let base = fs::read(place.path("a")).unwrap();
+    let mut change = |by: Option<&str>| {
+        let (user, key) = (node("q"), "backing".to_owned());
+        let change = EdgeChange { user, key, by: by.map(str::to_owned) };
+        place.built.replace(&[change], StatePolicy::Volatile).unwrap();
+        place.built.configuration().unwrap().nodes
+    };
+    assert_eq!(client.read(0, 4096, 0).unwrap(), base[..4096]);
+    assert_eq!(change(None)[1]["backing"], serde_json::Value::Null);
+    assert_eq!(client.read(0, 4096, 0).unwrap(), [0; 4096]);
+    assert_eq!(change(Some("a"))[1]["backing"], "a");
+    assert_eq!(client.read(0, 4096, 0).unwrap(), base[..4096]);
 }

@@ -69,10 +69,15 @@ fn the_attempt() {
     let mode = if sandbox == "on" { SandboxMode::Required } else { SandboxMode::Off };
     if sandbox == CALLS_ONLY {
         privileges::give_up().unwrap();
-        SeccompFilters::new(FilterNeeds { opening: false, discards: false, ids: false })
-            .unwrap()
-            .put_up()
-            .unwrap();
+        SeccompFilters::new(FilterNeeds {
+            opening: false,
+            makes: false,
+            discards: false,
+            ids: false,
+        })
+        .unwrap()
+        .put_up()
+        .unwrap();
     } else if let Some(sandbox) = prepare(&scene.root, mode) {
         sandbox.close().unwrap();
     }

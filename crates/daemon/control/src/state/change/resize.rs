@@ -1,0 +1,65 @@
+//! A node gets another size while guests use what stands above it.
+//!
+//! Invariants: the exports above stand still meanwhile; they and their front ends are told when it is done. Whoever uses the
+//! node must allow it: an image does not allow it of its file, nor of what it stands on.
+//! Threads: the first one.
+
+use std::sync::Arc;
+
+use block::{ByteCount, DiskSize, Permission, Permissions, Rights, SystemClock};
+use exports::Export;
+use graph::{ModelError, NodeUser};
+use iothread::DrainedSection;
+
+use super::{AffectedExport, DRAIN_MAX, GraphChangeError};
+use crate::DaemonState;
+use crate::fault_point::{CommandStep, reached};
+
+/// What is done with a node that gets another size; others may go on as the graph lets them.
+const RESIZES: Rights =
+    Rights { uses: Permissions::WRITES.and(Permission::Resize), shares: Permissions::ALL };
+
+impl DaemonState {
+    /// Gives a node that many bytes. Blocks, as long as the longest request in flight, or 30 seconds.
+    pub fn resize_node(&mut self, name: &str, bytes: u64) -> Result<(), GraphChangeError> {
+        let node = Arc::clone(self.graph.node(name)?);
+        let model = self.graph.model();
+        if model.access(name)? == block::Access::ReadOnly {
+            return Err(ModelError::ReadOnlyResize(name.to_owned()).into());
+        }
+        let mut above = model.edges().into_iter().filter(|edge| edge.node == name);
+        if let Some(edge) = above.find(|edge| !edge.shares.has(Permission::Resize)) {
+            let (user, key) = (edge.user, edge.key);
+            return Err(GraphChangeError::SizeInUse { node: name.to_owned(), user, key });
+        }
+        let exports = model.exports_above(&NodeUser::Node(name.to_owned()));
+        let before = node.size().0.0;
+        if let Some(export) = exports.first().filter(|_| bytes < before) {
+            let (node, export) = (name.to_owned(), export.clone());
+            return Err(GraphChangeError::Shrunk { node, bytes: before, export, wanted: bytes });
+        }
+        let offers = self.exports.iter().map(Export::offer);
+        let above = offers.filter(|offer| exports.contains(&offer.id));
+        let mut above = above.map(AffectedExport::of).collect::<Result<Vec<_>, _>>()?;
+        above.iter_mut().try_for_each(AffectedExport::flush)?;
+        let nodes = above.iter().map(|above| Arc::clone(&above.offer.node)).collect();
+        let drained = DrainedSection::begin(&self.sources, nodes, DRAIN_MAX, &SystemClock)?;
+        let claim = node.claim(RESIZES)?;
+        let resized = node.resize(DiskSize(ByteCount(bytes)));
+        reached(CommandStep::Resized);
+        let flushed = claim.flush();
+        drop(claim);
+        // They go on with whatever size it has.
+        drained.end().map_err(|refused| {
+            let (iothread, source) = (refused.iothread, refused.source);
+            GraphChangeError::Lane { iothread, source }
+        })?;
+        let offers: Vec<_> = above.iter().map(|above| above.offer).collect();
+        drop(above);
+        offers.iter().for_each(|offer| offer.size.review());
+        resized?;
+        flushed.map_err(|source| GraphChangeError::Flush { export: name.to_owned(), source })?;
+        tracing::info!("node {name}: {before} bytes are {bytes} now");
+        Ok(())
+    }
+}

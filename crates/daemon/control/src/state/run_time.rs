@@ -1,0 +1,203 @@
+//! Changes that are asked for while guests are served: each is kept for the next start, or is not made.
+//!
+//! Invariants: what fails leaves everything as it was. A change that guests could notice is durable in the state file before
+//! they do; one that only adds what nobody uses yet, or takes something away, is kept before it is answered.
+//! Threads: the first one.
+
+use std::time::Duration;
+
+use block::LogRateLimit;
+use exports::{ExportOptions, GuestMemoryOptions, InterruptibleWait, WaitPolicy, WaitResult};
+use graph::{Blockdev, EdgeChange, Graph, ModelError, ObjectKind, ObjectOptions};
+
+use super::{BuildError, DaemonState, GraphChangeError, settings};
+use crate::fault_point::{CommandStep, reached};
+use crate::state_file::{StateFile, StateFileError};
+
+/// Whether a change below an export has to be there after a restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StatePolicy {
+    /// It has: without a state file it is refused.
+    Kept,
+    /// It is enough if this process knows of it (`ringloom-volatile=true`).
+    Volatile,
+}
+
+/// Something that was asked for while guests are served could not be done: all is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// It could not be made.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// It could not be changed or removed.
+    #[error(transparent)]
+    Change(#[from] GraphChangeError),
+    /// It does not fit what there is.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// It cannot be kept for the next start.
+    #[error(transparent)]
+    State(#[from] StateFileError),
+}
+
+/// A lock that another process has is not waited for: whoever asks can ask again.
+struct NoWait;
+
+impl InterruptibleWait for NoWait {
+    fn pause(&mut self, _: Duration) -> WaitResult {
+        WaitResult::Stop
+    }
+
+    fn done(&mut self) {}
+}
+
+impl DaemonState {
+    /// From now on, what is served with is kept in that file: first what there is now.
+    pub fn keep_state(&mut self, mut file: StateFile) -> Result<(), ControlError> {
+        file.write(&self.configuration()?)?;
+        self.state_file = Some(file);
+        Ok(())
+    }
+
+    /// Whether what is served with is not what the command line made.
+    pub fn is_changed(&self) -> bool {
+        self.is_changed
+    }
+
+    /// What is served with was made by commands, in this process or in one before it.
+    pub fn set_changed(&mut self) {
+        self.is_changed = true;
+    }
+
+    /// The file in which it is kept.
+    pub fn state_file(&self) -> Option<&StateFile> {
+        self.state_file.as_ref()
+    }
+
+    /// Keeps what there is now, if it is kept at all.
+    fn keep(&mut self) -> Result<(), ControlError> {
+        self.is_changed = true;
+        let Some(mut file) = self.state_file.take() else { return Ok(()) };
+        let kept = self.configuration().map_err(ControlError::from);
+        reached(CommandStep::Keeping);
+        let kept = kept.and_then(|now| Ok(file.write(&now)?));
+        reached(CommandStep::Kept);
+        self.state_file = Some(file);
+        kept
+    }
+
+    /// The graph below the exports.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The objects, by id.
+    pub fn objects(&self) -> impl Iterator<Item = &ObjectOptions> {
+        self.objects.values()
+    }
+
+    /// Gives an iothread or a throttle group other settings, kept.
+    pub fn change_object(&mut self, object: &ObjectOptions) -> Result<(), ControlError> {
+        let missing = || ModelError::NoObject(object.id.clone());
+        let before = self.objects.get(&object.id).cloned().ok_or_else(missing)?;
+        if before.name() != object.name() || matches!(object.kind, ObjectKind::IothreadPool(_)) {
+            return Err(ModelError::FixedObject(object.id.clone()).into());
+        }
+        self.set_object(object);
+        self.keep().inspect_err(|_| self.set_object(&before))
+    }
+
+    fn set_object(&mut self, object: &ObjectOptions) {
+        match &object.kind {
+            ObjectKind::Iothread(polling) => {
+                self.iothreads[&object.id].set_polling(settings(*polling));
+            }
+            ObjectKind::ThrottleGroup(limits) => self.graph.set_limits(&object.id, *limits),
+            ObjectKind::IothreadPool(_) => {}
+        }
+        self.objects.insert(object.id.clone(), object.clone());
+    }
+
+    /// [`DaemonState::add_object`], kept.
+    pub fn add_object_at_run_time(&mut self, object: &ObjectOptions) -> Result<(), ControlError> {
+        self.add_object(object)?;
+        self.keep()
+            .inspect_err(|_| self.forget(|it| it.remove_object(&object.id).map_err(Into::into)))
+    }
+
+    /// [`DaemonState::remove_object`], kept.
+    pub fn remove_object_at_run_time(&mut self, id: &str) -> Result<(), ControlError> {
+        let before = self.objects.get(id).cloned();
+        self.remove_object(id)?;
+        self.keep().inspect_err(|_| {
+            if let Some(object) = &before {
+                self.forget(|it| it.add_object(object).map_err(Into::into));
+            }
+        })
+    }
+
+    /// [`DaemonState::add_node`], kept.
+    pub fn add_node_at_run_time(&mut self, blockdev: &Blockdev) -> Result<(), ControlError> {
+        self.add_node(blockdev)?;
+        let name = blockdev.name_below("", "");
+        self.keep().inspect_err(|_| self.forget(|it| it.remove_node(&name).map_err(Into::into)))
+    }
+
+    /// [`DaemonState::remove_node`], kept. After an error of the state file the node is gone until a restart.
+    pub fn remove_node_at_run_time(&mut self, name: &str) -> Result<(), ControlError> {
+        self.remove_node(name)?;
+        self.keep()
+    }
+
+    /// Makes an export and serves it. A lock that another process has is not waited for. Blocks.
+    pub fn add_export_at_run_time(
+        &mut self,
+        options: &ExportOptions,
+        memory: &GuestMemoryOptions,
+    ) -> Result<(), ControlError> {
+        let bytes_max = memory.session_bytes_max(self.exports.len() + 1);
+        let prepared = self.prepare_export(options, bytes_max)?;
+        let id = options.id.clone();
+        let mut disks: Vec<_> = self.exports.iter().map(|it| it.offer()).collect();
+        disks.push(&prepared.offer);
+        exports::share_descriptors(&disks);
+        let rate = &mut LogRateLimit::default();
+        let policy = &mut WaitPolicy { limit: Duration::ZERO, wait: &mut NoWait, rate };
+        let started = self.claim(&prepared, policy).map_err(ControlError::from).and_then(|()| {
+            let socket = Self::listen(&prepared)?;
+            reached(CommandStep::Listening);
+            self.keep()?;
+            Ok(self.start(prepared, socket, None)?)
+        });
+        started.inspect_err(|_| self.forget(|it| it.take_back_export(&id)))
+    }
+
+    /// [`DaemonState::remove_export`], kept.
+    pub fn remove_export_at_run_time(&mut self, id: &str) -> Result<(), ControlError> {
+        self.remove_export(id)?;
+        reached(CommandStep::Removed);
+        self.keep()
+    }
+
+    /// The changes that put an image on a node: all who stand on the node stand on the image then, and the node is its
+    /// backing file.
+    pub fn snapshot(&self, node: &str, overlay: &str) -> Result<Vec<EdgeChange>, ControlError> {
+        Ok(self.graph.snapshot(node, overlay)?)
+    }
+
+    /// Lets go of an export that has not begun to serve.
+    fn take_back_export(&mut self, id: &str) -> Result<(), ControlError> {
+        self.graph.remove_export(id)?;
+        self.export_options.remove(id);
+        self.pools.values().for_each(|pool| pool.remove(id));
+        self.claimed.retain(|claimed| claimed.id != id);
+        Ok(())
+    }
+
+    /// Takes back what was done, which nobody uses yet.
+    fn forget(&mut self, undo: impl FnOnce(&mut Self) -> Result<(), ControlError>) {
+        if let Err(error) = undo(self) {
+            tracing::error!("what failed could not be taken back: {}", host::chain_of(&error));
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The last steps of a start: pidfile, monitors, state file, the fences, clients, and that it is told to be ready.
+//!
+//! Invariants: nobody is accepted, and nobody told that the daemon is ready, before the fences are up. What goes wrong is a
+//! reason to end if nobody is served; guests that were taken over count more, and it is said.
+//! Threads: the process's first one.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use control::DaemonState;
+use exports::{DescriptorCheck, attach_lines};
+use host::{Pidfile, ReadinessPipe, chain_of};
+use monitor::Monitors;
+use options::Plan;
+use sandbox::Sandbox;
+use takeover::{PredecessorProcess, TakeoverOutcome};
+
+use crate::kept_state::State;
+use crate::log::Log;
+use crate::serve::ServeError;
+
+/// The last steps of a start: the fences, clients, monitors, and that it is told to be ready.
+pub(crate) struct Finish<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) directory: &'a Path,
+    pub(crate) sandbox: Option<&'a Arc<Sandbox>>,
+    pub(crate) check: &'a DescriptorCheck,
+}
+
+impl Finish<'_> {
+    /// Pidfile and monitors, if there are such.
+    pub(crate) fn run(
+        &self,
+        built: &mut DaemonState,
+        taken: TakeoverOutcome,
+        mut state: State,
+        readiness: Option<ReadinessPipe>,
+        log: &Log,
+    ) -> Result<(Option<Pidfile>, Option<Monitors>), ServeError> {
+        let Self { plan, directory, sandbox, check } = self;
+        let failed = |action| move |source| ServeError::Process { action, source };
+        let TakeoverOutcome { listening, predecessor } = taken;
+        let guests = match predecessor {
+            Some(_) => StartupErrorPolicy::Served,
+            None => StartupErrorPolicy::None,
+        };
+        // Who was taken over has its pidfile, its monitors' sockets and its state file until it has ended.
+        let pidfile = match predecessor {
+            None => plan.pidfile.as_deref().map(Pidfile::write).transpose()?,
+            Some(predecessor) => write_pidfile_after(plan, &predecessor),
+        };
+        let opened = Monitors::open(&plan.chardevs, &plan.monitors, &plan.guest_memory, *sandbox);
+        let mut monitors = guests.some_if_served(opened.map_err(ServeError::from))?;
+        let state_file = guests.some_if_served(state.lock(plan))?.flatten();
+        let printed = print_attach_lines(plan, directory);
+        guests.log_if_served(printed.map_err(failed("print how to attach a guest")))?;
+        // Nobody is accepted, and nobody told that we are ready, before the fences are up. Who was
+        // taken over is served already, on threads that lack only the filter of system calls.
+        if let Some(sandbox) = sandbox {
+            sandbox.look_at_threads().map_err(ServeError::Sandbox)?;
+            sandbox.close().map_err(ServeError::Sandbox)?;
+            check.judge(plan.sandbox)?;
+        }
+        if state.is_changed {
+            built.set_changed();
+        }
+        if let Some(file) = state_file {
+            guests.log_if_served(built.keep_state(file).map_err(ServeError::from))?;
+        }
+        for (prepared, socket) in listening {
+            guests.log_if_served(built.start(prepared, socket, None).map_err(ServeError::from))?;
+        }
+        if let Some(monitors) = &mut monitors {
+            guests.log_if_served(monitors.start().map_err(ServeError::from))?;
+        }
+        readiness.map_or(Ok(()), |readiness| guests.report_ready(readiness, log))?;
+        Ok((pidfile, monitors))
+    }
+}
+
+/// Whether an error in the last steps of the start ends the process, or is only logged because guests are served
+/// already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StartupErrorPolicy {
+    None,
+    Served,
+}
+
+impl StartupErrorPolicy {
+    /// What goes wrong is a reason to end if nobody is served. Guests count more: it is said.
+    fn log_if_served(self, result: Result<(), ServeError>) -> Result<(), ServeError> {
+        match (self, result) {
+            (Self::Served, Err(error)) => {
+                tracing::error!("{}; serving all the same", chain_of(&error));
+                Ok(())
+            }
+            (_, result) => result,
+        }
+    }
+
+    /// The same of what there is then not.
+    fn some_if_served<T>(self, result: Result<T, ServeError>) -> Result<Option<T>, ServeError> {
+        match result {
+            Ok(found) => Ok(Some(found)),
+            Err(error) => self.log_if_served(Err(error)).map(|()| None),
+        }
+    }
+
+    /// Lets whoever started the daemon hear of it, and leaves the terminal.
+    fn report_ready(self, mut readiness: ReadinessPipe, log: &Log) -> Result<(), ServeError> {
+        match self {
+            Self::None => {
+                leave_terminal(&readiness, log)?;
+                readiness.tell()?;
+            }
+            Self::Served => {
+                // In this order, so that it can be said.
+                log.settle();
+                self.log_if_served(readiness.tell().map_err(ServeError::from))?;
+                self.log_if_served(leave_terminal(&readiness, log))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn leave_terminal(readiness: &ReadinessPipe, log: &Log) -> Result<(), ServeError> {
+    // Whoever watches the start sees all of it.
+    log.settle();
+    readiness.leave_terminal()?;
+    let action = "lead stderr to the log";
+    log.leave_stderr().map_err(|source| ServeError::Process { action, source })
+}
+
+/// The pidfile of a process that has taken over. Guests are being served, so it is no reason to end.
+fn write_pidfile_after(plan: &Plan, predecessor: &PredecessorProcess) -> Option<Pidfile> {
+    predecessor.wait_for_end();
+    match plan.pidfile.as_deref().map(Pidfile::write).transpose() {
+        Ok(pidfile) => pidfile,
+        Err(error) => {
+            tracing::error!("{}", chain_of(&error));
+            None
+        }
+    }
+}
+
+fn print_attach_lines(plan: &Plan, directory: &Path) -> io::Result<()> {
+    let Some(format) = plan.print else { return Ok(()) };
+    let lines = attach_lines(format, plan.exports(), directory);
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(lines.as_bytes()).and_then(|()| stdout.flush()) {
+        // Whoever does not want to read on is served all the same.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,111 @@
+//! The graph as JSON, from which the same graph is made again: the arguments of `--blockdev`, one for each node that was
+//! not written inside another one.
+//!
+//! Invariants: a node comes behind those that it names. What only an image names is left to the image, which names it
+//! again. A node that was written inside another one and is not below it any more stands by itself.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+use super::Graph;
+use crate::drivers::BACKING;
+use crate::model::{GraphModel, ModelError, NODE, NodeOwner, NodeUser};
+
+impl Graph {
+    /// The whole graph. A node below a place that has changed and has no name of its own cannot be written.
+    pub fn written(&self) -> Result<Vec<Value>, ModelError> {
+        self.written_as(&self.model)
+    }
+
+    /// A node as it was written, with the names of the nodes below it.
+    pub fn written_node(&self, name: &str) -> Option<&Map<String, Value>> {
+        self.vertices.get(name).map(|vertex| &vertex.written)
+    }
+
+    /// The same with the edges of that model.
+    pub(super) fn written_as(&self, model: &GraphModel) -> Result<Vec<Value>, ModelError> {
+        let mut writer = GraphWriter { graph: self, model, done: BTreeSet::new(), all: Vec::new() };
+        let is_root = |name: &&str| {
+            let goes_alone = model.owner(name) == Some(NodeOwner::Operator);
+            goes_alone || model.users_of(name).is_empty()
+        };
+        for name in model.names(NODE).into_iter().filter(is_root) {
+            writer.add(name)?;
+        }
+        Ok(writer.all)
+    }
+}
+
+struct GraphWriter<'a> {
+    graph: &'a Graph,
+    model: &'a GraphModel,
+    /// Nodes that are written.
+    done: BTreeSet<String>,
+    all: Vec<Value>,
+}
+
+impl GraphWriter<'_> {
+    /// Adds a node, and before it those that it names.
+    fn add(&mut self, name: &str) -> Result<(), ModelError> {
+        if !self.done.contains(name) {
+            let node = self.node(name)?;
+            self.all.push(node);
+        }
+        Ok(())
+    }
+
+    fn node(&mut self, name: &str) -> Result<Value, ModelError> {
+        self.done.insert(name.to_owned());
+        let vertex = &self.graph.vertices[name];
+        let mut node = vertex.written.clone();
+        let mut lists: Map<String, Value> = Map::new();
+        for edge in self.model.below(&NodeUser::Node(name.to_owned())) {
+            node.remove(&edge.key);
+            let Some(below) = self.below(&edge.node)? else { continue };
+            match edge.key.split_once('.') {
+                None => drop(node.insert(edge.key.clone(), below)),
+                Some((key, _)) => {
+                    let list = lists.entry(key.to_owned()).or_insert_with(|| Value::Array(vec![]));
+                    list.as_array_mut().expect("it was made one").push(below);
+                }
+            }
+        }
+        node.append(&mut lists);
+        let below = self.model.below(&NodeUser::Node(name.to_owned()));
+        if vertex.made.image.is_some() && below.iter().all(|edge| edge.key != BACKING) {
+            node.insert(BACKING.to_owned(), Value::Null);
+        }
+        Ok(Value::Object(node))
+    }
+
+    /// What stands for a node below another one: itself where it was written inside and is met first, otherwise its name.
+    /// `None` if the image above names it.
+    fn below(&mut self, name: &str) -> Result<Option<Value>, ModelError> {
+        let is_named = self.graph.vertices[name].written.contains_key("node-name");
+        let is_inside = self.model.owner(name) == Some(NodeOwner::Parent);
+        if is_inside && !self.done.contains(name) {
+            if self.graph.named_by_images.contains(name) {
+                // All that is below goes with it.
+                self.leave(name);
+                return Ok(None);
+            }
+            return self.node(name).map(Some);
+        }
+        if !is_named {
+            return Err(ModelError::NoName(name.to_owned()));
+        }
+        self.add(name)?;
+        Ok(Some(name.into()))
+    }
+
+    fn leave(&mut self, name: &str) {
+        self.done.insert(name.to_owned());
+        let below = self.model.below(&NodeUser::Node(name.to_owned()));
+        for edge in
+            below.iter().filter(|edge| self.model.owner(&edge.node) == Some(NodeOwner::Parent))
+        {
+            self.leave(&edge.node);
+        }
+    }
+}

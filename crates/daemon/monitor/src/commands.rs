@@ -1,0 +1,296 @@
+//! The commands: one table, from which they are found, described and listed.
+//!
+//! Invariants: arguments are checked against their table before a command begins; a command that is refused has changed
+//! nothing.
+
+mod chardevs;
+mod creation;
+mod exports;
+mod images;
+mod jobs;
+mod nodes;
+mod objects;
+mod queries;
+
+use std::collections::BTreeMap;
+
+use ::exports::GuestMemoryOptions;
+use control::DaemonState;
+use host::chain_of;
+use serde_json::Value;
+use syntax::{ArgumentError, Keys, OptionFields, nearest};
+
+pub(crate) use jobs::Jobs;
+
+use crate::chardev::Chardev;
+use crate::client::Client;
+use crate::inbox::InboxSender;
+use crate::monitors::DaemonFate;
+use crate::qmp_error::QmpError;
+use crate::request::Request;
+use crate::schema::Schema;
+
+/// What a command works on.
+pub(crate) struct CommandContext<'a> {
+    pub(crate) state: &'a mut DaemonState,
+    pub(crate) chardevs: &'a mut BTreeMap<String, Chardev>,
+    pub(crate) jobs: &'a mut Jobs,
+    pub(crate) inbox: InboxSender,
+    pub(crate) memory: &'a GuestMemoryOptions,
+    /// What clients are to be told.
+    pub(crate) events: Vec<(&'static str, Value)>,
+    pub(crate) fate: DaemonFate,
+}
+
+/// What a command takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Arguments {
+    /// Nothing.
+    None,
+    /// The keys of a table.
+    Keys(&'static Keys),
+    /// An object, as `--object` does.
+    Object,
+    /// A node, as `--blockdev` does.
+    Blockdev,
+    /// An export, as `--export` does.
+    Export,
+}
+
+/// What carries a command out.
+pub(crate) type Run = fn(&mut CommandContext<'_>, OptionFields) -> Result<Value, QmpError>;
+
+/// A command.
+#[derive(Clone, Copy)]
+pub(crate) struct Command {
+    pub(crate) name: &'static str,
+    pub(crate) arguments: Arguments,
+    /// The type of the answer.
+    pub(crate) returns: fn(&mut Schema) -> String,
+    /// What QEMU calls its features.
+    pub(crate) features: &'static [&'static str],
+    /// Whether it changes nothing, so that every client may have it done.
+    pub(crate) only_asks: bool,
+    pub(crate) run: Run,
+}
+
+const fn changes(
+    name: &'static str,
+    arguments: Arguments,
+    returns: fn(&mut Schema) -> String,
+    run: Run,
+) -> Command {
+    Command { name, arguments, returns, features: &[], only_asks: false, run }
+}
+
+const fn asks(
+    name: &'static str,
+    arguments: Arguments,
+    returns: fn(&mut Schema) -> String,
+    run: Run,
+) -> Command {
+    Command { name, arguments, returns, features: &[], only_asks: true, run }
+}
+
+const fn with(features: &'static [&'static str], command: Command) -> Command {
+    Command { features, ..command }
+}
+
+/// All commands, in the order of their names.
+pub(crate) const COMMANDS: &[Command] = {
+    use crate::types::{
+        BlockDeviceInfo, BlockExportInfo, BlockGraph, BlockInfo, BlockJobInfo, BlockStats,
+        ChardevBackendInfo, ChardevInfo, ChardevReturn, CommandInfo, JobInfo, ObjectPropertyInfo,
+        ObjectTypeInfo, QapiType, SchemaInfo, VersionInfo,
+    };
+    use Arguments::{Blockdev, Export, Keys as Table, None as Nothing, Object};
+    &[
+        changes("block-export-add", Export, <()>::describe, exports::add),
+        changes("block-export-del", Table(&exports::DEL), <()>::describe, exports::del),
+        changes("block_resize", Table(&nodes::RESIZE), <()>::describe, nodes::resize),
+        changes("blockdev-add", Blockdev, <()>::describe, nodes::add),
+        changes("blockdev-create", Table(&creation::CREATE), <()>::describe, creation::create),
+        changes("blockdev-del", Table(&nodes::DEL), <()>::describe, nodes::del),
+        with(
+            &["allow-write-only-overlay"],
+            changes(
+                "blockdev-snapshot",
+                Table(&images::SNAPSHOT),
+                <()>::describe,
+                images::snapshot,
+            ),
+        ),
+        changes(
+            "blockdev-snapshot-sync",
+            Table(&images::SNAPSHOT_SYNC),
+            <()>::describe,
+            images::snapshot_sync,
+        ),
+        changes("chardev-add", Table(&chardevs::ADD), ChardevReturn::describe, chardevs::add),
+        changes("chardev-remove", Table(&chardevs::REMOVE), <()>::describe, chardevs::remove),
+        changes("job-dismiss", Table(&jobs::DISMISS), <()>::describe, jobs::dismiss),
+        changes("object-add", Object, <()>::describe, objects::add),
+        changes("object-del", Table(&objects::DEL), <()>::describe, objects::del),
+        changes(
+            "qmp_capabilities",
+            Table(&queries::CAPABILITIES),
+            <()>::describe,
+            queries::negotiated,
+        ),
+        asks("qom-get", Table(&objects::GET), Value::describe, objects::get),
+        asks("qom-list", Table(&objects::LIST), Vec::<ObjectPropertyInfo>::describe, objects::list),
+        asks(
+            "qom-list-properties",
+            Table(&objects::LIST_PROPERTIES),
+            Vec::<ObjectPropertyInfo>::describe,
+            objects::list_properties,
+        ),
+        asks(
+            "qom-list-types",
+            Table(&objects::LIST_TYPES),
+            Vec::<ObjectTypeInfo>::describe,
+            objects::list_types,
+        ),
+        changes("qom-set", Table(&objects::SET), <()>::describe, objects::set),
+        asks("query-block", Nothing, Vec::<BlockInfo>::describe, queries::block),
+        asks("query-block-exports", Nothing, Vec::<BlockExportInfo>::describe, exports::query),
+        asks("query-block-jobs", Nothing, Vec::<BlockJobInfo>::describe, jobs::query_block),
+        asks(
+            "query-blockstats",
+            Table(&queries::BLOCKSTATS),
+            Vec::<BlockStats>::describe,
+            queries::blockstats,
+        ),
+        asks("query-chardev", Nothing, Vec::<ChardevInfo>::describe, chardevs::query),
+        asks(
+            "query-chardev-backends",
+            Nothing,
+            Vec::<ChardevBackendInfo>::describe,
+            chardevs::query_backends,
+        ),
+        asks("query-commands", Nothing, Vec::<CommandInfo>::describe, queries::commands),
+        asks("query-jobs", Nothing, Vec::<JobInfo>::describe, jobs::query),
+        asks(
+            "query-named-block-nodes",
+            Table(&queries::NAMED_NODES),
+            Vec::<BlockDeviceInfo>::describe,
+            queries::named_block_nodes,
+        ),
+        asks("query-qmp-schema", Nothing, Vec::<SchemaInfo>::describe, queries::schema),
+        asks("query-version", Nothing, VersionInfo::describe, queries::version),
+        changes("quit", Nothing, <()>::describe, queries::quit),
+        changes("transaction", Table(&images::TRANSACTION), <()>::describe, images::transaction),
+        with(
+            &["unstable"],
+            asks("x-debug-query-block-graph", Nothing, BlockGraph::describe, queries::graph),
+        ),
+    ]
+};
+
+/// The commands of qemu-storage-daemon that are not here, and say so.
+const LATER: &[&str] = &[
+    "block-commit",
+    "block-dirty-bitmap-add",
+    "block-dirty-bitmap-clear",
+    "block-dirty-bitmap-disable",
+    "block-dirty-bitmap-enable",
+    "block-dirty-bitmap-merge",
+    "block-dirty-bitmap-remove",
+    "block-job-cancel",
+    "block-job-change",
+    "block-job-complete",
+    "block-job-dismiss",
+    "block-job-finalize",
+    "block-job-pause",
+    "block-job-resume",
+    "block-job-set-speed",
+    "block-set-write-threshold",
+    "block-stream",
+    "blockdev-backup",
+    "blockdev-mirror",
+    "blockdev-reopen",
+    "blockdev-set-active",
+    "blockdev-snapshot-delete-internal-sync",
+    "blockdev-snapshot-internal-sync",
+    "change-backing-file",
+    "chardev-change",
+    "chardev-send-break",
+    "drive-backup",
+    "drive-mirror",
+    "job-cancel",
+    "job-complete",
+    "job-finalize",
+    "job-pause",
+    "job-resume",
+    "nbd-server-add",
+    "nbd-server-remove",
+    "nbd-server-start",
+    "nbd-server-stop",
+    "ringbuf-read",
+    "ringbuf-write",
+    "x-blockdev-amend",
+    "x-blockdev-change",
+    "x-blockdev-set-iothread",
+    "x-debug-block-dirty-bitmap-sha256",
+];
+
+/// Carries a command out for a client.
+pub(crate) fn run(
+    context: &mut CommandContext<'_>,
+    client: &Client,
+    request: Request,
+) -> Result<Value, QmpError> {
+    let Request { command: name, arguments, is_out_of_band } = request;
+    let command = find(&name)?;
+    if is_out_of_band {
+        return Err(QmpError::generic(format!("The command {name} does not support OOB")));
+    }
+    if client.is_read_only && !command.only_asks {
+        let desc = format!("The command {name} is not available: this monitor is read-only");
+        return Err(QmpError::no_command(desc));
+    }
+    let mut fields = OptionFields::of_json(arguments);
+    match command.arguments {
+        Arguments::None => fields.check_keys(&NOTHING)?,
+        Arguments::Keys(keys) => fields.check_keys(keys)?,
+        Arguments::Object | Arguments::Blockdev | Arguments::Export => {}
+    }
+    let result = (command.run)(context, fields);
+    if !command.only_asks {
+        match &result {
+            Ok(_) => tracing::info!("monitor {}: {name}", client.monitor),
+            Err(error) => tracing::info!("monitor {}: {name}: {}", client.monitor, error.desc),
+        }
+    }
+    result
+}
+
+/// No keys at all.
+static NOTHING: Keys = Keys { of: "this command", supported: &[], later: &[] };
+
+fn find(name: &str) -> Result<&'static Command, QmpError> {
+    if let Some(command) = COMMANDS.iter().find(|command| command.name == name) {
+        return Ok(command);
+    }
+    if LATER.contains(&name) {
+        return Err(QmpError::no_command(format!("The command {name} is not supported yet")));
+    }
+    let hint = nearest(name, COMMANDS.iter().map(|command| command.name));
+    let hint = hint.map_or_else(String::new, |name| format!("; did you mean '{name}'?"));
+    Err(QmpError::no_command(format!("The command {name} has not been found{hint}")))
+}
+
+/// What nothing is said of but that it was done.
+fn done() -> Result<Value, QmpError> {
+    Ok(Value::Object(serde_json::Map::new()))
+}
+
+/// An answer of one of the types.
+fn answer(value: impl serde::Serialize) -> Result<Value, QmpError> {
+    Ok(serde_json::to_value(value).expect("answers are JSON"))
+}
+
+/// An error of an argument as an answer.
+fn wrong(error: &ArgumentError) -> QmpError {
+    QmpError::generic(chain_of(error).to_string())
+}

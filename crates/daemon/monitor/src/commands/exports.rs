@@ -1,0 +1,55 @@
+//! `block-export-add`, `block-export-del`, `query-block-exports`.
+
+use exports::ExportOptions;
+use serde_json::{Value, json};
+use syntax::{Keys, OptionFields, ValueType, optional, required};
+
+use super::{CommandContext, answer, done};
+use crate::events::BLOCK_EXPORT_DELETED;
+use crate::qmp_error::QmpError;
+use crate::types::{BlockExportInfo, ExportType};
+
+pub(super) static DEL: Keys = Keys {
+    of: "block-export-del",
+    supported: &[&[
+        required("id", ValueType::Text),
+        optional("mode", ValueType::Word(&["safe", "hard"])),
+    ]],
+    later: &[],
+};
+
+pub(super) fn add(
+    context: &mut CommandContext<'_>,
+    fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let options = ExportOptions::read(fields)?;
+    context.state.add_export_at_run_time(&options, context.memory)?;
+    done()
+}
+
+/// `safe` is refused while a client is connected, as in QEMU; `hard` disconnects it.
+pub(super) fn del(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let id = fields.required_text("id")?;
+    let is_hard = fields.word("mode")? == Some("hard");
+    let export = context.state.exports().iter().find(|export| export.offer().id == id);
+    if export.is_some_and(|export| !is_hard && export.has_client()) {
+        let desc = format!("export '{id}' still in use (mode='hard' disconnects its client)");
+        return Err(QmpError::generic(desc));
+    }
+    context.state.remove_export_at_run_time(&id)?;
+    context.events.push((BLOCK_EXPORT_DELETED, json!({"id": id})));
+    done()
+}
+
+pub(super) fn query(context: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
+    let info = |export: &exports::Export| BlockExportInfo {
+        id: export.offer().id.clone(),
+        kind: ExportType("vhost-user-blk"),
+        node_name: context.state.graph().root(&export.offer().id).unwrap_or_default().to_owned(),
+        is_shutting_down: false,
+    };
+    answer(context.state.exports().iter().map(info).collect::<Vec<_>>())
+}

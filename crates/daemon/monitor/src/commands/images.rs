@@ -1,0 +1,331 @@
+//! Images put on others: `blockdev-snapshot`, `blockdev-snapshot-sync`, `transaction`.
+//!
+//! Invariants: all actions of a transaction are prepared before the graph is changed once, for all of them; what was
+//! prepared, files included, is gone again after an error.
+
+use std::path::{Path, PathBuf};
+
+use block::{ByteCount, DiskSize};
+use control::StatePolicy;
+use graph::{Blockdev, EdgeChange, NODE};
+use host::chain_of;
+use qcow2::CreateOptions;
+use serde_json::{Map, Value, json};
+use syntax::{Key, Keys, OptionFields, Union, ValueType, is_identifier, optional, required};
+
+use super::nodes::node_or_device;
+use super::queries::GraphReader;
+use super::{CommandContext, done};
+use crate::qmp_error::QmpError;
+
+/// Says that a change need not be there after a restart.
+const VOLATILE: Key = optional("ringloom-volatile", ValueType::Flag);
+
+pub(super) static SNAPSHOT: Keys = Keys {
+    of: "blockdev-snapshot",
+    supported: &[&[
+        required("node", ValueType::Text),
+        required("overlay", ValueType::Text),
+        VOLATILE,
+    ]],
+    later: &[],
+};
+
+pub(super) static SNAPSHOT_SYNC: Keys = Keys {
+    of: "blockdev-snapshot-sync",
+    supported: &[&[
+        optional("device", ValueType::Text),
+        optional("node-name", ValueType::Text),
+        required("snapshot-file", ValueType::Text),
+        optional("snapshot-node-name", ValueType::Text),
+        optional("format", ValueType::Text),
+        optional("mode", ValueType::Word(&["existing", "absolute-paths"])),
+        VOLATILE,
+    ]],
+    later: &[],
+};
+
+static ABORT: Keys = Keys { of: "abort", supported: &[], later: &[] };
+
+static ACTION: Union = Union {
+    tag: "type",
+    default: None,
+    branches: &[
+        (
+            "abort",
+            Keys {
+                of: "transaction abort",
+                supported: &[&[
+                    required("type", ValueType::Text),
+                    required("data", ValueType::Object(&ABORT)),
+                ]],
+                later: &[],
+            },
+        ),
+        (
+            "blockdev-snapshot",
+            Keys {
+                of: "transaction blockdev-snapshot",
+                supported: &[&[
+                    required("type", ValueType::Text),
+                    required("data", ValueType::Object(&SNAPSHOT)),
+                ]],
+                later: &[],
+            },
+        ),
+        (
+            "blockdev-snapshot-sync",
+            Keys {
+                of: "transaction blockdev-snapshot-sync",
+                supported: &[&[
+                    required("type", ValueType::Text),
+                    required("data", ValueType::Object(&SNAPSHOT_SYNC)),
+                ]],
+                later: &[],
+            },
+        ),
+    ],
+    later: &[
+        "block-dirty-bitmap-add",
+        "block-dirty-bitmap-clear",
+        "block-dirty-bitmap-disable",
+        "block-dirty-bitmap-enable",
+        "block-dirty-bitmap-merge",
+        "block-dirty-bitmap-remove",
+        "blockdev-backup",
+        "blockdev-snapshot-internal-sync",
+        "drive-backup",
+    ],
+};
+
+static PROPERTIES: Keys = Keys {
+    of: "transaction properties",
+    supported: &[&[optional("completion-mode", ValueType::Word(&["individual", "grouped"]))]],
+    later: &[],
+};
+
+pub(super) static TRANSACTION: Keys = Keys {
+    of: "transaction",
+    supported: &[&[
+        required("actions", ValueType::List(&ValueType::Union(&ACTION))),
+        optional("properties", ValueType::Object(&PROPERTIES)),
+    ]],
+    later: &[],
+};
+
+/// What the actions of a transaction have prepared, and how it is taken back.
+struct Preparation {
+    edges: Vec<EdgeChange>,
+    policy: StatePolicy,
+    /// Nodes that were made for it.
+    nodes: Vec<String>,
+    /// Files that were made for it.
+    files: Vec<PathBuf>,
+}
+
+pub(super) fn snapshot(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    change(context, |context, preparation| preparation.add_snapshot(context, &mut fields))
+}
+
+pub(super) fn snapshot_sync(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    change(context, |context, preparation| preparation.add_snapshot_sync(context, &mut fields))
+}
+
+/// All actions, or none.
+pub(super) fn transaction(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let missing = || QmpError::generic("parameter 'actions' is missing");
+    let actions = fields.list("actions")?.ok_or_else(missing)?;
+    if let Some(mut properties) = fields.object("properties")? {
+        properties.word("completion-mode")?;
+    }
+    change(context, |context, preparation| {
+        for (kind, mut action) in actions {
+            let missing = || QmpError::generic("parameter 'data' is missing");
+            let mut data = action.object("data")?.ok_or_else(missing)?;
+            match kind {
+                Some("blockdev-snapshot") => preparation.add_snapshot(context, &mut data)?,
+                Some("blockdev-snapshot-sync") => {
+                    preparation.add_snapshot_sync(context, &mut data)?;
+                }
+                _ => return Err(QmpError::generic("Transaction aborted using Abort action")),
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Changes the graph once for all that was prepared, or takes it back.
+fn change(
+    context: &mut CommandContext<'_>,
+    prepare: impl FnOnce(&mut CommandContext<'_>, &mut Preparation) -> Result<(), QmpError>,
+) -> Result<Value, QmpError> {
+    let mut preparation = Preparation {
+        edges: Vec::new(),
+        policy: StatePolicy::Volatile,
+        nodes: Vec::new(),
+        files: Vec::new(),
+    };
+    let prepared = prepare(context, &mut preparation);
+    let changed = prepared.and_then(|()| {
+        let Preparation { edges, policy, .. } = &preparation;
+        Ok(context.state.replace(edges, *policy)?)
+    });
+    if let Err(error) = changed {
+        preparation.take_back(context);
+        return Err(error);
+    }
+    done()
+}
+
+impl Preparation {
+    fn add_snapshot(
+        &mut self,
+        context: &mut CommandContext<'_>,
+        fields: &mut OptionFields,
+    ) -> Result<(), QmpError> {
+        let (node, overlay) = (fields.required_text("node")?, fields.required_text("overlay")?);
+        for name in [&overlay, &node] {
+            if context.state.graph().node(name).is_err() {
+                return Err(QmpError::no_node(name));
+            }
+        }
+        self.add_overlay(context, fields, &node, &overlay)
+    }
+
+    fn add_overlay(
+        &mut self,
+        context: &CommandContext<'_>,
+        fields: &mut OptionFields,
+        node: &str,
+        overlay: &str,
+    ) -> Result<(), QmpError> {
+        self.edges.extend(context.state.snapshot(node, overlay)?);
+        if !fields.flag("ringloom-volatile")?.unwrap_or(false) {
+            self.policy = StatePolicy::Kept;
+        }
+        Ok(())
+    }
+
+    /// Makes the image, unless it is there, and its node.
+    fn add_snapshot_sync(
+        &mut self,
+        context: &mut CommandContext<'_>,
+        fields: &mut OptionFields,
+    ) -> Result<(), QmpError> {
+        let node = node_or_device(context, fields)?;
+        let path = PathBuf::from(fields.required_text("snapshot-file")?);
+        let overlay = match fields.text("snapshot-node-name")? {
+            None => free_name(context, &node),
+            Some(name) if context.state.graph().node(&name).is_ok() => {
+                let desc = format!("New overlay node-name already in use: '{name}'");
+                return Err(QmpError::generic(desc));
+            }
+            Some(name) => name,
+        };
+        let format = fields.text("format")?.unwrap_or_else(|| "qcow2".to_owned());
+        if format != "qcow2" {
+            let desc = format!("Unknown format '{format}' of an overlay (supported: qcow2)");
+            return Err(QmpError::generic(desc));
+        }
+        if fields.word("mode")? != Some("existing") {
+            self.make_image(context, &node, &path)?;
+        }
+        let blockdev =
+            Blockdev::read(OptionFields::of_json(overlay_of(context, &node, &overlay, &path)))?;
+        blockdev.check_files()?;
+        context.state.add_node_at_run_time(&blockdev)?;
+        self.nodes.push(overlay.clone());
+        self.add_overlay(context, fields, &node, &overlay)
+    }
+
+    /// Makes an image that names the file of the node as its backing file. What is in a file that is there is not written
+    /// over.
+    fn make_image(
+        &mut self,
+        context: &CommandContext<'_>,
+        node: &str,
+        path: &Path,
+    ) -> Result<(), QmpError> {
+        let graph = context.state.graph();
+        let reader = GraphReader { graph, is_flat: true };
+        let info = graph.node_info(node)?;
+        let no_file =
+            || QmpError::generic(format!("node '{node}' is in no file that could be named"));
+        let base = reader.path(node).ok_or_else(no_file)?;
+        let base = std::path::absolute(&base).unwrap_or(base);
+        let format = if info.image.is_some() { info.driver } else { "raw" };
+        let options = CreateOptions {
+            size: DiskSize(ByteCount(info.node.size().0.0)),
+            backing_file: Some(base.display().to_string()),
+            backing_format: Some(format.to_owned()),
+            ..CreateOptions::default()
+        };
+        let length = std::fs::metadata(path).ok().map(|it| it.len());
+        if length.is_some_and(|length| length > 0) {
+            return Err(QmpError::generic(format!(
+                "file '{}' exists already and is not empty; mode=existing takes it as it is",
+                path.display()
+            )));
+        }
+        if length.is_none() {
+            self.files.push(path.to_owned());
+        }
+        Ok(graph.image_maker().qcow2_file(path, &options)?)
+    }
+
+    fn take_back(self, context: &mut CommandContext<'_>) {
+        for name in self.nodes.iter().rev() {
+            if let Err(error) = context.state.remove_node_at_run_time(name) {
+                tracing::error!("node {name} cannot be taken back: {}", chain_of(&error));
+            }
+        }
+        for path in self.files {
+            if let Err(error) = std::fs::remove_file(&path)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!("{} cannot be removed again: {error}", path.display());
+            }
+        }
+    }
+}
+
+/// The node of an overlay, which is told what the node below it was told.
+fn overlay_of(
+    context: &CommandContext<'_>,
+    node: &str,
+    overlay: &str,
+    path: &Path,
+) -> Map<String, Value> {
+    let mut all = Map::new();
+    for key in ["cache", "discard"] {
+        let written = context.state.graph().written_node(node);
+        if let Some(value) = written.and_then(|written| written.get(key)) {
+            all.insert(key.to_owned(), value.clone());
+        }
+    }
+    all.insert("driver".to_owned(), "qcow2".into());
+    all.insert("node-name".to_owned(), overlay.into());
+    all.insert("backing".to_owned(), Value::Null);
+    let file = json!({"driver": "file", "filename": path.to_string_lossy()});
+    all.insert("file".to_owned(), file);
+    all
+}
+
+/// A node-name that nobody has.
+fn free_name(context: &CommandContext<'_>, node: &str) -> String {
+    let stem: String = node.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
+    let stem = if is_identifier(&stem) { stem } else { "node".to_owned() };
+    let names = context.state.graph().model().names(NODE);
+    let free = |name: &String| !names.contains(&name.as_str());
+    let mut candidates = (1_u32..).map(|number| format!("{stem}-overlay{number}"));
+    candidates.find(free).expect("there are fewer nodes than numbers")
+}

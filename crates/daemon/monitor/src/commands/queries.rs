@@ -1,0 +1,276 @@
+//! What is there: nodes, the graph, counters, commands, the schema, the version; and `quit`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use block::{Access, Permission, Permissions};
+use graph::{Activity, Graph, NODE, NodeInfo, NodeUser};
+use kernel_io::FlushPolicy;
+use request_path::SourceGauges;
+use serde_json::Value;
+use syntax::{Keys, OptionFields, ValueType, optional};
+
+use super::{COMMANDS, CommandContext, answer, done};
+use crate::monitors::DaemonFate;
+use crate::qmp_error::QmpError;
+use crate::schema::Schema;
+use crate::types::{
+    BlockDeviceInfo, BlockDeviceStats, BlockGraph, BlockGraphEdge, BlockGraphNode, BlockInfo,
+    BlockStats, CacheInfo, CommandInfo, CompressionType, DetectZeroes, FileInfo, GraphNodeType,
+    ImageInfo, ImageInfoSpecific, PermissionName, Qcow2Info, SchemaInfo, version as this_version,
+};
+
+pub(super) static CAPABILITIES: Keys =
+    Keys { of: "qmp_capabilities", supported: &[&[optional("enable", ENABLED)]], later: &[] };
+
+/// What can be negotiated.
+const ENABLED: ValueType = ValueType::List(&ValueType::Word(&["oob"]));
+
+pub(super) static NAMED_NODES: Keys = Keys {
+    of: "query-named-block-nodes",
+    supported: &[&[optional("flat", ValueType::Flag)]],
+    later: &[],
+};
+
+pub(super) static BLOCKSTATS: Keys = Keys {
+    of: "query-blockstats",
+    supported: &[&[optional("query-nodes", ValueType::Flag)]],
+    later: &[],
+};
+
+/// Sessions do not let it through.
+pub(super) fn negotiated(_: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
+    Err(QmpError::no_command("Capabilities negotiation is already complete, command ignored"))
+}
+
+pub(super) fn version(_: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
+    answer(this_version())
+}
+
+pub(super) fn commands(_: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
+    answer(COMMANDS.iter().map(|it| CommandInfo { name: it.name }).collect::<Vec<_>>())
+}
+
+pub(super) fn schema(_: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
+    answer(Schema::of_all().into_iter().map(SchemaInfo).collect::<Vec<_>>())
+}
+
+pub(super) fn quit(context: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
+    context.fate = DaemonFate::Ends;
+    done()
+}
+
+/// A storage daemon has no devices of its own.
+pub(super) fn block(_: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
+    answer(Vec::<BlockInfo>::new())
+}
+
+pub(super) fn named_block_nodes(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let is_flat = fields.flag("flat")?.unwrap_or(false);
+    let graph = context.state.graph();
+    let names = graph.model().names(NODE).into_iter();
+    let reader = GraphReader { graph, is_flat };
+    answer(names.filter_map(|name| reader.block_device(name)).collect::<Vec<_>>())
+}
+
+/// Reads what there is to say of nodes.
+pub(super) struct GraphReader<'a> {
+    pub(super) graph: &'a Graph,
+    /// Whether backing files are left out.
+    pub(super) is_flat: bool,
+}
+
+impl GraphReader<'_> {
+    fn child(&self, name: &str, key: &str) -> Option<String> {
+        let below = self.graph.model().below(&NodeUser::Node(name.to_owned()));
+        below.iter().find(|edge| edge.key == key).map(|edge| edge.node.clone())
+    }
+
+    /// The file in which the bytes of a node are, if they are in one.
+    pub(super) fn path(&self, name: &str) -> Option<PathBuf> {
+        let info = self.graph.node_info(name).ok()?;
+        match info.file {
+            Some(file) => Some(file.path().to_owned()),
+            None => self.path(&self.child(name, "file")?),
+        }
+    }
+
+    /// How QEMU calls what is behind a node.
+    fn file_name(&self, name: &str, info: &NodeInfo<'_>) -> String {
+        match self.path(name) {
+            Some(path) => path.display().to_string(),
+            None => format!("{}://", info.driver),
+        }
+    }
+
+    fn block_device(&self, name: &str) -> Option<BlockDeviceInfo> {
+        let info = self.graph.node_info(name).ok()?;
+        let backing = self.child(name, "backing");
+        let mut depth = 0;
+        let mut below = backing.clone();
+        while let Some(node) = below.filter(|_| !self.is_flat) {
+            depth += 1;
+            below = self.child(&node, "backing");
+        }
+        let named = |image: &qcow2::Header| image.backing.clone();
+        let backing_file = match &backing {
+            Some(node) => self.path(node).map(|path| path.display().to_string()),
+            None => info.image.and_then(|image| named(&image.header())),
+        };
+        Some(BlockDeviceInfo {
+            file: self.file_name(name, &info),
+            node_name: Some(name.to_owned()),
+            is_read_only: info.access == Access::ReadOnly,
+            driver: info.driver.to_owned(),
+            backing_file,
+            backing_depth: depth,
+            is_active: info.activity == Activity::Active,
+            is_encrypted: false,
+            detect_zeroes: DetectZeroes("off"),
+            bps: 0,
+            bps_read: 0,
+            bps_written: 0,
+            iops: 0,
+            iops_read: 0,
+            iops_written: 0,
+            image: self.image(name, &info),
+            cache: CacheInfo {
+                is_write_back: true,
+                is_direct: info.base.cache_direct,
+                ignores_flushes: info.base.flushes == FlushPolicy::Ignored,
+            },
+            write_threshold: 0,
+        })
+    }
+
+    fn image(&self, name: &str, info: &NodeInfo<'_>) -> ImageInfo {
+        let header = info.image.map(|image| image.header());
+        let backing = self.child(name, "backing");
+        let full_backing = backing.as_deref().and_then(|node| self.path(node));
+        let specific = match (header.clone(), info.driver) {
+            (Some(header), _) => Some(ImageInfoSpecific::Qcow2(qcow2_info(&header))),
+            (None, "file" | "host_device") => {
+                Some(ImageInfoSpecific::File(FileInfo { extent_size_hint: None }))
+            }
+            (None, _) => None,
+        };
+        let below = backing.as_deref().filter(|_| !self.is_flat).and_then(|node| {
+            let info = self.graph.node_info(node).ok()?;
+            Some(Box::new(self.image(node, &info)))
+        });
+        ImageInfo {
+            file_name: self.file_name(name, info),
+            format: info.driver.to_owned(),
+            is_dirty: Some(header.as_ref().is_some_and(|header| header.features.dirty)),
+            actual_size: self.path(name).as_deref().and_then(allocated),
+            virtual_size: info.node.size().0.0,
+            cluster_size: header.as_ref().map(|header| 1 << header.cluster_bits),
+            backing: header.as_ref().and_then(|header| header.backing.clone()),
+            full_backing: full_backing.map(|path| path.display().to_string()),
+            backing_format: header.and_then(|header| header.backing_format.clone()),
+            specific,
+            backing_image: below,
+        }
+    }
+}
+
+/// How many bytes a file takes on its file system.
+fn allocated(path: &Path) -> Option<u64> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).ok().map(|it| it.blocks() * 512)
+}
+
+fn qcow2_info(header: &qcow2::Header) -> Qcow2Info {
+    let features = header.features;
+    let is_new = header.version >= 3;
+    let flag = |is_set: bool| is_new.then_some(is_set);
+    Qcow2Info {
+        compat: if is_new { "1.1" } else { "0.10" },
+        data_file: header.data_file.clone(),
+        is_data_file_raw: features.external_data.then_some(features.raw_external),
+        has_extended_l2: flag(features.extended_l2),
+        has_lazy_refcounts: flag(features.lazy_refcounts),
+        is_corrupt: flag(features.corrupt),
+        refcount_bits: 1 << header.refcount_order,
+        compression: CompressionType(if features.zstd { "zstd" } else { "zlib" }),
+    }
+}
+
+/// Counters of nodes: those below an export have the sum of what its queues have done since their clients came. A storage
+/// daemon has no devices, so without `query-nodes` there is nothing.
+pub(super) fn blockstats(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    if !fields.flag("query-nodes")?.unwrap_or(false) {
+        return answer(Vec::<BlockStats>::new());
+    }
+    let graph = context.state.graph();
+    let mut stats = BTreeMap::<&str, BlockDeviceStats>::new();
+    for source in context.state.sources() {
+        if let Some(root) = graph.root(&source.name().export) {
+            stats.entry(root).or_default().add(source.gauges());
+        }
+    }
+    let names = graph.model().names(NODE).into_iter();
+    let all = names.map(|name| BlockStats {
+        device: None,
+        node_name: Some(name.to_owned()),
+        stats: stats.remove(name).unwrap_or_default(),
+        parent: None,
+        backing: None,
+    });
+    answer(all.collect::<Vec<_>>())
+}
+
+impl BlockDeviceStats {
+    /// Adds what a queue has done.
+    fn add(&mut self, gauges: &SourceGauges) {
+        self.reads += gauges.reads.get();
+        self.writes += gauges.writes.get();
+        self.flushes += gauges.flushes.get();
+        self.discards += gauges.discards.get();
+        self.read_bytes += gauges.read_bytes.get();
+        self.written_bytes += gauges.written_bytes.get();
+    }
+}
+
+pub(super) fn graph(context: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
+    let model = context.state.graph().model();
+    let exports = model.exports().map(|id| NodeUser::Export(id.to_owned()));
+    let nodes = model.names(NODE).into_iter().map(|name| NodeUser::Node(name.to_owned()));
+    let users: Vec<NodeUser> = nodes.chain(exports).collect();
+    let id = |user: &NodeUser| {
+        users.iter().position(|known| known == user).map_or(0, |place| place as u64 + 1)
+    };
+    let vertex = |user: &NodeUser| {
+        let (kind, name) = match user {
+            NodeUser::Node(name) => ("block-driver", name),
+            NodeUser::Export(id) => ("block-backend", id),
+        };
+        BlockGraphNode { id: id(user), kind: GraphNodeType(kind), name: name.clone() }
+    };
+    let edges = model.edges().into_iter().map(|edge| BlockGraphEdge {
+        parent: id(&edge.user),
+        child: id(&NodeUser::Node(edge.node)),
+        name: edge.key,
+        uses: names(edge.uses),
+        shares: names(edge.shares),
+    });
+    answer(BlockGraph { nodes: users.iter().map(vertex).collect(), edges: edges.collect() })
+}
+
+fn names(permissions: Permissions) -> Vec<PermissionName> {
+    let name = |permission| {
+        PermissionName(match permission {
+            Permission::ConsistentRead => "consistent-read",
+            Permission::Write => "write",
+            Permission::WriteUnchanged => "write-unchanged",
+            Permission::Resize => "resize",
+        })
+    };
+    permissions.iter().map(name).collect()
+}
