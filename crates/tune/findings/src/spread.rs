@@ -13,7 +13,6 @@ use plan::contender::Contender;
 use plan::lists::unique;
 use plan::runs::Purpose;
 use plan::variant::Variant;
-
 use records::results::Run;
 
 /// Fewer rounds do not tell what differs between them.

@@ -13,14 +13,13 @@ mod warnings;
 
 use std::path::Path;
 
+use disk::DiskPlace;
 use serde::{Deserialize, Serialize};
+use tree::Tree;
 
 pub use cpu::{Cpu, NumaNode};
 pub use disk::{BlockDevice, DiskBelow};
 pub use kernel::{Kernel, chosen};
-
-use disk::DiskPlace;
-use tree::Tree;
 
 /// Everything around a measurement that is not the measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

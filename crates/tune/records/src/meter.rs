@@ -16,9 +16,8 @@ mod series;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
 use reading::HostTimes;
+use serde::{Deserialize, Serialize};
 use series::{Axis, Counters, Series, Window};
 use storage::clock;
 

@@ -22,7 +22,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use layout::Room;
 use load::probe::cache_mode;
+use plan::lists::unique;
+use plan::units::Bytes;
+use plan::variant::{Content, Delay, FileSystem, Image, Qcow2, Stripe, Variant};
+use undo::{Step, Undo};
 
 use crate::interrupt::Interrupt;
 use crate::scratch::{Scratch, free_bytes};
@@ -34,12 +39,6 @@ pub use mapper::Mapper;
 pub use qcow2::create_options;
 pub use renewal::{Renewal, stays};
 pub use tools::{Tools, VIRSH};
-
-use layout::Room;
-use plan::lists::unique;
-use plan::units::Bytes;
-use plan::variant::{Content, Delay, FileSystem, Image, Qcow2, Stripe, Variant};
-use undo::{Step, Undo};
 
 /// Less room than this where images grow is taken for a full disk.
 const FULL_BYTES: u64 = 1 << 20;

@@ -9,12 +9,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use plan::args::MeasureArgs;
+use records::domain::view::{View, parse, short};
+use records::domain::{Domain, judge};
 use storage::interrupt::Interrupt;
 use storage::machine::{Machine, is_same};
 use storage::storages::Tools;
-
-use records::domain::view::{View, parse, short};
-use records::domain::{Domain, judge};
 
 /// A domain before anything is measured.
 #[derive(Debug)]

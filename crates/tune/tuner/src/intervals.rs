@@ -7,9 +7,8 @@
 
 use std::time::Duration;
 
-use records::meter::HostCpu;
-
 use findings::calendar::{Date, exact_time_of_day};
+use records::meter::HostCpu;
 
 /// As vdbench does.
 const LINES_PER_TITLE: usize = 20;

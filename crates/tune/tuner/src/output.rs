@@ -6,7 +6,6 @@
 use std::io::{self, ErrorKind, Write};
 
 use anyhow::{Context, Result};
-
 use plan::units::printable;
 
 /// Prints to standard output. A reader that has gone away is no error.

@@ -14,7 +14,6 @@ use plan::runs::{PlannedRun, RunKey};
 use plan::settings::LoadKind;
 use plan::settings::Settings;
 use plan::variant::Device;
-
 use records::results::Run;
 
 /// Where nobody has looked: a slow disk.

@@ -8,6 +8,7 @@
 
 use std::fmt;
 
+use findings::summary::{CellSummary, Row};
 use load::JOBS_MAX;
 use model::{Claim, Measured, N90, NoAnswer, Observation, Prediction, Shape, Wanted, predict};
 use plan::cell::Cell;
@@ -16,8 +17,6 @@ use plan::settings::Step;
 use plan::units::{counted, percent_gain, short};
 use records::meter::{GroupName, Role};
 use records::results::Run;
-
-use findings::summary::{CellSummary, Row};
 
 /// The error of one run, as a share, where there is no second one.
 const ERROR_OF_ONE: f64 = 0.05;

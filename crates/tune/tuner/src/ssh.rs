@@ -20,9 +20,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use load::child::{Request, Supervised};
-use tempfile::TempDir;
-
 use storage::clock;
+use tempfile::TempDir;
 
 pub(crate) use address::Address;
 pub(crate) use remote::Remote;

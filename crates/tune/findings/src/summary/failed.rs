@@ -3,7 +3,6 @@
 use plan::cell::Cell;
 use plan::contender::Contender;
 use plan::variant::Variant;
-
 use records::results::Failure;
 
 /// A cell of a sweep in which runs failed and were not measured since.

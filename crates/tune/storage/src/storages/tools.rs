@@ -4,12 +4,13 @@
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::io::Read;
+use std::fs::File;
+use std::io::{Read as _, Seek as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use load::child::{Request, Supervised};
 
 use crate::clock;
@@ -17,8 +18,8 @@ use crate::interrupt::Interrupt;
 
 /// How often a running program and the signals are looked at.
 const POLL: Duration = Duration::from_millis(10);
-/// What a program says for an error message; all of them say less.
-const OUTPUT_BYTES_MAX: u64 = 64 << 10;
+/// What a program may print; all of them print less.
+const PRINTED_MAX: u64 = 4 << 20;
 /// Where Debian keeps root's programs, also for users whose PATH has them not.
 const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
@@ -82,36 +83,66 @@ impl Tools {
     /// # Errors
     /// If it is missing or fails, with what it said; `Interrupted` after a signal.
     pub fn run(&self, tool: Tool, arguments: &[&OsStr], interrupt: &Interrupt) -> Result<String> {
-        self.end(tool, arguments, || Ok(interrupt.check()?))
+        self.succeed(tool, arguments, || Ok(interrupt.check()?))
     }
 
     /// `run` for what has to be done also after a signal: taking things away.
     pub fn run_anyway(&self, tool: Tool, arguments: &[&OsStr]) -> Result<String> {
-        self.end(tool, arguments, || Ok(()))
+        self.succeed(tool, arguments, || Ok(()))
     }
 
-    fn end(
+    fn succeed(
         &self,
         tool: Tool,
         arguments: &[&OsStr],
         watch: impl Fn() -> Result<()>,
     ) -> Result<String> {
-        watch()?;
-        let mut command = Command::new(self.find(tool)?);
-        command.args(arguments).env("LC_ALL", "C");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = Supervised::start(&mut command, Request::Kill, Duration::ZERO)
-            .with_context(|| format!("start {tool}"))?;
-        let status = wait(&mut child, watch).with_context(|| format!("run {tool}"))?;
-        let output = child.child().stdout.take().map(read_all).unwrap_or_default();
-        let messages = child.child().stderr.take().map(read_all).unwrap_or_default();
+        let Ended { status, output, messages } = self.end(tool, arguments, watch)?;
         if !status.success() {
             let words: Vec<_> = arguments.iter().map(|word| word.to_string_lossy()).collect();
-            let messages = messages.trim();
-            bail!("{tool} {}: {status}{}{messages}", words.join(" "), separator(messages));
+            bail!("{tool} {}: {status}{}{messages}", words.join(" "), separator(&messages));
         }
-        Ok(output)
+        Ok(String::from_utf8_lossy(&output).into_owned())
     }
+
+    /// Runs a program to its end, be that a failure, and asks `watch` meanwhile.
+    ///
+    /// # Errors
+    /// If it is missing or prints too much, or that of `watch`: then it is ended.
+    pub fn end(
+        &self,
+        tool: Tool,
+        arguments: &[&OsStr],
+        watch: impl Fn() -> Result<()>,
+    ) -> Result<Ended> {
+        watch()?;
+        let mut command = Command::new(self.find(tool)?);
+        // A pipe that nobody reads meanwhile would hold it up.
+        let (output, messages) = (tempfile::tempfile()?, tempfile::tempfile()?);
+        command.args(arguments).env("LC_ALL", "C").stdin(Stdio::null());
+        command.stdout(output.try_clone()?).stderr(messages.try_clone()?);
+        let mut child = Supervised::start(&mut command, Request::Kill, Duration::ZERO)
+            .with_context(|| format!("start {tool}"))?;
+        let printed = || [&output, &messages].map(|it| it.metadata().map_or(0, |it| it.len()));
+        let watch = || {
+            ensure!(printed().iter().all(|bytes| *bytes <= PRINTED_MAX), "it printed too much");
+            watch()
+        };
+        let status = wait(&mut child, watch).with_context(|| format!("run {tool}"))?;
+        let messages = String::from_utf8_lossy(&read_all(messages)).trim().to_owned();
+        Ok(Ended { status, output: read_all(output), messages })
+    }
+}
+
+/// What a program that has ended said.
+#[derive(Debug)]
+pub struct Ended {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// What it printed.
+    pub output: Vec<u8>,
+    /// What it had to say, without what is around it.
+    pub messages: String,
 }
 
 fn separator(messages: &str) -> &'static str {
@@ -128,11 +159,11 @@ fn wait(child: &mut Supervised, watch: impl Fn() -> Result<()>) -> Result<ExitSt
     }
 }
 
-fn read_all(pipe: impl Read) -> String {
+fn read_all(mut file: File) -> Vec<u8> {
     let mut bytes = Vec::new();
     // What came before an error is still worth showing.
-    drop(pipe.take(OUTPUT_BYTES_MAX).read_to_end(&mut bytes));
-    String::from_utf8_lossy(&bytes).into_owned()
+    drop(file.rewind().and_then(|()| file.take(PRINTED_MAX).read_to_end(&mut bytes)));
+    bytes
 }
 
 /// Whether this process is root, which loop devices and mounts need.
@@ -175,6 +206,15 @@ mod tests {
         assert_eq!(shell("echo yes", &Interrupt::deaf(false)).unwrap(), "yes\n");
         let error = shell("echo why >&2; exit 3", &Interrupt::deaf(false)).unwrap_err().to_string();
         assert!(error.starts_with("sh -c ") && error.ends_with("exit status: 3: why"), "{error}");
+    }
+
+    #[test]
+    fn a_program_may_print_more_than_a_pipe_holds() {
+        let printed = shell("head -c 200000 /dev/zero | tr '\\0' x", &Interrupt::deaf(false));
+        assert_eq!(printed.unwrap(), "x".repeat(200_000));
+        let endless = "head -c 8000000 /dev/zero; exec sleep 100";
+        let error = shell(endless, &Interrupt::deaf(false)).unwrap_err();
+        assert!(format!("{error:#}").contains("printed too much"), "{error:#}");
     }
 
     #[test]

@@ -7,10 +7,9 @@ use plan::args::{MeasureArgs, QUEUES_MAX, VCPUS_MAX};
 use plan::contender::{IOTHREADS_MAX, Iothreads};
 use plan::units::Bytes;
 use plan::variant::{Aio, Device, Image};
-use storage::machine::Machine;
-
 use records::domain::view::{View, bytes, child, short};
 use records::pinning::CpuList;
+use storage::machine::Machine;
 
 /// A guest has at most one part of so many of the memory of this host.
 const HOST_SHARE: u64 = 4;

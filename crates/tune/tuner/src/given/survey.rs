@@ -6,12 +6,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use load::fio::FioVersion;
+use records::environment::chosen;
+use records::results::{GivenDisk, GivenGuest};
 use storage::in_use::tables::{device_number, mounts, swaps};
 use storage::in_use::{Access, Use};
 use storage::target::{HOLES, has_holes};
-
-use records::environment::chosen;
-use records::results::{GivenDisk, GivenGuest};
 
 const SECTOR_BYTES: u64 = 512;
 const MOUNTS: &str = "\n@mounts\n";

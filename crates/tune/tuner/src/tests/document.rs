@@ -8,14 +8,13 @@ use clap::Args as _;
 use load::Sample;
 use plan::args::{ReportArgs, TuneArgs};
 use plan::testing::{cell, client};
-use serde::Serialize;
-use serde_json::Value;
-
 use records::domain::Domain;
 use records::host_load::{HostLoad, User};
 use records::meter::{Role, ThreadCost};
 use records::results::{DiskPart, Failure, GivenDisk, GivenGuest, Header, Line, Part, Run};
 use records::testing::{header, host_cpu, run};
+use serde::Serialize;
+use serde_json::Value;
 
 const DOCUMENT: &str = include_str!("../../../../../docs/results.md");
 const TUNE: &str = include_str!("../../../../../docs/tune.md");

@@ -3,10 +3,9 @@
 //!
 //! Not here: the figures (`summary::form`).
 
-use plan::contender::Subject;
-
 use findings::summary::CellSummary;
 use findings::summary::form::{Mean, PublishedForm, gains, n90s, ratios};
+use plan::contender::Subject;
 
 /// One of the tables.
 #[derive(Debug)]
