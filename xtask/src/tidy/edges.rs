@@ -63,9 +63,10 @@ const TABLE: &[Row] = &[
     row("rehearsal", &["placement"], &[]),
     row(
         "tuner",
-        &["findings", "formats", "guest", "load", "model", "plan", "records", "storage"],
+        &["emit", "findings", "formats", "guest", "load", "model", "plan", "records", "storage"],
         &[],
     ),
+    row("emit", &["load", "plan", "records", "storage"], &[]),
     row("findings", &["load", "plan", "records"], &[]),
     row("records", &["load", "plan", "storage"], &[]),
     row("storage", &["formats", "load", "plan"], &[]),

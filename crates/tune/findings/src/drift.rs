@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use plan::contender::Contender;
 use plan::lists::unique;
 use plan::runs::Purpose;
+use records::calendar::{Date, time_of_day};
 use records::results::Run;
 
-use crate::calendar::{Date, time_of_day};
 use crate::stats;
 
 /// A change of more than 5 % is flagged; less matters to nobody.

@@ -9,7 +9,6 @@
 
 pub mod answer;
 pub mod bottleneck;
-pub mod calendar;
 pub mod compare;
 pub mod drift;
 pub mod spread;

@@ -29,7 +29,7 @@ use records::meter::HostCpu;
 use records::results::{Part, Run};
 use records::steady::UnsteadyRuns;
 
-use crate::stats::{self, Estimate};
+use crate::stats::{self, Estimate, ratio_by_repeat};
 
 pub use self::blocks::{
     BLOCKS_MIN, Blocks, Reached, Shares, TIE, Verdict, best, explored, n90, reached,
@@ -346,13 +346,14 @@ fn first_beside(contender: Contender, runs: &[&Run]) -> Option<Contender> {
 /// The IOPS of each run relative to those of `base` in the same repeat, if both had the same load: fio and the tuner's own
 /// do not compare.
 fn ratio(own: &[&Run], all: &[&Run], base: Contender) -> Option<Estimate> {
-    let in_block = |run: &&Run| {
-        let block = |run: &Run| (run.key.purpose, run.key.repeat);
-        let base = all.iter().find(|b| b.key.contender == base && block(b) == block(run))?;
-        (base.operations > 0 && base.is_own_load() == run.is_own_load())
-            .then(|| run.iops() / base.iops())
+    let first = own.first()?;
+    let is_base = |run: &&&Run| {
+        (run.key.contender, run.key.purpose, run.is_own_load())
+            == (base, first.key.purpose, first.is_own_load())
+            && run.operations > 0
     };
-    Estimate::of(own.iter().filter_map(in_block))
+    let iops = |run: &&Run| (run.key.repeat, run.iops());
+    ratio_by_repeat(own.iter().map(iops), all.iter().filter(is_base).map(iops))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! Everything that a report says is a function of these lines; the crates above only add them up.
 #![forbid(unsafe_code)]
 
+pub mod calendar;
 pub mod domain;
 pub mod environment;
 pub mod host_load;

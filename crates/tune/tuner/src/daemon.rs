@@ -13,11 +13,11 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use emit::export::{AUTO, Export, named};
 use load::child::{Request, Supervised};
 use plan::contender::Iothreads;
 use plan::variant::Aio;
 use storage::clock;
-use storage::quote::keyval;
 use storage::storages::DiskFiles;
 use tempfile::TempDir;
 
@@ -109,14 +109,6 @@ fn options(service: &Service<'_>, directory: &Path) -> Vec<OsString> {
     options
 }
 
-/// The pool of iothreads that ringloom has without being told.
-pub(crate) const AUTO: &str = "auto";
-
-/// How many iothreads are made beforehand.
-pub(crate) fn named(iothreads: Iothreads) -> u16 {
-    if iothreads.is_auto() { 0 } else { iothreads.count() }
-}
-
 fn socket(directory: &Path, number: usize) -> PathBuf {
     directory.join(format!("s{number}"))
 }
@@ -139,39 +131,6 @@ fn export(service: &Service<'_>, number: usize, node: &str, socket: &Path) -> St
         },
     }
     .option()
-}
-
-/// A node on a socket.
-#[derive(Debug)]
-pub(crate) struct Export<'a> {
-    pub(crate) id: &'a str,
-    pub(crate) node: &'a str,
-    pub(crate) writable: bool,
-    pub(crate) socket: &'a Path,
-    pub(crate) queues: u16,
-    /// Their ids.
-    pub(crate) iothreads: Vec<String>,
-}
-
-impl Export<'_> {
-    /// The value of `--export`. One iothread has the form that QEMU knows, several are a list.
-    pub(crate) fn option(&self) -> String {
-        let Self { id, node, queues, .. } = self;
-        let writable = if self.writable { ",writable=on" } else { "" };
-        let socket = keyval(&self.socket.to_string_lossy());
-        let iothreads = match &self.iothreads[..] {
-            [] => String::new(),
-            [one] => format!(",iothread={one}"),
-            several => {
-                let numbered = several.iter().enumerate();
-                numbered.map(|(place, id)| format!(",iothread.{place}={id}")).collect()
-            }
-        };
-        format!(
-            "vhost-user-blk,id={id},node-name={node}{writable},addr.type=unix,addr.path={socket},\
-             num-queues={queues}{iothreads}"
-        )
-    }
 }
 
 /// A started daemon.

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use findings::calendar::{Date, exact_time_of_day};
+use records::calendar::{Date, exact_time_of_day};
 use records::meter::HostCpu;
 
 /// As vdbench does.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use emit::{self, Wanted};
 use findings::answer::{Answer, Caveats, answer, details, sentence};
 use findings::drift::Flag;
 use findings::summary::{CellSummary, compared, failed};
@@ -16,7 +17,6 @@ use storage::target::Origin;
 
 use super::text::{listed, wrapped};
 use super::{Findings, Part, Style, configurations};
-use crate::emit::{self, Wanted};
 
 /// The most iothreads that the short form of `ringloom serve` makes.
 const SHORT_IOTHREADS_MAX: u16 = 64;

@@ -5,7 +5,6 @@
 use std::collections::HashSet;
 
 use findings::answer::{Answer, threads};
-use findings::calendar::{Date, time_of_day};
 use findings::compare::{
     ChangeVerdict, ComparedCell, ComparedRow, Comparison, EQUAL_WITHIN, REPEATS_MIN,
 };
@@ -16,6 +15,7 @@ use plan::contender::{Contender, Iothreads};
 use plan::runs::RunKey;
 use plan::units::counted;
 use plan::variant::Variant;
+use records::calendar::{Date, time_of_day};
 use records::results::Run;
 
 use super::text::{headed, legend, listed, or_missing, place, section, short, who, wrapped};

@@ -10,7 +10,6 @@ use plan::variant::Variant;
 use super::advice::Advice;
 use super::text::listed;
 use super::{Findings, Part, Style};
-use crate::emit;
 
 /// Where the files are, in the directory of the report.
 const DIRECTORY: &str = "config";

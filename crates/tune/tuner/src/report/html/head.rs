@@ -1,11 +1,11 @@
 //! The top of the page: what was measured, what to use, and the figures that matter most. Pure functions.
 
-use findings::calendar::{Date, time_of_day};
 use findings::stats::{Estimate, geometric_mean};
 use findings::summary::{CellSummary, Row, compared};
 use maud::{Markup, html};
 use plan::contender::{Contender, Iothreads, Subject};
 use plan::units::{counted, percent_gain};
+use records::calendar::{Date, time_of_day};
 use records::results::Header;
 
 use super::{Figure, View, files};

@@ -1,11 +1,11 @@
 //! What changed with time: the sentinels from the first to the last, and the five windows inside the runs. Pure functions.
 
-use findings::calendar::time_of_day;
 use findings::stats::Estimate;
 use maud::{Markup, html};
 use plan::contender::{Contender, Subject};
 use plan::lists::unique;
 use plan::runs::Purpose;
+use records::calendar::time_of_day;
 use records::results::Run;
 
 use super::charts::{plain, rounded};

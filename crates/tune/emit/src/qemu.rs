@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use storage::quote;
 
 use super::wanted::{Backend, Wanted};
-use crate::daemon::{AUTO, Export, named};
+use crate::export::{AUTO, Export, named};
 
 /// Requests that a queue has room for, as in the measurements; QEMU's own numbers differ by device.
 pub(super) const QUEUE_SIZE: u16 = 256;

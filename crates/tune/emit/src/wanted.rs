@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use findings::calendar::Date;
 use load::probe::CacheMode;
 use plan::contender::{Iothreads, Subject};
 use plan::units::counted;
 use plan::variant::{Aio, Content, Device, FileSystem, Image, Variant};
+use records::calendar::Date;
 use records::pinning::CpuList;
 use records::results::{Disk, DiskAccess, Header};
 use storage::storages::{DiskFiles, create_options};
@@ -123,7 +123,7 @@ impl Wanted {
     }
 
     /// What was measured; `None` for subjects whose iothreads nobody sets, and where the results do not tell it.
-    pub(crate) fn of(
+    pub fn of(
         header: &Header,
         subject: Subject,
         variant: &Variant,

@@ -6,7 +6,9 @@
 //! Invariants: text from outside (paths) is quoted for the syntax it lands in. The graph of the disk is the one that was
 //! measured (`storage::DiskFiles`).
 //! Not here: `ringloom serve --print` (crate daemon), which says the same of an export that is being served.
+#![forbid(unsafe_code)]
 
+pub mod export;
 mod kubevirt;
 mod libvirt;
 mod qemu;
@@ -18,14 +20,14 @@ mod xml;
 pub use load::probe::CacheMode;
 use plan::contender::{Iothreads, Subject};
 use plan::variant::{Device, Image, Variant};
-pub use version::QemuVersion;
-use wanted::backend;
-pub use wanted::{Backend, Provenance, Wanted};
-
 use records::results::Header;
 
+pub use self::version::QemuVersion;
+use self::wanted::backend;
+pub use self::wanted::{Backend, Provenance, Wanted};
+
 /// All names that `EmittedFile` can have.
-pub(crate) const NAMES: [&str; 6] = [
+pub const NAMES: [&str; 6] = [
     "qemu-iothreads/qemu.args",
     "qemu-iothreads/libvirt.xml",
     "qemu-iothreads/kubevirt.yaml",
@@ -108,7 +110,7 @@ impl Wanted {
 
 /// The files for a number of iothreads, as it was measured by this subject in this variant: `vm:qemu` gives those of QEMU's
 /// iothreads, `vm:ringloom` and `client` those of ringloom, the others none.
-pub(crate) fn files(
+pub fn files(
     header: &Header,
     subject: Subject,
     variant: &Variant,
@@ -127,7 +129,7 @@ fn is_told(header: &Header) -> bool {
 }
 
 /// Whether a guest would get the bytes of an image as its disk.
-pub(crate) fn destroys(header: &Header, variant: &Variant) -> bool {
+pub fn destroys(header: &Header, variant: &Variant) -> bool {
     destroyed(header, variant).is_some()
 }
 
@@ -137,7 +139,7 @@ fn destroyed<'a>(header: &'a Header, variant: &Variant) -> Option<&'a str> {
 }
 
 /// What to know before the files are used, or why there are none, one sentence each.
-pub(crate) fn warnings(
+pub fn warnings(
     header: &Header,
     subject: Subject,
     variant: &Variant,
