@@ -63,7 +63,12 @@ const TABLE: &[Row] = &[
     row("rehearsal", &["placement"], &[]),
     row(
         "tuner",
-        &["emit", "findings", "formats", "guest", "load", "model", "plan", "records", "storage"],
+        &["emit", "findings", "guest", "load", "plan", "records", "report", "storage"],
+        &["model"],
+    ),
+    row(
+        "report",
+        &["emit", "findings", "formats", "load", "model", "plan", "records", "storage"],
         &[],
     ),
     row("emit", &["load", "plan", "records", "storage"], &[]),

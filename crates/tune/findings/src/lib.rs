@@ -11,6 +11,7 @@ pub mod answer;
 pub mod bottleneck;
 pub mod compare;
 pub mod drift;
+pub mod settling;
 pub mod spread;
 pub mod stats;
 pub mod summary;

@@ -16,9 +16,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use plan::units::printable;
 use records::results::FILE_NAME;
+use report::{Part, configuration_names};
 use storage::machine::is_same;
-
-use crate::report::{Part, configuration_names};
 
 /// The comparison of two results, beside its page.
 pub(crate) const COMPARISON: &str = "compare.md";

@@ -19,7 +19,7 @@
 //!    a pure function of the lines, so `ringloom report` gives the same report (`reread`, which reads a damaged file as far
 //!    as it goes).
 //! 6. **Conclude.** The crate `findings` makes rows, blocks and n90 of the lines, and of them one number with its price,
-//!    certainty and doubts; `report` renders, the crate `emit` writes configurations.
+//!    certainty and doubts; the crates `report` and `emit` render it and write configurations.
 //!
 //! `tests::simulation` drives course, summary and answer on machines whose truth is known (`testkit::machines`).
 //!
@@ -34,19 +34,15 @@ mod fleet;
 mod given;
 mod intervals;
 mod kept;
-mod markdown;
 mod measure;
 pub mod output;
 mod pace;
 mod precondition;
-mod prediction;
 mod progress;
-mod report;
 mod reread;
 mod run;
 mod search;
 mod ssh;
-mod table;
 #[cfg(test)]
 mod tests;
 

@@ -6,21 +6,17 @@
 //! Invariants: a command that goes on begins anew, since its scratch files are new.
 
 use anyhow::{Context, Result, bail};
-use plan::cell::Cell;
-use plan::lists::unique;
+use findings::settling::{is_settled, round_of};
 use plan::matrix::Matrix;
 use plan::runs::{PlannedRun, Purpose, RunKey, watched};
-use plan::units::counted;
 use plan::variant::{Image, Variant};
 use records::results::{Line, Results, Run};
-use records::steady::{Steady, judge};
 use storage::scratch;
 
 use crate::measure::Bench;
 
-/// The rounds of the specification: so many at most, the last of which are judged.
+/// The rounds of the specification: so many at most.
 const ROUNDS_MAX: u32 = 25;
-const JUDGED: usize = 5;
 /// How often the whole disk is written first.
 pub(crate) const PASSES: u64 = 2;
 /// What a cell takes, as a rule.
@@ -68,14 +64,6 @@ impl Settling {
     }
 }
 
-fn round_of(run: &Run) -> (u64, u64) {
-    (run.elapsed_ns, run.operations)
-}
-
-fn is_settled(rounds: &[(u64, u64)]) -> bool {
-    rounds.len().checked_sub(JUDGED).is_some_and(|from| judge(&rounds[from..]) == Steady::Steady)
-}
-
 /// Whether the disks of a command can be written so.
 ///
 /// # Errors
@@ -115,32 +103,11 @@ pub(crate) fn carry_out(
     Ok(())
 }
 
-/// What became of each cell, a sentence each.
-pub(crate) fn sentences(runs: &[Run]) -> Vec<String> {
-    let own = || runs.iter().filter(|run| run.key.purpose == Purpose::Precondition);
-    let cells = unique(own().map(|run| (run.key.variant, run.key.cell)));
-    let sentence = |(variant, cell): (Variant, Cell)| {
-        let mut rounds: Vec<&Run> =
-            own().filter(|run| (run.key.variant, run.key.cell) == (variant, cell)).collect();
-        rounds.sort_by_key(|run| run.key.step);
-        let (first, last) = (rounds.first()?, rounds.last()?);
-        let all: Vec<_> = rounds.iter().map(|run| round_of(run)).collect();
-        let how = if is_settled(&all) { "settled" } else { "had not settled" };
-        let rates = format!("{:.0} IOPS, then {:.0}", first.iops(), last.iops());
-        Some(format!(
-            "Preconditioned: {} {how} after {} ({rates}).",
-            last.key,
-            counted(all.len(), "run")
-        ))
-    };
-    cells.into_iter().filter_map(sentence).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use plan::matrix::Writes;
+    use plan::testing::client;
     use plan::testing::settings;
-    use plan::testing::{cell, client};
     use plan::variant::Layers;
     use records::testing::run;
 
@@ -180,25 +147,5 @@ mod tests {
         assert_eq!(cells.len(), 2);
         assert!(cells.iter().all(|it| it.next.key.cell.writes()));
         assert!(settling("--op randread").is_empty());
-    }
-
-    #[test]
-    fn the_report_tells_what_became_of_each_cell() {
-        let cell = cell("randwrite", 4096, 1, 1);
-        let of = |rates: &[u64]| -> Vec<Run> {
-            let round = |(step, rate): (u32, &u64)| {
-                let mut run = run(cell, client(1), 0, *rate);
-                (run.key.purpose, run.key.step) = (Purpose::Precondition, step);
-                run
-            };
-            (0..).zip(rates).map(round).collect()
-        };
-        let told = sentences(&of(&[1000, 500, 100, 100, 100, 100, 100]));
-        let expected = "Preconditioned: randwrite 4k jobs=1 iodepth=1, client 1, before settled after 7 runs (1000 IOPS, \
-                        then 100).";
-        assert_eq!(told, [expected]);
-        let told = sentences(&of(&[100; 4]));
-        assert!(told[0].contains("had not settled after 4 runs"), "{told:?}");
-        assert_eq!(sentences(&[run(cell, client(1), 0, 5)]), Vec::<String>::new());
     }
 }

@@ -18,10 +18,10 @@ use anyhow::{Context, Result, bail};
 use plan::args::ReportArgs;
 use plan::settings::Step;
 use records::results::{FILE_NAME, Group, ReadableResults};
+use report::{Findings, Part, Report, Style};
 
 pub use self::pair::{ComparisonText, rendered_pair};
 use crate::output::print;
-use crate::report::{Findings, Part, Report, Style};
 
 const PAGE: &str = "report.html";
 

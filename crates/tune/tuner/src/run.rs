@@ -19,6 +19,7 @@ use plan::units::counted;
 use records::results::{
     Claim, FILE_NAME, Failure, Header, Line, RecordedRuns, Results, StoredResults,
 };
+use report::{Findings, Report, Style};
 use storage::clock;
 use storage::interrupt::Interrupt;
 use storage::storages::Renewal;
@@ -31,7 +32,6 @@ use crate::measure::{Bench, Guests};
 use crate::output;
 use crate::precondition;
 use crate::progress::{Progress, RemainingRuns, say};
-use crate::report::{Findings, Report, Style};
 
 const OUT_NAME: &str = "ringloom-report";
 /// More default directories than anybody keeps.

@@ -6,11 +6,11 @@ use anyhow::Result;
 use findings::compare::Comparison;
 use findings::summary::{CellSummary, summarise};
 use records::results::{Group, Header, ReadableResults};
+use report::{Compared, Side, Style, comparison_page, render_comparison};
 
 use super::{PAGE, Source, files, findings, refuse_results, unwritten};
 use crate::kept::COMPARISON;
 use crate::output::print;
-use crate::report::{Compared, Side, Style, comparison_page, render_comparison};
 
 /// Prints the comparison; writes it too, also as a page, if a directory is named.
 ///

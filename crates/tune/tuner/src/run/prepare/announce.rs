@@ -99,7 +99,7 @@ impl PreparedCommand {
             human_time(time),
             counted(ahead.runs(time, before), "run"),
             counted(matrix.entries.len(), "cell"),
-            crate::report::repeats(settings.repeats),
+            report::repeats(settings.repeats),
             settings.seed
         ));
         for cell in &settings.cells {
@@ -108,7 +108,7 @@ impl PreparedCommand {
             say(&format!("Cell: {cell}{weight}."));
         }
         if let Some(reason) = &self.programs.emulated_because {
-            say(&format!("Guests are {}: {reason}.", crate::report::EMULATED));
+            say(&format!("Guests are {}: {reason}.", report::EMULATED));
         }
         for pruned in &matrix.pruned {
             say(&format!("Left out: {pruned}."));

@@ -8,12 +8,12 @@ use findings::summary::summarise;
 use model::{Claim, N90, Prediction};
 use plan::cell::Cell;
 use plan::settings::Step;
+use report::prediction::predicted;
 use testkit::machines::{self, COUNTS, Load, Machine, all, named};
 
 use super::claims::{DISTURBED, seeds};
 use super::score::Tally;
 use super::session::{Boots, Budget, session_of};
-use crate::prediction::predicted;
 
 /// What may be claimed was chosen with the help of others.
 const FIRST_SEED: u64 = 5000;
