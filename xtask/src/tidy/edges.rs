@@ -134,6 +134,7 @@ const TABLE: &[Row] = &[
             "exports",
             "graph",
             "host",
+            "iothread",
             "kernel_io",
             "qcow2",
             "request_path",

@@ -6,11 +6,13 @@ mod configuration;
 mod fault_point;
 mod gauges;
 mod placer;
+mod pool_report;
 mod state;
 mod state_file;
 mod usage;
 
 pub use configuration::Configuration;
+pub use pool_report::{PoolExportReport, PoolReport};
 pub use state::{
     BuildError, ControlError, DaemonState, GraphChangeError, PreparedExport, StatePolicy,
 };

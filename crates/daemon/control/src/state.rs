@@ -8,6 +8,7 @@
 
 mod change;
 mod inherit;
+mod iothreads;
 mod pools;
 mod remove;
 mod run_time;
@@ -223,7 +224,7 @@ impl DaemonState {
         let offer = ExportedDisk::new(&options.id, parts, &self.descriptor_check)?;
         let prepared = PreparedExport { options: options.clone(), offer: Arc::new(offer) };
         self.export_options.insert(options.id.clone(), options.clone());
-        if let ServingIothreads::Pool(pool) = &prepared.offer.iothreads {
+        if let ServingIothreads::Pool(pool) = prepared.offer.iothreads() {
             self.pools[pool.name()].add(&prepared, storage);
         }
         Ok(prepared)
@@ -247,8 +248,8 @@ impl DaemonState {
         socket: ExportSocket,
         adopted: Option<AdoptedSession>,
     ) -> Result<(), BuildError> {
-        let ExportedDisk { id, iothreads, .. } = &*prepared.offer;
-        let (names, path) = (iothreads.to_string(), socket.path().to_path_buf());
+        let ExportedDisk { id, .. } = &*prepared.offer;
+        let (names, path) = (prepared.offer.iothreads().to_string(), socket.path().to_path_buf());
         let clock = Arc::clone(&self.clock);
         let (id, export) = (id.clone(), id.clone());
         let start = || Export::start(prepared.offer, socket, adopted, clock);
@@ -369,7 +370,10 @@ impl DaemonState {
     }
 
     /// The iothreads that serve an export, all of which there are.
-    fn iothreads_of(&mut self, options: &ExportOptions) -> Result<ServingIothreads, BuildError> {
+    pub(super) fn iothreads_of(
+        &mut self,
+        options: &ExportOptions,
+    ) -> Result<ServingIothreads, BuildError> {
         let named = match &options.iothreads[..] {
             [] => vec![match self.iothreads.get(MAIN) {
                 Some(main) => Arc::clone(main),

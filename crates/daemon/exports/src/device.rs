@@ -56,7 +56,7 @@ pub struct ExportedDisk {
     /// comes back says nothing of it, and its driver relies on it.
     pub cache: Mutex<CacheMode>,
     /// Who serves the rings.
-    pub iothreads: ServingIothreads,
+    iothreads: Mutex<ServingIothreads>,
     /// Whether its guest is being migrated.
     pub migration: Arc<MigrationFlag>,
     /// Rung when another process wants to go on with the export, and readable until that is answered.
@@ -84,7 +84,7 @@ impl MigrationFlag {
 }
 
 /// The iothreads that serve the rings of an export.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum ServingIothreads {
     /// These, round-robin; never empty.
     Named(Vec<Arc<Iothread>>),
@@ -94,9 +94,9 @@ pub enum ServingIothreads {
 
 impl ServingIothreads {
     /// Where a queue begins.
-    fn of_queue(&self, queue: QueueIndex) -> Arc<Iothread> {
+    pub fn of_queue(&self, queue: u16) -> Arc<Iothread> {
         match self {
-            Self::Named(all) => Arc::clone(&all[usize::from(queue.0) % all.len()]),
+            Self::Named(all) => Arc::clone(&all[usize::from(queue) % all.len()]),
             Self::Pool(pool) => pool.home(),
         }
     }
@@ -156,7 +156,7 @@ impl ExportedDisk {
             config,
             size,
             cache: Mutex::new(config.cache),
-            iothreads,
+            iothreads: Mutex::new(iothreads),
             migration: Arc::default(),
             freeze_notifier: Notifier::new().map_err(|source| ExportError::of(id, source))?,
             resumption: Mutex::new(None),
@@ -167,6 +167,16 @@ impl ExportedDisk {
     /// What it claims of its node.
     pub fn rights(&self) -> Rights {
         Rights::of_user(self.config.access)
+    }
+
+    /// Who serves the rings that are started from now on.
+    pub fn iothreads(&self) -> ServingIothreads {
+        self.iothreads.lock().expect("no holder of this lock panics").clone()
+    }
+
+    /// Rings that are started from now on are served by these. Those that run stay where they are.
+    pub fn set_iothreads(&self, iothreads: ServingIothreads) {
+        *self.iothreads.lock().expect("no holder of this lock panics") = iothreads;
     }
 
     /// The front end is served again: says how long that took, once.
@@ -240,7 +250,7 @@ impl BlkDevice {
             error: start.error,
         });
         let source = FrontEndSource::new(front, vec![Arc::clone(&self.offer.node)], nobody);
-        let iothread = &self.offer.iothreads.of_queue(queue);
+        let iothread = &self.offer.iothreads().of_queue(queue.0);
         let watcher = SessionEnder {
             queue,
             session: Arc::clone(&self.session),

@@ -242,6 +242,11 @@ impl Graph {
         Ok(root)
     }
 
+    /// Has an export name other iothreads.
+    pub fn set_export_iothreads(&mut self, id: &str, names: &[String]) -> Result<(), ModelError> {
+        self.model.set_export_iothreads(id, names)
+    }
+
     /// Lets go of an export.
     pub fn remove_export(&mut self, id: &str) -> Result<(), ModelError> {
         self.model.remove_export(id)?;

@@ -275,6 +275,32 @@ impl GraphModel {
         if (access, below) == (Access::ReadWrite, Access::ReadOnly) {
             return Err(ModelError::ReadOnlyNode(node.to_owned()));
         }
+        self.check_iothreads(iothreads)?;
+        if self.exports.values().any(|export| export.socket == socket) {
+            let name = socket.display().to_string();
+            return Err(ModelError::Duplicate { what: "an export with socket", name });
+        }
+        self.uses.add_export(id, node, Rights::of_user(access).uses)?;
+        let (socket, iothreads) = (socket.to_owned(), iothreads.to_vec());
+        self.exports.insert(id.to_owned(), ModelExport { socket, iothreads });
+        Ok(())
+    }
+
+    /// Has an export name other iothreads.
+    pub fn set_export_iothreads(
+        &mut self,
+        id: &str,
+        iothreads: &[String],
+    ) -> Result<(), ModelError> {
+        self.check_iothreads(iothreads)?;
+        let missing = || ModelError::NoExport(id.to_owned());
+        let export = self.exports.get_mut(id).ok_or_else(missing)?;
+        export.iothreads = iothreads.to_vec();
+        Ok(())
+    }
+
+    /// Whether an export may be served by these.
+    fn check_iothreads(&self, iothreads: &[String]) -> Result<(), ModelError> {
         for (place, id) in iothreads.iter().enumerate() {
             if self.objects.get(id) == Some(&IOTHREAD_POOL) {
                 match iothreads {
@@ -287,13 +313,6 @@ impl GraphModel {
                 return Err(ModelError::IothreadTwice(id.clone()));
             }
         }
-        if self.exports.values().any(|export| export.socket == socket) {
-            let name = socket.display().to_string();
-            return Err(ModelError::Duplicate { what: "an export with socket", name });
-        }
-        self.uses.add_export(id, node, Rights::of_user(access).uses)?;
-        let (socket, iothreads) = (socket.to_owned(), iothreads.to_vec());
-        self.exports.insert(id.to_owned(), ModelExport { socket, iothreads });
         Ok(())
     }
 

@@ -10,6 +10,7 @@ mod images;
 mod jobs;
 mod nodes;
 mod objects;
+mod placement;
 mod queries;
 
 use std::collections::BTreeMap;
@@ -101,7 +102,8 @@ pub(crate) const COMMANDS: &[Command] = {
     use crate::types::{
         BlockDeviceInfo, BlockExportInfo, BlockGraph, BlockInfo, BlockJobInfo, BlockStats,
         ChardevBackendInfo, ChardevInfo, ChardevReturn, CommandInfo, JobInfo, ObjectPropertyInfo,
-        ObjectTypeInfo, QapiType, SchemaInfo, VersionInfo,
+        ObjectTypeInfo, QapiType, RingloomIothreadInfo, RingloomPoolInfo, RingloomQueueInfo,
+        SchemaInfo, VersionInfo,
     };
     use Arguments::{Blockdev, Export, Keys as Table, None as Nothing, Object};
     &[
@@ -111,6 +113,7 @@ pub(crate) const COMMANDS: &[Command] = {
         changes("blockdev-add", Blockdev, <()>::describe, nodes::add),
         changes("blockdev-create", Table(&creation::CREATE), <()>::describe, creation::create),
         changes("blockdev-del", Table(&nodes::DEL), <()>::describe, nodes::del),
+        changes("blockdev-reopen", Table(&images::REOPEN), <()>::describe, images::reopen),
         with(
             &["allow-write-only-overlay"],
             changes(
@@ -125,6 +128,12 @@ pub(crate) const COMMANDS: &[Command] = {
             Table(&images::SNAPSHOT_SYNC),
             <()>::describe,
             images::snapshot_sync,
+        ),
+        changes(
+            "change-backing-file",
+            Table(&images::CHANGE_BACKING),
+            <()>::describe,
+            images::change_backing_file,
         ),
         changes("chardev-add", Table(&chardevs::ADD), ChardevReturn::describe, chardevs::add),
         changes("chardev-remove", Table(&chardevs::REMOVE), <()>::describe, chardevs::remove),
@@ -177,9 +186,37 @@ pub(crate) const COMMANDS: &[Command] = {
             queries::named_block_nodes,
         ),
         asks("query-qmp-schema", Nothing, Vec::<SchemaInfo>::describe, queries::schema),
+        asks(
+            "query-ringloom-iothreads",
+            Nothing,
+            Vec::<RingloomIothreadInfo>::describe,
+            placement::iothreads,
+        ),
+        asks("query-ringloom-pools", Nothing, Vec::<RingloomPoolInfo>::describe, placement::pools),
+        asks(
+            "query-ringloom-queues",
+            Nothing,
+            Vec::<RingloomQueueInfo>::describe,
+            placement::queues,
+        ),
         asks("query-version", Nothing, VersionInfo::describe, queries::version),
         changes("quit", Nothing, <()>::describe, queries::quit),
+        changes(
+            "ringloom-move-queue",
+            Table(&placement::MOVE_QUEUE),
+            <()>::describe,
+            placement::move_queue,
+        ),
         changes("transaction", Table(&images::TRANSACTION), <()>::describe, images::transaction),
+        with(
+            &["unstable"],
+            changes(
+                "x-blockdev-set-iothread",
+                Table(&placement::SET_IOTHREAD),
+                <()>::describe,
+                placement::set_iothread,
+            ),
+        ),
         with(
             &["unstable"],
             asks("x-debug-query-block-graph", Nothing, BlockGraph::describe, queries::graph),
@@ -208,11 +245,9 @@ const LATER: &[&str] = &[
     "block-stream",
     "blockdev-backup",
     "blockdev-mirror",
-    "blockdev-reopen",
     "blockdev-set-active",
     "blockdev-snapshot-delete-internal-sync",
     "blockdev-snapshot-internal-sync",
-    "change-backing-file",
     "chardev-change",
     "chardev-send-break",
     "drive-backup",
@@ -230,7 +265,6 @@ const LATER: &[&str] = &[
     "ringbuf-write",
     "x-blockdev-amend",
     "x-blockdev-change",
-    "x-blockdev-set-iothread",
     "x-debug-block-dirty-bitmap-sha256",
 ];
 

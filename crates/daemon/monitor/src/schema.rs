@@ -166,6 +166,9 @@ impl Schema {
             ValueType::Number | ValueType::Int | ValueType::Size => "int".to_owned(),
             ValueType::Any => "any".to_owned(),
             ValueType::Word(words) => self.words(words),
+            ValueType::TextOrNull => {
+                self.alternate("text or null", |_| vec!["str".to_owned(), "null".to_owned()])
+            }
             ValueType::Texts => {
                 self.alternate("texts", |schema| vec!["str".to_owned(), schema.array("str")])
             }
@@ -176,6 +179,7 @@ impl Schema {
                 }),
             ValueType::Union(union) => self.key_union(union),
             ValueType::Node => self.node(),
+            ValueType::Blockdev => self.blockdev(),
             ValueType::NodeOrNull => self.alternate("node or null", |schema| {
                 vec![schema.blockdev(), "str".to_owned(), "null".to_owned()]
             }),

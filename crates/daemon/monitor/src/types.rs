@@ -33,7 +33,7 @@ macro_rules! builtin {
     )* };
 }
 
-builtin!(String => "str", &'static str => "str", u64 => "int", i64 => "int", bool => "bool", Value => "any");
+builtin!(String => "str", &'static str => "str", u64 => "int", i64 => "int", bool => "bool", f64 => "number", Value => "any");
 
 impl<T: QapiType> QapiType for Option<T> {
     fn describe(schema: &mut Schema) -> String {
@@ -346,6 +346,58 @@ structure! {
     /// A kind of character devices (`ChardevBackendInfo`).
     struct ChardevBackendInfo {
         "name" name: &'static str,
+    }
+
+    /// A queue that is served now (ringloom's own).
+    struct RingloomQueueInfo {
+        "export" export: String,
+        "queue" queue: u64,
+        "iothread" iothread: String,
+        "reads" reads: u64,
+        "writes" writes: u64,
+        "flushes" flushes: u64,
+        "discards" discards: u64,
+        "write-zeroes" write_zeroes: u64,
+        "errors" errors: u64,
+        "read-bytes" read_bytes: u64,
+        "written-bytes" written_bytes: u64,
+        "in-flight" in_flight: u64,
+        "moves" moves: u64,
+        "open-ns" open_ns: u64,
+        "latency" latency: Vec<RingloomLatencyBucket>,
+    }
+
+    /// How many requests took so long: from, below, and how many (ringloom's own).
+    struct RingloomLatencyBucket {
+        "from-ns" from: u64,
+        "to-ns" to: u64,
+        "count" count: u64,
+    }
+
+    /// An iothread (ringloom's own).
+    struct RingloomIothreadInfo {
+        "name" name: String,
+        "queues" queues: u64,
+        "work-ns" work_ns: u64,
+        "poll-ns" poll_ns: u64,
+        "sleep-ns" sleep_ns: u64,
+        "cpu-ns" cpu_ns: Option<u64>,
+    }
+
+    /// A pool of iothreads (ringloom's own).
+    struct RingloomPoolInfo {
+        "name" name: String,
+        "max" max: u64,
+        "iothreads" iothreads: Vec<String>,
+        "exports" exports: Vec<RingloomPlacementInfo>,
+    }
+
+    /// How a pool places an export (ringloom's own).
+    struct RingloomPlacementInfo {
+        "export" export: String,
+        "iothreads" iothreads: Option<u64>,
+        "gain-max" gain_max: Option<f64>,
+        "trying" is_trying: bool,
     }
 
     /// What a new character device says (`ChardevReturn`).

@@ -104,6 +104,17 @@ impl OptionFields {
         }
     }
 
+    /// A text that must be there, or nothing (`null`).
+    pub fn text_or_null(&mut self, key: &str) -> Result<Option<String>, ArgumentError> {
+        self.expect(key, |takes| matches!(takes, ValueType::TextOrNull));
+        match self.map.remove(key) {
+            None => Err(ArgumentError::Missing(self.path(key))),
+            Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => Err(self.expects(key, "a string or null")),
+        }
+    }
+
     /// The name of a node that must have been made before: one written in place is refused.
     pub fn text_of_node(&mut self, key: &str) -> Result<Option<String>, ArgumentError> {
         self.expect(key, |takes| matches!(takes, ValueType::Node));

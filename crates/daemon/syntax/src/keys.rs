@@ -70,6 +70,8 @@ pub enum ValueType {
     WordOrObject(&'static [&'static str], &'static Keys),
     /// Keys of its own that depend on one of them: a union.
     Union(&'static Union),
+    /// A text or nothing: `StrOrNull`.
+    TextOrNull,
     /// A node, by name or written in place: `BlockdevRef`.
     Node,
     /// A node or nothing: `BlockdevRefOrNull`.
@@ -81,6 +83,8 @@ pub enum ValueType {
         /// At most.
         most: usize,
     },
+    /// A node written in place: `BlockdevOptions`.
+    Blockdev,
     /// A list of values of this type.
     List(&'static ValueType),
     /// Anything: `any`.

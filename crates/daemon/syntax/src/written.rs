@@ -39,9 +39,13 @@ fn converted(value: &Value, notation: Notation, takes: &ValueType) -> Option<Val
         (Notation::Keyval | Notation::Json, _) => None,
     };
     let found = match takes {
-        ValueType::Node | ValueType::Nodes { .. } => return None,
+        ValueType::Node | ValueType::Nodes { .. } | ValueType::Blockdev => return None,
         ValueType::NodeOrNull => return value.is_null().then_some(Value::Null),
-        ValueType::Text | ValueType::Word(_) | ValueType::Texts | ValueType::Any => None,
+        ValueType::Text
+        | ValueType::TextOrNull
+        | ValueType::Word(_)
+        | ValueType::Texts
+        | ValueType::Any => None,
         ValueType::List(_) => None,
         ValueType::Flag => read(|text| parse_flag(text).map(Value::from)),
         ValueType::Number | ValueType::Int => read(|text| parse_number(text).map(Value::from)),

@@ -1,9 +1,11 @@
 //! A running daemon takes commands (QMP): what they change, and what is there after a restart.
 
+mod chains;
 mod changes;
 mod clients;
 #[cfg(feature = "fault-points")]
 mod killed;
+mod moved;
 mod restart;
 
 use std::path::PathBuf;

@@ -10,6 +10,9 @@ use block::LogRateLimit;
 use exports::{ExportOptions, GuestMemoryOptions, InterruptibleWait, WaitPolicy, WaitResult};
 use graph::{Blockdev, EdgeChange, Graph, ModelError, ObjectKind, ObjectOptions};
 
+use iothread::MoveError;
+use qcow2::ChangeBackingError;
+
 use super::{BuildError, DaemonState, GraphChangeError, settings};
 use crate::fault_point::{CommandStep, reached};
 use crate::state_file::{StateFile, StateFileError};
@@ -38,6 +41,28 @@ pub enum ControlError {
     /// It cannot be kept for the next start.
     #[error(transparent)]
     State(#[from] StateFileError),
+    /// The header of an image could not be changed.
+    #[error(transparent)]
+    Backing(#[from] ChangeBackingError),
+    /// A queue could not be moved.
+    #[error(transparent)]
+    Move(#[from] MoveError),
+    /// A queue of a pool is where the pool has it.
+    #[error("export '{export}' is served by pool '{pool}', which places its queues")]
+    Pooled {
+        /// The export.
+        export: String,
+        /// The pool.
+        pool: String,
+    },
+    /// There is no such queue now.
+    #[error("export '{export}' has no queue {queue} that is served now")]
+    NotRunning {
+        /// The export.
+        export: String,
+        /// The queue.
+        queue: u16,
+    },
 }
 
 /// A lock that another process has is not waited for: whoever asks can ask again.
@@ -75,7 +100,7 @@ impl DaemonState {
     }
 
     /// Keeps what there is now, if it is kept at all.
-    fn keep(&mut self) -> Result<(), ControlError> {
+    pub(super) fn keep(&mut self) -> Result<(), ControlError> {
         self.is_changed = true;
         let Some(mut file) = self.state_file.take() else { return Ok(()) };
         let kept = self.configuration().map_err(ControlError::from);
@@ -183,6 +208,11 @@ impl DaemonState {
     /// backing file.
     pub fn snapshot(&self, node: &str, overlay: &str) -> Result<Vec<EdgeChange>, ControlError> {
         Ok(self.graph.snapshot(node, overlay)?)
+    }
+
+    /// The changes that give a node that is there other nodes below it.
+    pub fn reopen(&self, blockdev: &Blockdev) -> Result<Vec<EdgeChange>, ControlError> {
+        Ok(self.graph.reopen(blockdev)?)
     }
 
     /// Lets go of an export that has not begun to serve.

@@ -49,6 +49,8 @@ fn check_keys(keys: &Keys) {
                 assert!(union.default.is_none_or(is_branch), "{}", key.name);
             }
             ValueType::Text
+            | ValueType::Blockdev
+            | ValueType::TextOrNull
             | ValueType::Flag
             | ValueType::Number
             | ValueType::Int

@@ -16,7 +16,7 @@ use serde_json::Value;
 use syntax::ValueType;
 
 use super::{Graph, Vertex};
-use crate::drivers::BACKING;
+use crate::drivers::{BACKING, Blockdev, BlockdevRef, KeyedChild};
 use crate::model::{ChildRole, GraphModel, ModelError, NodeUser};
 
 /// Another node for one edge of the graph, a new edge, or the end of one.
@@ -158,6 +158,40 @@ impl Graph {
         let moved = above.map(|(user, key)| EdgeChange { user, key, by: Some(overlay.to_owned()) });
         let below = EdgeChange { user: image, key: BACKING.to_owned(), by: Some(node.to_owned()) };
         Ok(moved.chain([below]).collect())
+    }
+
+    /// The changes that give a node that is there other nodes below it, as it is described anew. All else must be as it was
+    /// (QEMU's `blockdev-reopen`).
+    pub fn reopen(&self, blockdev: &Blockdev) -> Result<Vec<EdgeChange>, ModelError> {
+        let name = blockdev.name_below("", "");
+        self.node(&name)?;
+        let vertex = &self.vertices[&name];
+        let before: BTreeMap<_, _> = vertex.options.iter().cloned().collect();
+        let after: BTreeMap<_, _> = blockdev.describe(&self.throttle_groups).into_iter().collect();
+        let mut keys = before.keys().chain(after.keys());
+        if let Some(key) = keys.find(|key| before.get(*key) != after.get(*key)) {
+            return Err(ModelError::FixedOption { node: name, key: key.clone() });
+        }
+        let user = NodeUser::Node(name.clone());
+        let mut changes = Vec::new();
+        for KeyedChild { key, node } in &blockdev.children {
+            let BlockdevRef::Reference(by) = node else {
+                return Err(ModelError::InlineChild { node: name, key: key.clone() });
+            };
+            let edges = self.model.below(&user);
+            if edges.iter().all(|edge| edge.key != *key || edge.node != *by) {
+                let (user, key) = (user.clone(), key.clone());
+                changes.push(EdgeChange { user, key, by: Some(by.clone()) });
+            }
+        }
+        let is_named = |key: &str| blockdev.children.iter().any(|child| child.key == key);
+        if self.model.below(&user).iter().any(|edge| edge.key == BACKING) && !is_named(BACKING) {
+            if !blockdev.written.contains_key(BACKING) {
+                return Err(ModelError::NoBackingSaid(name));
+            }
+            changes.push(EdgeChange { user, key: BACKING.to_owned(), by: None });
+        }
+        Ok(changes)
     }
 
     /// An image that may have a child under that key or none, and what the child is to it.

@@ -46,6 +46,25 @@ pub enum ModelError {
     /// A node that takes no changes and is to have another size.
     #[error("Block node is read-only: node '{0}'")]
     ReadOnlyResize(String),
+    /// An option that a node has for good.
+    #[error("Cannot change the option '{key}' of node '{node}'")]
+    FixedOption {
+        /// The node.
+        node: String,
+        /// The option.
+        key: String,
+    },
+    /// A node written in place below one that is there.
+    #[error("child '{key}' of node '{node}' has to be the node-name of a node that is there")]
+    InlineChild {
+        /// The node that is there.
+        node: String,
+        /// The key.
+        key: String,
+    },
+    /// An image with a backing file of which nothing is said.
+    #[error("backing is missing for '{0}'")]
+    NoBackingSaid(String),
     /// An object whose settings cannot be changed while it is there.
     #[error("the settings of object '{0}' cannot be changed at run time")]
     FixedObject(String),

@@ -1,4 +1,5 @@
-//! Images put on others: `blockdev-snapshot`, `blockdev-snapshot-sync`, `transaction`.
+//! Images put on others: `blockdev-snapshot`, `blockdev-snapshot-sync`, `blockdev-reopen`, `transaction`; what their headers
+//! name: `change-backing-file`.
 //!
 //! Invariants: all actions of a transaction are prepared before the graph is changed once, for all of them; what was
 //! prepared, files included, is gone again after an error.
@@ -41,6 +42,22 @@ pub(super) static SNAPSHOT_SYNC: Keys = Keys {
         optional("format", ValueType::Text),
         optional("mode", ValueType::Word(&["existing", "absolute-paths"])),
         VOLATILE,
+    ]],
+    later: &[],
+};
+
+pub(super) static REOPEN: Keys = Keys {
+    of: "blockdev-reopen",
+    supported: &[&[required("options", ValueType::List(&ValueType::Blockdev)), VOLATILE]],
+    later: &[],
+};
+
+pub(super) static CHANGE_BACKING: Keys = Keys {
+    of: "change-backing-file",
+    supported: &[&[
+        required("device", ValueType::Text),
+        required("image-node-name", ValueType::Text),
+        required("backing-file", ValueType::Text),
     ]],
     later: &[],
 };
@@ -135,6 +152,53 @@ pub(super) fn snapshot_sync(
     mut fields: OptionFields,
 ) -> Result<Value, QmpError> {
     change(context, |context, preparation| preparation.add_snapshot_sync(context, &mut fields))
+}
+
+/// Other nodes below nodes that are there: all of them, or none. What is not a node below cannot be changed.
+pub(super) fn reopen(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let missing = || QmpError::generic("parameter 'options' is missing");
+    let all = fields.list("options")?.ok_or_else(missing)?;
+    let is_volatile = fields.flag("ringloom-volatile")?.unwrap_or(false);
+    change(context, |context, preparation| {
+        for (_, options) in all {
+            let blockdev = Blockdev::read(options)?;
+            preparation.edges.extend(context.state.reopen(&blockdev)?);
+        }
+        if !is_volatile {
+            preparation.policy = StatePolicy::Kept;
+        }
+        Ok(())
+    })
+}
+
+/// The name of the backing file that an image has in its header, which is looked at when it is opened next.
+pub(super) fn change_backing_file(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let device = fields.required_text("device")?;
+    let name = fields.required_text("image-node-name")?;
+    let backing = fields.required_text("backing-file")?;
+    let graph = context.state.graph();
+    if graph.node(&device).is_err() {
+        return Err(QmpError::generic(format!("Cannot find device='' nor node-name='{device}'")));
+    }
+    let info = graph.node_info(&name).map_err(|_missing| QmpError::no_node(&name))?;
+    let reader = GraphReader { graph, is_flat: true };
+    if !reader.is_in_chain(&device, &name) {
+        return Err(QmpError::generic(format!(
+            "node '{name}' and device '{device}' are not in the same chain"
+        )));
+    }
+    let Some(image) = info.image else {
+        return Err(QmpError::generic(format!("Node '{name}' has no backing file to name")));
+    };
+    let format = reader.backing_format(&name);
+    context.state.change_backing_file(&name, image, &backing, format)?;
+    done()
 }
 
 /// All actions, or none.

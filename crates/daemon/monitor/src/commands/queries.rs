@@ -98,6 +98,25 @@ impl GraphReader<'_> {
         }
     }
 
+    /// Whether a node is that one, or stands below it as the disk that it shows or its backing file.
+    pub(super) fn is_in_chain(&self, top: &str, name: &str) -> bool {
+        let mut next = Some(top.to_owned());
+        while let Some(node) = next {
+            if node == name {
+                return true;
+            }
+            next = self.child(&node, "backing").or_else(|| self.child(&node, "file"));
+        }
+        false
+    }
+
+    /// The format of what stands below an image as its backing file.
+    pub(super) fn backing_format(&self, name: &str) -> Option<&'static str> {
+        let below = self.child(name, "backing")?;
+        let info = self.graph.node_info(&below).ok()?;
+        Some(if info.image.is_some() { info.driver } else { "raw" })
+    }
+
     /// How QEMU calls what is behind a node.
     fn file_name(&self, name: &str, info: &NodeInfo<'_>) -> String {
         match self.path(name) {

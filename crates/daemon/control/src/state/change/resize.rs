@@ -10,16 +10,35 @@ use block::{ByteCount, DiskSize, Permission, Permissions, Rights, SystemClock};
 use exports::Export;
 use graph::{ModelError, NodeUser};
 use iothread::DrainedSection;
+use qcow2::Qcow2Node;
 
 use super::{AffectedExport, DRAIN_MAX, GraphChangeError};
-use crate::DaemonState;
 use crate::fault_point::{CommandStep, reached};
+use crate::{ControlError, DaemonState};
+
+/// What is done with an image whose header changes, which its users do not see.
+const RENAMES: Rights = Rights { uses: Permissions::WRITES, shares: Permissions::ALL };
 
 /// What is done with a node that gets another size; others may go on as the graph lets them.
 const RESIZES: Rights =
     Rights { uses: Permissions::WRITES.and(Permission::Resize), shares: Permissions::ALL };
 
 impl DaemonState {
+    /// Has an image, which that node is, name another backing file in its header. Requests go on meanwhile. Blocks.
+    pub fn change_backing_file(
+        &self,
+        name: &str,
+        image: &Qcow2Node,
+        backing: &str,
+        format: Option<&str>,
+    ) -> Result<(), ControlError> {
+        let claim = self.graph.node(name)?.claim(RENAMES).map_err(GraphChangeError::from)?;
+        image.change_backing(backing, format)?;
+        claim
+            .flush()
+            .map_err(|source| GraphChangeError::Flush { export: name.to_owned(), source }.into())
+    }
+
     /// Gives a node that many bytes. Blocks, as long as the longest request in flight, or 30 seconds.
     pub fn resize_node(&mut self, name: &str, bytes: u64) -> Result<(), GraphChangeError> {
         let node = Arc::clone(self.graph.node(name)?);

@@ -1,0 +1,89 @@
+//! Which iothreads serve an export, changed while its guest runs.
+//!
+//! Invariants: rings that run are moved, and lose nothing (`iothread::placed_source`); rings that are started later, and
+//! those of the next start, are served by the same iothreads. One queue that is moved by itself goes back with the next
+//! client.
+//! Threads: the first one.
+
+use std::sync::Arc;
+
+use exports::{Export, ServingIothreads};
+use graph::{ModelError, NodeUser};
+use iothread::{Iothread, PlacedSource};
+
+use super::{BuildError, ControlError, DaemonState, PreparedExport, storage_of};
+
+impl DaemonState {
+    /// Has the exports above a node served by an iothread, or by `main` if it is none. Blocks until all rings are moved.
+    pub fn set_iothread(&mut self, node: &str, iothread: Option<&str>) -> Result<(), ControlError> {
+        self.graph.node(node)?;
+        let exports = self.graph.model().exports_above(&NodeUser::Node(node.to_owned()));
+        let names: Vec<String> = iothread.into_iter().map(str::to_owned).collect();
+        for export in &exports {
+            self.set_export_iothreads(export, &names)?;
+        }
+        self.keep()
+    }
+
+    fn set_export_iothreads(&mut self, id: &str, names: &[String]) -> Result<(), ControlError> {
+        let export = self.exports.iter().find(|export| export.offer().id == id);
+        let offer =
+            export.map(Export::share_offer).ok_or_else(|| ModelError::NoExport(id.into()))?;
+        let mut options = self.export_options[id].clone();
+        options.iothreads = names.to_vec();
+        options.pins.clear();
+        self.graph.set_export_iothreads(id, names)?;
+        let serving = self.iothreads_of(&options).map_err(BuildError::from)?;
+        if let ServingIothreads::Pool(pool) = offer.iothreads() {
+            self.pools[pool.name()].remove(id);
+        }
+        offer.set_iothreads(serving.clone());
+        if let ServingIothreads::Pool(pool) = &serving {
+            let storage = storage_of(&self.graph.files_below_export(id));
+            let prepared = PreparedExport { options: options.clone(), offer: Arc::clone(&offer) };
+            self.pools[pool.name()].add(&prepared, storage);
+        }
+        self.export_options.insert(id.to_owned(), options);
+        for source in self.sources_of(id) {
+            let to = serving.of_queue(source.name().queue);
+            move_source(&source, &to);
+        }
+        tracing::info!("export {id}: served by {serving}");
+        Ok(())
+    }
+
+    /// Moves a queue that runs to an iothread, until its client leaves. Blocks until it is served there.
+    pub fn move_queue(
+        &mut self,
+        export: &str,
+        queue: u16,
+        iothread: &str,
+    ) -> Result<(), ControlError> {
+        let serving = self.exports.iter().find(|it| it.offer().id == export);
+        let serving = serving.ok_or_else(|| ModelError::NoExport(export.to_owned()))?;
+        if let ServingIothreads::Pool(pool) = serving.offer().iothreads() {
+            let (export, pool) = (export.to_owned(), pool.name().to_owned());
+            return Err(ControlError::Pooled { export, pool });
+        }
+        let missing = || ModelError::NoObject(iothread.to_owned());
+        let to = self.iothreads.get(iothread).cloned().ok_or_else(missing)?;
+        let mut sources = self.sources_of(export).into_iter();
+        let source = sources.find(|source| source.name().queue == queue);
+        let idle = || ControlError::NotRunning { export: export.to_owned(), queue };
+        source.ok_or_else(idle)?.move_to(&to)?;
+        Ok(())
+    }
+
+    fn sources_of(&self, export: &str) -> Vec<Arc<PlacedSource>> {
+        let sources = self.sources().into_iter();
+        sources.filter(|source| source.name().export == export).collect()
+    }
+}
+
+/// A ring that cannot be moved now stays where it is; its client may just be leaving.
+fn move_source(source: &PlacedSource, to: &Arc<Iothread>) {
+    if let Err(error) = source.move_to(to) {
+        let name = source.name();
+        tracing::warn!("export {}: queue {} stays: {error}", name.export, name.queue);
+    }
+}

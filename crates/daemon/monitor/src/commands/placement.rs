@@ -1,0 +1,150 @@
+//! Which iothreads serve what: `x-blockdev-set-iothread`, `ringloom-move-queue`, `query-ringloom-queues`,
+//! `query-ringloom-iothreads`, `query-ringloom-pools`.
+
+use block::nanoseconds;
+use graph::NodeUser;
+use iothread::{Iothread, PlacedSource};
+use serde_json::Value;
+use syntax::{Keys, OptionFields, ValueType, optional, required};
+
+use super::{CommandContext, answer, done};
+use crate::qmp_error::QmpError;
+use crate::types::{
+    RingloomIothreadInfo, RingloomLatencyBucket, RingloomPlacementInfo, RingloomPoolInfo,
+    RingloomQueueInfo,
+};
+
+pub(super) static SET_IOTHREAD: Keys = Keys {
+    of: "x-blockdev-set-iothread",
+    supported: &[&[
+        required("node-name", ValueType::Text),
+        required("iothread", ValueType::TextOrNull),
+        optional("force", ValueType::Flag),
+    ]],
+    later: &[],
+};
+
+pub(super) static MOVE_QUEUE: Keys = Keys {
+    of: "ringloom-move-queue",
+    supported: &[&[
+        required("export", ValueType::Text),
+        required("queue", ValueType::Number),
+        required("iothread", ValueType::Text),
+    ]],
+    later: &[],
+};
+
+pub(super) fn set_iothread(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let name = fields.required_text("node-name")?;
+    let iothread = fields.text_or_null("iothread")?;
+    let is_forced = fields.flag("force")?.unwrap_or(false);
+    let graph = context.state.graph();
+    if graph.node(&name).is_err() {
+        return Err(QmpError::generic(format!("Failed to find node with node-name='{name}'")));
+    }
+    let exports = graph.model().exports_above(&NodeUser::Node(name.clone()));
+    if let Some(export) = exports.first().filter(|_| !is_forced) {
+        return Err(QmpError::generic(format!(
+            "Node {name} is below export '{export}' and could be in use (use force=true to override \
+             this check)"
+        )));
+    }
+    if let Some(id) = &iothread
+        && context.state.objects().all(|object| object.id != *id)
+    {
+        return Err(QmpError::generic(format!("Cannot find iothread {id}")));
+    }
+    context.state.set_iothread(&name, iothread.as_deref())?;
+    done()
+}
+
+pub(super) fn move_queue(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let (export, iothread) = (fields.required_text("export")?, fields.required_text("iothread")?);
+    let number = fields.number("queue")?;
+    let number = number.ok_or_else(|| QmpError::generic("parameter 'queue' is missing"))?;
+    let too_large =
+        |_| QmpError::generic(format!("parameter 'queue' is below 65536, not {number}"));
+    let queue = u16::try_from(number).map_err(too_large)?;
+    context.state.move_queue(&export, queue, &iothread)?;
+    done()
+}
+
+pub(super) fn queues(context: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
+    let mut sources = context.state.sources();
+    sources.sort_by(|one, other| {
+        let key = |source: &PlacedSource| (source.name().export.clone(), source.name().queue);
+        key(one).cmp(&key(other))
+    });
+    answer(sources.iter().map(|source| queue_info(source)).collect::<Vec<_>>())
+}
+
+fn queue_info(source: &PlacedSource) -> RingloomQueueInfo {
+    let (name, gauges) = (source.name(), source.gauges());
+    let bucket = |(from, to, count)| RingloomLatencyBucket {
+        from: nanoseconds(from),
+        to: nanoseconds(to),
+        count,
+    };
+    RingloomQueueInfo {
+        export: name.export.clone(),
+        queue: name.queue.into(),
+        iothread: source.iothread_name(),
+        reads: gauges.reads.get(),
+        writes: gauges.writes.get(),
+        flushes: gauges.flushes.get(),
+        discards: gauges.discards.get(),
+        write_zeroes: gauges.write_zeroes.get(),
+        errors: gauges.errors.get(),
+        read_bytes: gauges.read_bytes.get(),
+        written_bytes: gauges.written_bytes.get(),
+        in_flight: gauges.in_flight.get(),
+        moves: gauges.moves.get(),
+        open_ns: gauges.open_ns.get(),
+        latency: gauges.latency.buckets().map(bucket).collect(),
+    }
+}
+
+pub(super) fn iothreads(
+    context: &mut CommandContext<'_>,
+    _: OptionFields,
+) -> Result<Value, QmpError> {
+    let sources = context.state.sources();
+    let info = |iothread: &Iothread| {
+        let served = sources.iter().filter(|it| it.iothread_name() == iothread.name());
+        let (usage, times) = (iothread.usage().gauges(), iothread.usage().thread_times());
+        RingloomIothreadInfo {
+            name: iothread.name().to_owned(),
+            queues: served.count() as u64,
+            work_ns: usage.work_ns.get(),
+            poll_ns: usage.poll_ns.get(),
+            sleep_ns: usage.sleep_ns.get(),
+            cpu_ns: times.map(|times| nanoseconds(times.cpu)),
+        }
+    };
+    answer(context.state.iothreads().iter().map(|it| info(it)).collect::<Vec<_>>())
+}
+
+pub(super) fn pools(context: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
+    let info = |pool: control::PoolReport| RingloomPoolInfo {
+        name: pool.name,
+        max: pool.max as u64,
+        iothreads: pool.iothreads,
+        exports: pool
+            .exports
+            .into_iter()
+            .map(|export| RingloomPlacementInfo {
+                export: export.name,
+                iothreads: export.iothreads.map(|count| count as u64),
+                gain_max: export.gain_max,
+                is_trying: export.is_trying,
+            })
+            .collect(),
+    };
+    answer(context.state.pool_reports().into_iter().map(info).collect::<Vec<_>>())
+}

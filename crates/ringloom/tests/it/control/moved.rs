@@ -1,0 +1,99 @@
+//! Commands that say which iothread serves what, under a client, and what is known of queues and pools.
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+use testkit::client::{Client, Shape};
+use testkit::image;
+use testkit::process::{Bench, Program};
+use testkit::qmp::QmpClient;
+
+use super::{monitor_socket, start, state};
+use crate::support::{ringloom, stop, with};
+
+fn line(bench: &Bench) -> Vec<String> {
+    let words = [
+        "--object",
+        "iothread,id=t0",
+        "--object",
+        "iothread,id=t1",
+        "--blockdev",
+        &format!("file,node-name=disk,filename={}", bench.text("disk")),
+        "--export",
+        &format!(
+            "vhost-user-blk,id=e,node-name=disk,writable=on,num-queues=2,iothread=t0,addr.type=unix,addr.path={}",
+            bench.text("e.sock")
+        ),
+    ];
+    [state(bench), words.map(str::to_owned).to_vec()].concat()
+}
+
+/// The iothreads that serve the queues of the export, in their order.
+fn served_by(qmp: &mut QmpClient) -> Result<Vec<String>> {
+    let queues = qmp.execute("query-ringloom-queues", &json!({}))?;
+    let name = |queue: &Value| queue["iothread"].as_str().unwrap_or_default().to_owned();
+    Ok(queues.as_array().into_iter().flatten().map(name).collect())
+}
+
+fn queues_go_where_they_are_sent(program: &Program) -> Result<()> {
+    let bench = Bench::new()?;
+    let socket = bench.path("e.sock");
+    image::create_filled(&bench.path("disk"), 1 << 20, 0x51)?;
+    let (server, mut qmp) = start(program, &bench, &line(&bench), std::slice::from_ref(&socket))?;
+    let mut client = Client::connect(&socket, Shape { queues: 2, ..Shape::small() })?;
+    client.write(0, &[0x11; 4096], 0)?;
+    ensure!(served_by(&mut qmp)? == ["t0", "t0"], "{:?}", served_by(&mut qmp)?);
+    let moved = json!({"export": "e", "queue": 1, "iothread": "t1"});
+    qmp.execute("ringloom-move-queue", &moved)?;
+    ensure!(served_by(&mut qmp)? == ["t0", "t1"], "{:?}", served_by(&mut qmp)?);
+    client.write(4096, &[0x12; 4096], 0)?;
+    for (wrong, expected) in [
+        (json!({"export": "x", "queue": 1, "iothread": "t1"}), "'x' is not found"),
+        (json!({"export": "e", "queue": 7, "iothread": "t1"}), "no queue 7"),
+        (json!({"export": "e", "queue": 1, "iothread": "t7"}), "'t7' not found"),
+    ] {
+        let (_, desc) = qmp.refused("ringloom-move-queue", &wrong)?;
+        ensure!(desc.contains(expected), "{desc}");
+    }
+    let all = json!({"node-name": "disk", "iothread": "t1"});
+    let (_, desc) = qmp.refused("x-blockdev-set-iothread", &all)?;
+    ensure!(desc.contains("could be in use"), "{desc}");
+    let forced =
+        |iothread: Value| json!({"node-name": "disk", "iothread": iothread, "force": true});
+    let (_, desc) = qmp.refused("x-blockdev-set-iothread", &forced("t7".into()))?;
+    ensure!(desc.contains("Cannot find iothread t7"), "{desc}");
+    qmp.execute("x-blockdev-set-iothread", &forced("t1".into()))?;
+    ensure!(served_by(&mut qmp)? == ["t1", "t1"], "{:?}", served_by(&mut qmp)?);
+    client.write(8192, &[0x13; 4096], 0)?;
+    qmp.execute("object-del", &json!({"id": "t0"}))?;
+    let (_, desc) = qmp.refused("object-del", &json!({"id": "t1"}))?;
+    ensure!(desc.contains("in use"), "{desc}");
+    let iothreads = qmp.execute("query-ringloom-iothreads", &json!({}))?;
+    ensure!(iothreads[0]["name"] == "t1" && iothreads[0]["queues"] == 2, "{iothreads}");
+    let queues = qmp.execute("query-ringloom-queues", &json!({}))?;
+    ensure!(queues[0]["writes"] == 3 && queues[0]["written-bytes"] == 12288, "{queues}");
+    ensure!(queues[0]["latency"][0]["count"].as_u64().is_some_and(|it| it > 0), "{queues}");
+    drop(client);
+    stop(server, &[&socket, &monitor_socket(&bench)])?;
+
+    // It is so after a restart, too.
+    let (server, mut qmp) = start(program, &bench, &line(&bench), std::slice::from_ref(&socket))?;
+    let mut client = Client::connect(&socket, Shape { queues: 2, ..Shape::small() })?;
+    ensure!(served_by(&mut qmp)? == ["t1", "t1"], "{:?}", served_by(&mut qmp)?);
+    qmp.execute("x-blockdev-set-iothread", &forced(Value::Null))?;
+    ensure!(served_by(&mut qmp)? == ["main", "main"], "{:?}", served_by(&mut qmp)?);
+    qmp.execute("object-add", &json!({"qom-type": "iothread-pool", "id": "p", "max": 2}))?;
+    qmp.execute("x-blockdev-set-iothread", &forced("p".into()))?;
+    let (_, desc) = qmp.refused("ringloom-move-queue", &moved)?;
+    ensure!(desc.contains("served by pool 'p'"), "{desc}");
+    let pools = qmp.execute("query-ringloom-pools", &json!({}))?;
+    ensure!(pools[0]["name"] == "p" && pools[0]["exports"][0]["export"] == "e", "{pools}");
+    let found = client.read(0, 12288, 0)?;
+    ensure!(found[..4096] == [0x11; 4096] && found[8192..] == [0x13; 4096], "other bytes");
+    drop(client);
+    stop(server, &[&socket]).map(drop)
+}
+
+#[test]
+fn queues_go_to_the_iothreads_that_commands_name() {
+    with(&ringloom(), queues_go_where_they_are_sent);
+}
