@@ -11,7 +11,7 @@ use exports::{Export, ServingIothreads};
 use graph::{ModelError, NodeUser};
 use iothread::{Iothread, PlacedSource};
 
-use super::{BuildError, ControlError, DaemonState, PreparedExport, storage_of};
+use super::{ControlError, DaemonState, PreparedExport, storage_of};
 
 impl DaemonState {
     /// Has the exports above a node served by an iothread, or by `main` if it is none. Blocks until all rings are moved.
@@ -33,7 +33,7 @@ impl DaemonState {
         options.iothreads = names.to_vec();
         options.pins.clear();
         self.graph.set_export_iothreads(id, names)?;
-        let serving = self.iothreads_of(&options).map_err(BuildError::from)?;
+        let serving = self.iothreads_of(&options)?;
         if let ServingIothreads::Pool(pool) = offer.iothreads() {
             self.pools[pool.name()].remove(id);
         }
