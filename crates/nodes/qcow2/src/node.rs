@@ -142,6 +142,12 @@ impl Qcow2Node {
         })
     }
 
+    /// How much memory its tables may take.
+    pub fn cache_bytes(&self) -> ByteCount {
+        let Qcow2Settings { l2_cache, refcount_cache, .. } = self.shared.settings;
+        ByteCount(l2_cache.0 + refcount_cache.0)
+    }
+
     /// The backing file that is below the image now.
     pub fn backing(&self) -> Option<Arc<Child>> {
         self.shared.lock_backing().clone()
