@@ -4,10 +4,12 @@
 //!
 //! Threads: one for each character device with a monitor, `monitor ID`; it waits only in poll. It is behind the fences.
 
+use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -53,7 +55,7 @@ pub enum ChardevError {
         /// Its name.
         id: String,
         /// What was tried.
-        action: &'static str,
+        action: Cow<'static, str>,
         /// Why.
         #[source]
         source: io::Error,
@@ -94,7 +96,13 @@ impl Chardev {
     /// Opens it. Waits for the first client if that was asked for.
     pub(crate) fn open(options: &ChardevOptions) -> Result<Self, ChardevError> {
         let id = &options.id;
-        let failed = |action| move |source| ChardevError::Io { id: id.clone(), action, source };
+        let failed = |action: &'static str| {
+            move |source| ChardevError::Io { id: id.clone(), action: action.into(), source }
+        };
+        let failed_at = |action: &str, path: &Path| {
+            let action = format!("{action} '{}'", path.display()).into();
+            move |source| ChardevError::Io { id: id.clone(), action, source }
+        };
         let endpoint = match &options.kind {
             ChardevKind::Null => Endpoint::Nothing,
             ChardevKind::Stdio => {
@@ -107,7 +115,7 @@ impl Chardev {
                 let mut open = OpenOptions::new();
                 let open = open.write(true).create(true).append(*is_appended);
                 let open = open.truncate(!*is_appended);
-                let output = open.open(path).map_err(failed("open its file"))?;
+                let output = open.open(path).map_err(failed_at("open", path))?;
                 let input = input.as_ref().map(File::open).transpose();
                 let input = input.map_err(failed("open what it is to read"))?;
                 Endpoint::Files(input.map(Into::into), output.into())
@@ -135,7 +143,8 @@ impl Chardev {
                             stream_socket(path, SocketFlags::CLOEXEC).map_err(of_socket)?;
                         let to = address(path).map_err(of_socket)?;
                         let connected = rustix::net::connect(&socket, &to);
-                        connected.map_err(|errno| failed("connect")(errno.into()))?;
+                        let to_it = |errno: Errno| failed_at("connect to", path)(errno.into());
+                        connected.map_err(to_it)?;
                         Endpoint::Stream(socket.into())
                     }
                 }

@@ -140,7 +140,7 @@ pub(crate) const COMMANDS: &[Command] = {
         changes("job-dismiss", Table(&jobs::DISMISS), <()>::describe, jobs::dismiss),
         changes("object-add", Object, <()>::describe, objects::add),
         changes("object-del", Table(&objects::DEL), <()>::describe, objects::del),
-        changes(
+        asks(
             "qmp_capabilities",
             Table(&queries::CAPABILITIES),
             <()>::describe,

@@ -8,6 +8,8 @@
 
 use serde_json::Value;
 
+use crate::distinct_keys::DistinctKeys;
+
 /// The longest value that a client may send, in bytes. The longest command that makes sense has some kilobytes.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 
@@ -122,7 +124,7 @@ impl JsonStream {
 
     /// The value that is whole.
     fn end(&mut self) -> Result<Value, JsonError> {
-        let value = serde_json::from_slice(&self.bytes);
+        let value = serde_json::from_slice(&self.bytes).map(|DistinctKeys(value)| value);
         let failed = |error: serde_json::Error| JsonError::Syntax(error.to_string());
         *self = Self::default();
         value.map_err(failed)
@@ -168,6 +170,7 @@ mod tests {
         check("} {}", &[None, Some(json!({}))]);
         check("{\"a\":1,}\n{}", &[None, Some(json!({}))]);
         check("{\"a\":", &[]);
+        check("{\"a\":[{\"b\":1,\"b\":2}]}\n{}", &[None, Some(json!({}))]);
     }
 
     #[test]

@@ -11,6 +11,7 @@
 mod chardev;
 mod client;
 mod commands;
+mod distinct_keys;
 mod events;
 mod inbox;
 mod json_stream;

@@ -96,9 +96,6 @@ impl Session {
                 Ok(()) => return Some(self.line(id, Ok(json!({})))),
                 Err(error) => error,
             },
-            Ok(request) if request.command == NEGOTIATE => QmpError::no_command(
-                "Capabilities negotiation is already complete, command ignored",
-            ),
             Ok(request) => {
                 self.is_carried_out = true;
                 return Some(SessionOutput::Request(id, request));

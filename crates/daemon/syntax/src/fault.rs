@@ -60,6 +60,14 @@ pub enum ArgumentError {
         /// What would be right.
         expected: &'static str,
     },
+    /// A number that is none of those that the key can have.
+    #[error("Value '{value}' is out of range for parameter '{key}'")]
+    OutOfRange {
+        /// The key.
+        key: String,
+        /// The value.
+        value: i64,
+    },
     /// A value where there are keys.
     #[error(
         "parameter '{key}' has no value but keys of its own: {key}.KEY=VALUE{}",

@@ -351,6 +351,9 @@ impl OptionFields {
         expected: &'static str,
     ) -> Result<Option<u64>, ArgumentError> {
         let Some(value) = self.map.remove(key) else { return Ok(None) };
+        if let Some(value) = value.as_i64().filter(|number| *number < 0) {
+            return Err(ArgumentError::OutOfRange { key: format!("{}{key}", self.prefix), value });
+        }
         let number = match self.notation {
             Notation::Keyval => value.as_str().and_then(parse),
             Notation::Json => value.as_u64(),

@@ -144,6 +144,14 @@ impl Graph {
     pub fn snapshot(&self, node: &str, overlay: &str) -> Result<Vec<EdgeChange>, ModelError> {
         self.node(node)?;
         self.node(overlay)?;
+        let users = self.model.users_of(node);
+        let is_backing = |(user, key): &(NodeUser, String)| match user {
+            NodeUser::Node(user) if key == BACKING => Some(user.clone()),
+            NodeUser::Node(_) | NodeUser::Export(_) => None,
+        };
+        if let Some(user) = users.iter().find_map(is_backing) {
+            return Err(ModelError::IsBacking { node: node.to_owned(), user });
+        }
         let image = NodeUser::Node(overlay.to_owned());
         if self.optional_child(&image, BACKING).is_none() {
             return Err(ModelError::NoOverlay(overlay.to_owned()));
@@ -154,7 +162,7 @@ impl Graph {
         if self.model.below(&image).iter().any(|edge| edge.key == BACKING) {
             return Err(ModelError::OverlayHasBacking);
         }
-        let above = self.model.users_of(node).into_iter();
+        let above = users.into_iter();
         let moved = above.map(|(user, key)| EdgeChange { user, key, by: Some(overlay.to_owned()) });
         let below = EdgeChange { user: image, key: BACKING.to_owned(), by: Some(node.to_owned()) };
         Ok(moved.chain([below]).collect())

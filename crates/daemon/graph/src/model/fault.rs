@@ -40,6 +40,14 @@ pub enum ModelError {
     /// An overlay on which something stands.
     #[error("The overlay is already in use")]
     OverlayInUse,
+    /// A backing file, on which nothing else can be put.
+    #[error("Node '{node}' is busy: node is used as backing hd of '{user}'")]
+    IsBacking {
+        /// The node.
+        node: String,
+        /// The node that stands on it.
+        user: String,
+    },
     /// An overlay with a backing file.
     #[error("The overlay already has a backing image")]
     OverlayHasBacking,

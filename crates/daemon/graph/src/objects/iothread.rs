@@ -12,9 +12,9 @@ pub(super) const ENTRY: ObjectType = ObjectType {
         supported: &[
             OBJECT_KEYS,
             &[
-                optional("poll-max-ns", ValueType::Number),
-                optional("poll-grow", ValueType::Number),
-                optional("poll-shrink", ValueType::Number),
+                optional("poll-max-ns", ValueType::Int),
+                optional("poll-grow", ValueType::Int),
+                optional("poll-shrink", ValueType::Int),
             ],
         ],
         later: &[&["aio-max-batch", "thread-pool-max", "thread-pool-min"]],
@@ -29,9 +29,9 @@ fn read(fields: &mut OptionFields) -> Result<ObjectKind, ArgumentError> {
 /// The keys of polling.
 pub(super) fn polling(fields: &mut OptionFields) -> Result<PollOptions, ArgumentError> {
     Ok(PollOptions {
-        max_ns: fields.number("poll-max-ns")?,
-        grow: factor("poll-grow", fields.number("poll-grow")?.unwrap_or(0))?,
-        shrink: factor("poll-shrink", fields.number("poll-shrink")?.unwrap_or(0))?,
+        max_ns: fields.int("poll-max-ns")?,
+        grow: factor("poll-grow", fields.int("poll-grow")?.unwrap_or(0))?,
+        shrink: factor("poll-shrink", fields.int("poll-shrink")?.unwrap_or(0))?,
     })
 }
 

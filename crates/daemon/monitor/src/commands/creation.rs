@@ -83,8 +83,17 @@ pub(super) static CREATE: Keys = Keys {
 
 /// What is to be made.
 enum Creation {
-    File { path: PathBuf, bytes: u64 },
-    Qcow2 { node: Arc<dyn Node>, data: Option<Arc<dyn Node>>, options: CreateOptions },
+    File {
+        path: PathBuf,
+        bytes: u64,
+    },
+    Qcow2 {
+        node: Arc<dyn Node>,
+        data: Option<Arc<dyn Node>>,
+        options: CreateOptions,
+    },
+    /// It names a node that is not there, with which a job begins and ends, as in QEMU.
+    NoNode(String),
 }
 
 pub(super) fn create(
@@ -127,12 +136,12 @@ fn size(options: &mut OptionFields) -> Result<u64, QmpError> {
 
 fn qcow2(context: &CommandContext<'_>, mut fields: OptionFields) -> Result<Creation, QmpError> {
     let graph = context.state.graph();
-    let node = |name: &str| graph.share_node(name).map_err(|_missing| QmpError::no_node(name));
-    let file = fields.text_of_node("file")?;
-    let file =
-        node(&file.ok_or_else(|| QmpError::generic("parameter 'options.file' is missing"))?)?;
+    let file_name = fields.text_of_node("file")?;
+    let file_name =
+        file_name.ok_or_else(|| QmpError::generic("parameter 'options.file' is missing"))?;
+    let file = graph.share_node(&file_name);
     let data_name = fields.text_of_node("data-file")?;
-    let data = data_name.as_deref().map(node).transpose()?;
+    let data = data_name.as_deref().map(|name| graph.share_node(name)).transpose();
     let reader = GraphReader { graph, is_flat: true };
     let data_path = data_name.as_deref().and_then(|name| reader.path(name));
     let default = CreateOptions::default();
@@ -159,11 +168,16 @@ fn qcow2(context: &CommandContext<'_>, mut fields: OptionFields) -> Result<Creat
             _ => CompressionMethod::Deflate,
         },
     };
-    Ok(Creation::Qcow2 { node: file, data, options })
+    Ok(match (file, data) {
+        (Ok(node), Ok(data)) => Creation::Qcow2 { node, data, options },
+        (Err(_missing), _) => Creation::NoNode(file_name),
+        (Ok(_), Err(_missing)) => Creation::NoNode(data_name.unwrap_or_default()),
+    })
 }
 
 fn carry_out(maker: &ImageMaker, creation: Creation) -> Result<(), String> {
     let made = match creation {
+        Creation::NoNode(name) => return Err(QmpError::no_node(&name).desc),
         Creation::File { path, bytes } => maker.file(&path, bytes),
         Creation::Qcow2 { node, data, options } => {
             let sized = data.map(|data| maker.resize(&data, options.size)).transpose();

@@ -77,6 +77,9 @@ enum QomPath<'a> {
 }
 
 fn resolve<'a>(context: &'a CommandContext<'_>, path: &str) -> Result<QomPath<'a>, QmpError> {
+    if path.is_empty() {
+        return Err(QmpError::generic("Path '' is ambiguous"));
+    }
     let mut parts = path.split('/').filter(|part| !part.is_empty());
     let object = |id: &str| context.state.objects().find(|object| object.id == id);
     let is_absolute = path.starts_with('/');
@@ -112,7 +115,7 @@ fn property(name: &str, kind: impl Into<String>) -> ObjectPropertyInfo {
 
 fn list_of(of: &'static ObjectType) -> Vec<ObjectPropertyInfo> {
     let kind = |key: &Key| {
-        if matches!(key.takes, ValueType::Number) {
+        if matches!(key.takes, ValueType::Number | ValueType::Int) {
             "int"
         } else if matches!(key.takes, ValueType::Object(_)) {
             "ThrottleLimits"
@@ -159,7 +162,7 @@ fn value(object: &ObjectOptions, name: &str) -> Option<Value> {
     let written = object.written();
     let limits = written.get("limits").and_then(Value::as_object);
     let given = written.get(name).or_else(|| limits?.get(name.strip_prefix("x-")?));
-    let default = || match matches!(key.takes, ValueType::Number) {
+    let default = || match matches!(key.takes, ValueType::Number | ValueType::Int) {
         true if name == "poll-max-ns" => POLL_MAX_NS.into(),
         true => 0.into(),
         false => "".into(),

@@ -38,7 +38,7 @@ pub(super) static BLOCKSTATS: Keys = Keys {
     later: &[],
 };
 
-/// Sessions do not let it through.
+/// What a session lets through comes too late.
 pub(super) fn negotiated(_: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
     Err(QmpError::no_command("Capabilities negotiation is already complete, command ignored"))
 }
@@ -75,6 +75,9 @@ pub(super) fn named_block_nodes(
     let reader = GraphReader { graph, is_flat };
     answer(names.filter_map(|name| reader.block_device(name)).collect::<Vec<_>>())
 }
+
+/// What a guest sees of a disk is a number of sectors.
+const SECTOR_BYTES: u64 = 512;
 
 /// Reads what there is to say of nodes.
 pub(super) struct GraphReader<'a> {
@@ -185,7 +188,7 @@ impl GraphReader<'_> {
             format: info.driver.to_owned(),
             is_dirty: Some(header.as_ref().is_some_and(|header| header.features.dirty)),
             actual_size: self.path(name).as_deref().and_then(allocated),
-            virtual_size: info.node.size().0.0,
+            virtual_size: info.node.size().0.0.next_multiple_of(SECTOR_BYTES),
             cluster_size: header.as_ref().map(|header| 1 << header.cluster_bits),
             backing: header.as_ref().and_then(|header| header.backing.clone()),
             full_backing: full_backing.map(|path| path.display().to_string()),
