@@ -6,6 +6,7 @@ mod clients;
 #[cfg(feature = "fault-points")]
 mod killed;
 mod moved;
+mod parity;
 mod restart;
 
 use std::path::PathBuf;
