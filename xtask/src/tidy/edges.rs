@@ -155,6 +155,7 @@ const TABLE: &[Row] = &[
             "placement",
             "qcow2",
             "sandbox",
+            "syntax",
         ],
         &["disk"],
     ),

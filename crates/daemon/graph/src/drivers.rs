@@ -23,6 +23,8 @@ mod tests;
 mod throttle;
 
 pub use base::{AutoReadOnly, BASE_HELP, BASE_KEYS, BaseOptions};
+pub use delay::DELAY_SET;
+pub(crate) use delay::{describe_settings as delay_description, read_settings as delay_settings};
 pub use driver::Driver;
 pub(crate) use driver::{ImageFileReference, MadeNode, NodeContext, NodeError, ThrottleGroups};
 pub use file_check::{FileCheckError, file_kind, open_fault, real_directory};

@@ -18,10 +18,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{Access, Clock, Node};
+use disk::WriteThreshold;
 use kernel_io::{Caching, FileIdentity, FileTable, OpenFile};
 use layers::{ThrottleGroup, ThrottleLimits};
 use qcow2::Qcow2Node;
 use serde_json::{Map, Value};
+use syntax::{ArgumentError, OptionFields};
 
 pub use change::GraphChangeRefusal;
 pub use change::{EdgeChange, GraphChange};
@@ -32,8 +34,8 @@ pub use named_files::{NamedFileError, NamedFileRefusal, NamedFileRole};
 use root::RootNode;
 
 use crate::drivers::{
-    BaseOptions, Blockdev, BlockdevRef, Driver, KeyedChild, MadeNode, NodeContext, NodeError,
-    ThrottleGroups,
+    BaseOptions, Blockdev, BlockdevRef, DELAY_SET, Driver, KeyedChild, MadeNode, NodeContext,
+    NodeError, ThrottleGroups, delay_description, delay_settings,
 };
 use crate::model::{
     Activity, ChildRole, Edge, GraphModel, ModelError, NewExport, NewNode, NodeOwner, NodeUser,
@@ -75,6 +77,20 @@ struct Vertex {
     written: Map<String, Value>,
 }
 
+/// A delay could not be given other settings.
+#[derive(Debug, thiserror::Error)]
+pub enum DelayError {
+    /// They are no settings.
+    #[error(transparent)]
+    Argument(#[from] ArgumentError),
+    /// There is no such node.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The node delays nothing.
+    #[error("node '{0}' is no delay")]
+    NoDelay(String),
+}
+
 /// What is known of a node, to be shown.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeInfo<'a> {
@@ -92,6 +108,8 @@ pub struct NodeInfo<'a> {
     pub file: Option<&'a Arc<OpenFile>>,
     /// The node itself, if it is an image.
     pub image: Option<&'a Arc<Qcow2Node>>,
+    /// What tells when a change goes beyond a place, if it is a file.
+    pub write_threshold: Option<&'a Arc<WriteThreshold>>,
 }
 
 /// The edge to a child of a node that is being made.
@@ -198,6 +216,28 @@ impl Graph {
         }
     }
 
+    /// Gives a delay other settings, all anew. Requests that are delayed already stay so.
+    pub fn set_delay(&mut self, mut fields: OptionFields) -> Result<(), DelayError> {
+        fields.check_keys(&DELAY_SET)?;
+        let mut written = fields.written();
+        let name = fields.required_text("node-name")?;
+        let settings = delay_settings(&mut fields)?;
+        self.model.activity(&name)?;
+        let vertex = self.vertices.get_mut(&name).expect("the model knows it");
+        let delay = vertex.made.delay.as_ref().ok_or_else(|| DelayError::NoDelay(name.clone()))?;
+        for (key, value) in delay_description(&settings) {
+            vertex.options.retain(|(known, _)| *known != key);
+            vertex.options.push((key, value));
+        }
+        delay.set(settings);
+        for key in ["latency-ns", "read", "write", "flush", "ordered"] {
+            vertex.written.remove(key);
+        }
+        written.remove("node-name");
+        vertex.written.append(&mut written);
+        Ok(())
+    }
+
     /// Lets go of an object that nothing names.
     pub fn remove_object(&mut self, id: &str) -> Result<(), ModelError> {
         self.model.remove_object(id)?;
@@ -276,9 +316,10 @@ impl Graph {
         let activity = self.model.activity(name)?;
         let Vertex { made, driver, base, .. } = &self.vertices[name];
         let driver = driver.map_or("", |driver| driver.name);
-        let MadeNode { node, file, image } = made;
+        let MadeNode { node, file, image, write_threshold, delay: _ } = made;
         let (file, image) = (file.as_ref(), image.as_ref());
-        Ok(NodeInfo { driver, access, activity, base, node, file, image })
+        let write_threshold = write_threshold.as_ref();
+        Ok(NodeInfo { driver, access, activity, base, node, file, image, write_threshold })
     }
 
     /// Which files are below that node now, each once.
@@ -315,7 +356,7 @@ impl Graph {
         let new =
             NewNode { name: &name, access, activity, edges, objects, owner, bottom, is_filter };
         self.model.add_node(new).expect("it stands on nothing");
-        let made = MadeNode { node, file: None, image: None };
+        let made = MadeNode::of(node);
         let (places, options, driver, written) = (Vec::new(), Vec::new(), None, Map::new());
         let base = BaseOptions::DEFAULT;
         self.vertices.insert(name, Vertex { made, places, options, driver, base, written });

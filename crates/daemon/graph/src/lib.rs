@@ -15,12 +15,13 @@ mod objects;
 mod storage_watchdog;
 
 pub use drivers::{
-    AutoReadOnly, BASE_HELP, BASE_KEYS, BaseOptions, Blockdev, BlockdevRef, DRIVERS, Driver,
-    FileCheckError, KeyedChild, file_kind, image_format, image_formats, open_fault, real_directory,
+    AutoReadOnly, BASE_HELP, BASE_KEYS, BaseOptions, Blockdev, BlockdevRef, DELAY_SET, DRIVERS,
+    Driver, FileCheckError, KeyedChild, file_kind, image_format, image_formats, open_fault,
+    real_directory,
 };
 pub use graph::{
-    EdgeChange, ExportStorage, Graph, GraphChange, GraphChangeRefusal, GraphError, GraphPath,
-    ImageCreationError, ImageMaker, NamedFileError, NamedFileRefusal, NamedFileRole,
+    DelayError, EdgeChange, ExportStorage, Graph, GraphChange, GraphChangeRefusal, GraphError,
+    GraphPath, ImageCreationError, ImageMaker, NamedFileError, NamedFileRefusal, NamedFileRole,
     NamedFilesPolicy, NodeDescription, NodeInfo,
 };
 pub use model::{

@@ -106,9 +106,16 @@ pub(crate) const COMMANDS: &[Command] = {
         SchemaInfo, VersionInfo,
     };
     use Arguments::{Blockdev, Export, Keys as Table, None as Nothing, Object};
+    use graph::DELAY_SET;
     &[
         changes("block-export-add", Export, <()>::describe, exports::add),
         changes("block-export-del", Table(&exports::DEL), <()>::describe, exports::del),
+        changes(
+            "block-set-write-threshold",
+            Table(&nodes::WRITE_THRESHOLD),
+            <()>::describe,
+            nodes::set_write_threshold,
+        ),
         changes("block_resize", Table(&nodes::RESIZE), <()>::describe, nodes::resize),
         changes("blockdev-add", Blockdev, <()>::describe, nodes::add),
         changes("blockdev-create", Table(&creation::CREATE), <()>::describe, creation::create),
@@ -201,6 +208,7 @@ pub(crate) const COMMANDS: &[Command] = {
         ),
         asks("query-version", Nothing, VersionInfo::describe, queries::version),
         changes("quit", Nothing, <()>::describe, queries::quit),
+        changes("ringloom-delay-set", Table(&DELAY_SET), <()>::describe, nodes::set_delay),
         changes(
             "ringloom-move-queue",
             Table(&placement::MOVE_QUEUE),
@@ -241,7 +249,6 @@ const LATER: &[&str] = &[
     "block-job-pause",
     "block-job-resume",
     "block-job-set-speed",
-    "block-set-write-threshold",
     "block-stream",
     "blockdev-backup",
     "blockdev-mirror",

@@ -21,11 +21,22 @@ pub(crate) const BLOCK_EXPORT_DELETED: &str = "BLOCK_EXPORT_DELETED";
 /// A job is somewhere else than before.
 pub(crate) const JOB_STATUS_CHANGE: &str = "JOB_STATUS_CHANGE";
 
+/// A change went beyond the write threshold of a node.
+pub(crate) const BLOCK_WRITE_THRESHOLD: &str = "BLOCK_WRITE_THRESHOLD";
+
 /// All events.
 pub(crate) const EVENTS: &[EventKind] = &[
     EventKind {
         name: BLOCK_EXPORT_DELETED,
         members: |_| vec![("id".to_owned(), "str".to_owned(), false)],
+    },
+    EventKind {
+        name: BLOCK_WRITE_THRESHOLD,
+        members: |_| {
+            let number = |name: &str| (name.to_owned(), "int".to_owned(), false);
+            let node = ("node-name".to_owned(), "str".to_owned(), false);
+            vec![node, number("amount-exceeded"), number("write-threshold")]
+        },
     },
     EventKind {
         name: JOB_STATUS_CHANGE,

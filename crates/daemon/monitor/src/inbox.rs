@@ -16,6 +16,8 @@ pub(crate) enum Message {
     Connected(Arc<Client>),
     /// A request is to be carried out and answered.
     Request { client: Arc<Client>, id: Option<Value>, request: Request },
+    /// A change went beyond the write threshold of a node.
+    ThresholdExceeded { node: String, amount: u64, threshold: u64 },
     /// A job is over, well or with that error.
     JobEnded { id: String, error: Option<String> },
 }

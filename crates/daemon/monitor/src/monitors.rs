@@ -11,12 +11,12 @@ use std::sync::Arc;
 use control::DaemonState;
 use exports::GuestMemoryOptions;
 use sandbox::Sandbox;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::chardev::{Chardev, ChardevError};
 use crate::client::Client;
 use crate::commands::{self, CommandContext, Jobs};
-use crate::events::event;
+use crate::events::{BLOCK_WRITE_THRESHOLD, event};
 use crate::inbox::{Inbox, Message};
 use crate::options::{ChardevOptions, MonitorOptions};
 use crate::session::answer;
@@ -112,6 +112,12 @@ impl Monitors {
                 Some(Message::Connected(client)) => {
                     self.clients.retain(|client| !client.is_gone());
                     self.clients.push(client);
+                }
+                Some(Message::ThresholdExceeded { node, amount, threshold }) => {
+                    let data = json!({
+                        "node-name": node, "amount-exceeded": amount, "write-threshold": threshold,
+                    });
+                    self.tell(vec![(BLOCK_WRITE_THRESHOLD, data)]);
                 }
                 Some(Message::JobEnded { id, error }) => {
                     let events = self.jobs.ended(&id, error);

@@ -4,6 +4,7 @@
 //! and all claims on it are gone, and the iothreads that have used it.
 
 mod claims;
+mod write_threshold;
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ use block::{
 };
 use claims::FileClaims;
 use kernel_io::{FileKind, FileTable, FlushPolicy, OpenError, OpenFile, OpenOptions};
+pub use write_threshold::{ExceededThreshold, WriteThreshold};
 
 /// Whether discards reach the host (`discard=`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +38,7 @@ pub struct FileNode {
     discard: DiscardPolicy,
     flushes: FlushPolicy,
     claims: Arc<FileClaims>,
+    write_threshold: Arc<WriteThreshold>,
 }
 
 impl FileNode {
@@ -57,7 +60,13 @@ impl FileNode {
             discard,
             flushes: options.flushes,
             claims: Arc::new(claims),
+            write_threshold: Arc::default(),
         })
+    }
+
+    /// What tells when a change goes beyond a place.
+    pub fn write_threshold(&self) -> &Arc<WriteThreshold> {
+        &self.write_threshold
     }
 
     /// The file that it opened.
@@ -128,7 +137,8 @@ impl Node for FileNode {
     fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let (file, access) = (self.id, self.access);
         let (discard, flushes) = (self.discard, self.flushes);
-        Ok(Box::new(FileLane { file, access, discard, flushes }))
+        let write_threshold = Arc::clone(&self.write_threshold);
+        Ok(Box::new(FileLane { file, access, discard, flushes, write_threshold }))
     }
 }
 
@@ -139,6 +149,7 @@ struct FileLane {
     access: Access,
     discard: DiscardPolicy,
     flushes: FlushPolicy,
+    write_threshold: Arc<WriteThreshold>,
 }
 
 impl LeafLane for FileLane {
@@ -146,6 +157,10 @@ impl LeafLane for FileLane {
         if mapping.operation.is_change() && self.access == Access::ReadOnly {
             mapping.answer = Answer::Refused(FailKind::ReadOnly);
             return;
+        }
+        if let Operation::Write(extent, _) | Operation::WriteZeroes(extent, ..) = mapping.operation
+        {
+            self.write_threshold.reached(extent.start().0 + extent.count().0);
         }
         if self.flushes == FlushPolicy::Ignored {
             mapping.operation = cached(mapping.operation);
@@ -174,11 +189,13 @@ impl LeafLane for FileLane {
         let offset = match operation {
             Operation::Read(extent) => extent.start(),
             Operation::Write(extent, Durability::Cached) if self.access == Access::ReadWrite => {
+                self.write_threshold.reached(extent.start().0 + extent.count().0);
                 extent.start()
             }
             Operation::Write(extent, Durability::Stable)
                 if self.access == Access::ReadWrite && self.flushes == FlushPolicy::Obeyed =>
             {
+                self.write_threshold.reached(extent.start().0 + extent.count().0);
                 extent.start()
             }
             Operation::Write(..)

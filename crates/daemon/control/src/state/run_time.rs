@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use block::LogRateLimit;
 use exports::{ExportOptions, GuestMemoryOptions, InterruptibleWait, WaitPolicy, WaitResult};
-use graph::{Blockdev, EdgeChange, Graph, ModelError, ObjectKind, ObjectOptions};
+use graph::{Blockdev, DelayError, EdgeChange, Graph, ModelError, ObjectKind, ObjectOptions};
 
 use iothread::MoveError;
 use qcow2::ChangeBackingError;
+use syntax::OptionFields;
 
 use super::{BuildError, DaemonState, GraphChangeError, settings};
 use crate::fault_point::{CommandStep, reached};
@@ -41,6 +42,9 @@ pub enum ControlError {
     /// It cannot be kept for the next start.
     #[error(transparent)]
     State(#[from] StateFileError),
+    /// A delay could not be changed.
+    #[error(transparent)]
+    Delay(#[from] DelayError),
     /// The header of an image could not be changed.
     #[error(transparent)]
     Backing(#[from] ChangeBackingError),
@@ -141,6 +145,12 @@ impl DaemonState {
             ObjectKind::IothreadPool(_) => {}
         }
         self.objects.insert(object.id.clone(), object.clone());
+    }
+
+    /// Gives a delay other settings, kept.
+    pub fn set_delay(&mut self, fields: OptionFields) -> Result<(), ControlError> {
+        self.graph.set_delay(fields)?;
+        self.keep()
     }
 
     /// [`DaemonState::add_object`], kept.

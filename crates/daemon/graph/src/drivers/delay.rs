@@ -31,15 +31,8 @@ pub(super) static DELAY: Driver = Driver {
         of: "--blockdev driver=delay",
         supported: &[
             BASE,
-            &[
-                required("file", ValueType::Node),
-                optional("latency-ns", ValueType::Number),
-                optional("read", ValueType::Union(&DISTRIBUTION)),
-                optional("write", ValueType::Union(&DISTRIBUTION)),
-                optional("flush", ValueType::Union(&DISTRIBUTION)),
-                optional("ordered", ValueType::Flag),
-                optional("seed", ValueType::Number),
-            ],
+            &[required("file", ValueType::Node), optional("seed", ValueType::Number)],
+            SETTINGS,
         ],
         later: &[BASE_LATER],
     },
@@ -54,6 +47,22 @@ pub(super) static DELAY: Driver = Driver {
 ",
     as_format: None,
     read,
+};
+
+/// What can be changed while requests are delayed.
+const SETTINGS: &[Key] = &[
+    optional("latency-ns", ValueType::Number),
+    optional("read", ValueType::Union(&DISTRIBUTION)),
+    optional("write", ValueType::Union(&DISTRIBUTION)),
+    optional("flush", ValueType::Union(&DISTRIBUTION)),
+    optional("ordered", ValueType::Flag),
+];
+
+/// The keys of `ringloom-delay-set`: the settings of a delay, all anew.
+pub static DELAY_SET: Keys = Keys {
+    of: "ringloom-delay-set",
+    supported: &[&[required("node-name", ValueType::Text)], SETTINGS],
+    later: &[],
 };
 
 /// The distributions, each with its keys.
@@ -125,6 +134,13 @@ enum DelayOptionsError {
 }
 
 fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentError> {
+    let settings = read_settings(fields)?;
+    let seed = fields.number("seed")?.unwrap_or(0);
+    Ok(Arc::new(DelayOptions { settings, seed }))
+}
+
+/// How long requests of each kind take.
+pub(crate) fn read_settings(fields: &mut OptionFields) -> Result<DelaySettings, ArgumentError> {
     let all = latency(fields, &LATENCY)?;
     let mut own = |key| fields.union(key)?.map(distribution).transpose();
     let (read, write, flush) = (own("read")?, own("write")?, own("flush")?);
@@ -135,9 +151,24 @@ fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentE
     let given = |own: Option<Distribution>| own.unwrap_or_else(|| otherwise.clone());
     let order =
         if fields.flag("ordered")? == Some(true) { DelayOrder::AsBegun } else { DelayOrder::Any };
-    let seed = fields.number("seed")?.unwrap_or(0);
     let (read, write, flush) = (given(read), given(write), given(flush));
-    Ok(Arc::new(DelayOptions { settings: DelaySettings { read, write, flush, order }, seed }))
+    Ok(DelaySettings { read, write, flush, order })
+}
+
+/// The settings in canonical form.
+pub(crate) fn describe_settings(settings: &DelaySettings) -> Vec<(String, String)> {
+    let DelaySettings { read, write, flush, order } = settings;
+    // A histogram can be long.
+    let brief = |distribution| {
+        let text = format!("{distribution:?}");
+        if text.len() <= 100 { text } else { format!("{:016x}", fnv1a(text.as_bytes())) }
+    };
+    vec![
+        pair("read", &brief(read)),
+        pair("write", &brief(write)),
+        pair("flush", &brief(flush)),
+        pair("ordered", on_off(*order == DelayOrder::AsBegun)),
+    ]
 }
 
 /// How long the requests of one kind take.
@@ -194,19 +225,7 @@ impl DriverOptions for DelayOptions {
     }
 
     fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {
-        let DelaySettings { read, write, flush, order } = &self.settings;
-        // A histogram can be long.
-        let brief = |distribution| {
-            let text = format!("{distribution:?}");
-            if text.len() <= 100 { text } else { format!("{:016x}", fnv1a(text.as_bytes())) }
-        };
-        vec![
-            pair("read", &brief(read)),
-            pair("write", &brief(write)),
-            pair("flush", &brief(flush)),
-            pair("ordered", on_off(*order == DelayOrder::AsBegun)),
-            pair("seed", &self.seed),
-        ]
+        [describe_settings(&self.settings), vec![pair("seed", &self.seed)]].concat()
     }
 
     fn make(&self, context: &NodeContext<'_>) -> Result<MadeNode, NodeError> {
@@ -214,7 +233,8 @@ impl DriverOptions for DelayOptions {
         let (settings, clock) = (self.settings.clone(), Arc::clone(context.clock));
         let access = context.base.access();
         let node = DelayNode::new(context.name, child, access, settings, self.seed, clock);
-        Ok(MadeNode::of(Arc::new(node)))
+        let node = Arc::new(node);
+        Ok(MadeNode { delay: Some(Arc::clone(&node)), ..MadeNode::of(node) })
     }
 }
 

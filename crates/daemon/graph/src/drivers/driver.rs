@@ -10,8 +10,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use block::{Child, Clock, Node};
+use disk::WriteThreshold;
 use kernel_io::{FileKind, FileTable, OpenFile};
-use layers::ThrottleGroup;
+use layers::{DelayNode, ThrottleGroup};
 use qcow2::Qcow2Node;
 use syntax::{ArgumentError, Keys, OptionFields};
 
@@ -177,11 +178,15 @@ pub(crate) struct MadeNode {
     pub file: Option<Arc<OpenFile>>,
     /// The node itself, if it is an image whose state another process can take over.
     pub image: Option<Arc<Qcow2Node>>,
+    /// What tells when a change goes beyond a place, if it is a file.
+    pub write_threshold: Option<Arc<WriteThreshold>>,
+    /// The node itself, if it is a delay.
+    pub delay: Option<Arc<DelayNode>>,
 }
 
 impl MadeNode {
     /// A node that has opened nothing.
-    pub(super) fn of(node: Arc<dyn Node>) -> Self {
-        Self { node, file: None, image: None }
+    pub(crate) fn of(node: Arc<dyn Node>) -> Self {
+        Self { node, file: None, image: None, write_threshold: None, delay: None }
     }
 }

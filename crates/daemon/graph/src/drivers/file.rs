@@ -148,6 +148,7 @@ impl DriverOptions for FileOptions {
         let open = || FileNode::open(name, &options, base.discard, context.files);
         let node = context.watch.during(what, open).map_err(|error| context.failed(error))?;
         let file = Some(Arc::clone(node.file()));
-        Ok(MadeNode { file, ..MadeNode::of(Arc::new(node)) })
+        let write_threshold = Some(Arc::clone(node.write_threshold()));
+        Ok(MadeNode { file, write_threshold, ..MadeNode::of(Arc::new(node)) })
     }
 }

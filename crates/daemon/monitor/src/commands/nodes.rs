@@ -1,10 +1,12 @@
-//! Nodes: `blockdev-add`, `blockdev-del`, `block_resize`.
+//! Nodes: `blockdev-add`, `blockdev-del`, `block_resize`, `block-set-write-threshold`,
+//! `ringloom-delay-set`.
 
 use graph::Blockdev;
 use serde_json::Value;
 use syntax::{Keys, OptionFields, ValueType, optional, required};
 
 use super::{CommandContext, done};
+use crate::inbox::Message;
 use crate::qmp_error::QmpError;
 
 pub(super) static DEL: Keys = Keys {
@@ -73,4 +75,48 @@ pub(super) fn node_or_device(
             node.unwrap_or_default()
         ))),
     }
+}
+
+pub(super) static WRITE_THRESHOLD: Keys = Keys {
+    of: "block-set-write-threshold",
+    supported: &[&[
+        required("node-name", ValueType::Text),
+        required("write-threshold", ValueType::Number),
+    ]],
+    later: &[],
+};
+
+/// Only of files, where space is given: an image's own offsets say nothing of that.
+pub(super) fn set_write_threshold(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let name = fields.required_text("node-name")?;
+    let missing = || QmpError::generic("parameter 'write-threshold' is missing");
+    let offset = fields.number("write-threshold")?.ok_or_else(missing)?;
+    let graph = context.state.graph();
+    let info = graph.node_info(&name);
+    let info = info.map_err(|_missing| QmpError::generic(format!("Device '{name}' not found")))?;
+    let not_file = || {
+        QmpError::generic(format!(
+            "node '{name}' is no file: set the threshold of the file below it"
+        ))
+    };
+    let threshold = info.write_threshold.ok_or_else(not_file)?;
+    let inbox = context.inbox.clone();
+    threshold.set(
+        offset,
+        Box::new(move |amount, threshold| {
+            inbox.send(Message::ThresholdExceeded { node: name, amount, threshold });
+        }),
+    );
+    done()
+}
+
+pub(super) fn set_delay(
+    context: &mut CommandContext<'_>,
+    fields: OptionFields,
+) -> Result<Value, QmpError> {
+    context.state.set_delay(fields)?;
+    done()
 }

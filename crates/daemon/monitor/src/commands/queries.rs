@@ -164,7 +164,7 @@ impl GraphReader<'_> {
                 is_direct: info.base.cache_direct,
                 ignores_flushes: info.base.flushes == FlushPolicy::Ignored,
             },
-            write_threshold: 0,
+            write_threshold: info.write_threshold.map_or(0, |threshold| threshold.get()),
         })
     }
 

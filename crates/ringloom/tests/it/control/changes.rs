@@ -193,3 +193,49 @@ fn nothing_leaks(program: &Program) -> Result<()> {
 fn what_is_added_and_removed_leaves_nothing_behind() {
     with(&ringloom(), nothing_leaks);
 }
+
+/// Whoever gives a thin volume more space hears once that a guest has gone beyond a place, in a file and below an image,
+/// which takes its clusters ahead.
+fn a_threshold_is_told_once(program: &Program) -> Result<()> {
+    let bench = Bench::new()?;
+    image::create_sparse(&bench.path("disk"), 4 << 20)?;
+    qemu_img(&bench, "create -q -f qcow2 over 4M")?;
+    let (server, mut qmp) = start(program, &bench, &[], &[])?;
+    let node = json!({"driver": "file", "node-name": "disk", "filename": bench.text("disk")});
+    qmp.execute("blockdev-add", &node)?;
+    let mut image = overlay(&bench, "over");
+    image["file"]["node-name"] = "below".into();
+    qmp.execute("blockdev-add", &image)?;
+    let (_, desc) = qmp.refused(
+        "block-set-write-threshold",
+        &json!({"node-name": "over", "write-threshold": 1}),
+    )?;
+    ensure!(desc.contains("'over' is no file"), "{desc}");
+    for (id, root, file, offset) in
+        [("e", "disk", "disk", 8192), ("g", "over", "below", 1400 << 10)]
+    {
+        qmp.execute("block-export-add", &export(&bench, id, root))?;
+        let set = json!({"node-name": file, "write-threshold": offset});
+        qmp.execute("block-set-write-threshold", &set)?;
+        let mut client = Client::connect(&bench.path(&format!("{id}.sock")), Shape::small())?;
+        client.write(4096, &[1; 4096], 0)?;
+        let all = qmp.execute("query-named-block-nodes", &json!({}))?;
+        let shown = all.as_array().and_then(|all| all.iter().find(|it| it["node-name"] == file));
+        ensure!(shown.is_some_and(|it| it["write_threshold"] == offset), "{all}");
+        for place in (0..16).map(|block| block * (256 << 10)) {
+            client.write(place, &[2; 8192], 0)?;
+        }
+        let event = qmp.event("BLOCK_WRITE_THRESHOLD")?;
+        let data = &event["data"];
+        ensure!(data["node-name"] == file && data["write-threshold"] == offset, "{event}");
+        ensure!(data["amount-exceeded"].as_u64().is_some_and(|it| it > 0), "{event}");
+        qmp.execute("query-jobs", &json!({}))?;
+        ensure!(qmp.events.is_empty(), "told twice: {:?}", qmp.events);
+    }
+    stop(server, &[&bench.path("e.sock"), &bench.path("g.sock")]).map(drop)
+}
+
+#[test]
+fn a_write_beyond_a_threshold_is_told_once() {
+    with(&ringloom(), a_threshold_is_told_once);
+}

@@ -1,8 +1,11 @@
 //! Commands that say which iothread serves what, under a client, and what is known of queues and pools.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use testkit::client::{Client, Shape};
+use testkit::deadline::Deadline;
 use testkit::image;
 use testkit::process::{Bench, Program};
 use testkit::qmp::QmpClient;
@@ -96,4 +99,59 @@ fn queues_go_where_they_are_sent(program: &Program) -> Result<()> {
 #[test]
 fn queues_go_to_the_iothreads_that_commands_name() {
     with(&ringloom(), queues_go_where_they_are_sent);
+}
+
+/// A delay gets other settings under a client, and has them after a restart.
+fn a_delay_is_set(program: &Program) -> Result<()> {
+    let bench = Bench::new()?;
+    let socket = bench.path("e.sock");
+    let words = [
+        "--blockdev",
+        "delay,node-name=late,latency-ns=200000000,file.driver=null-co,file.size=1048576",
+        "--blockdev",
+        "null-co,node-name=fast,size=1048576",
+        "--export",
+        &format!(
+            "vhost-user-blk,id=e,node-name=late,writable=on,addr.type=unix,addr.path={}",
+            bench.text("e.sock")
+        ),
+    ];
+    let line = [state(&bench), words.map(str::to_owned).to_vec()].concat();
+    let sockets = std::slice::from_ref(&socket);
+    let (server, mut qmp) = start(program, &bench, &line, sockets)?;
+    let mut client = Client::connect(&socket, Shape::small())?;
+    let mut takes = |least: u64, most: u64| -> Result<()> {
+        let clock = Deadline::after(Duration::from_secs(60));
+        client.write(0, &[1; 4096], 0)?;
+        let took = clock.elapsed();
+        let (least, most) = (Duration::from_millis(least), Duration::from_millis(most));
+        ensure!((least..most).contains(&took), "it took {took:?}");
+        Ok(())
+    };
+    takes(200, 10_000)?;
+    let set = json!({"node-name": "late", "write": {"distribution": "fixed", "latency-ns": 0}});
+    qmp.execute("ringloom-delay-set", &set)?;
+    takes(0, 190)?;
+    for (wrong, expected) in [
+        (json!({"node-name": "fast", "latency-ns": 1}), "'fast' is no delay"),
+        (json!({"node-name": "none", "latency-ns": 1}), "'none'"),
+        (json!({"node-name": "late", "latency": 1}), "did you mean 'latency-ns'"),
+    ] {
+        let (_, desc) = qmp.refused("ringloom-delay-set", &wrong)?;
+        ensure!(desc.contains(expected), "{desc}");
+    }
+    drop(client);
+    stop(server, &[&socket])?;
+    let (server, _qmp) = start(program, &bench, &line, sockets)?;
+    let mut client = Client::connect(&socket, Shape::small())?;
+    let clock = Deadline::after(Duration::from_secs(60));
+    client.write(0, &[1; 4096], 0)?;
+    ensure!(clock.elapsed() < Duration::from_millis(190), "it took {:?}", clock.elapsed());
+    drop(client);
+    stop(server, &[&socket]).map(drop)
+}
+
+#[test]
+fn a_delay_gets_other_settings_under_a_client() {
+    with(&ringloom(), a_delay_is_set);
 }
