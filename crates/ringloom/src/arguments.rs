@@ -29,6 +29,8 @@ pub(crate) struct Invocation {
 pub(crate) enum Subcommand {
     /// Serve disks.
     Serve,
+    /// Say what a line of `serve` would do.
+    Check,
     /// Measure disks.
     TuneCommand,
     /// Render what was measured.
@@ -58,7 +60,9 @@ impl Error for InvocationError {}
 impl Display for InvocationError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nothing => formatter.write_str("say what to do: serve, tune, report or help"),
+            Self::Nothing => {
+                formatter.write_str("say what to do: serve, check, tune, report or help")
+            }
             Self::Unknown { given, meant: None } => {
                 write!(formatter, "unknown command '{given}'; see {PROGRAM} --help")
             }
@@ -94,13 +98,14 @@ pub(crate) fn read(
 fn find(word: &OsStr) -> Result<Subcommand, InvocationError> {
     match word.to_str() {
         Some("serve") => Ok(Subcommand::Serve),
+        Some("check") => Ok(Subcommand::Check),
         Some("tune") => Ok(Subcommand::TuneCommand),
         Some("report") => Ok(Subcommand::ReportCommand),
         Some("help" | "-h" | "--help") => Ok(Subcommand::Help),
         Some("-V" | "--version") => Ok(Subcommand::Version),
         _ => {
             let given = word.display().to_string();
-            let names = ["serve", "tune", "report", "help", "--help", "--version"];
+            let names = ["serve", "check", "tune", "report", "help", "--help", "--version"];
             Err(InvocationError::Unknown { meant: nearest(&given, names), given })
         }
     }
@@ -115,6 +120,7 @@ Serves virtual disks over several threads and finds out how many are best.
 
 Commands:
   serve   serve disks to virtual machines over vhost-user-blk
+  check   say what a line of serve would open, lock and refuse, without serving
   tune    measure a disk with different numbers of threads and recommend one
   report  render what tune measured again, or compare two such results
   help    print this help, or that of a command: {PROGRAM} help serve

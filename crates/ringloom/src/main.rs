@@ -28,6 +28,7 @@ fn main() -> ExitCode {
     let Invocation { program, subcommand, rest } = called;
     match subcommand {
         Subcommand::Serve => run_serve(program, rest),
+        Subcommand::Check => run_check(rest),
         Subcommand::TuneCommand => run_tune(rest),
         Subcommand::ReportCommand => run_report(rest),
         Subcommand::Help => output::print(&arguments::help()),
@@ -62,6 +63,19 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
             output::fail(program, &error)
         }
     }
+}
+
+/// Says what a line of `serve` would do; the exit code is 1 if it would fail.
+fn run_check(arguments: Vec<OsString>) -> ExitCode {
+    let plan = match options::parse(arguments) {
+        Ok(ServeCommand::Help(topic)) => return output::print(&options::help(topic)),
+        Ok(ServeCommand::Version) => return output::print(&options::version()),
+        Ok(ServeCommand::Serve(plan)) => plan,
+        Err(error) => return output::fail("ringloom check", &error),
+    };
+    let report = daemon::check(*plan);
+    let printed = output::print(&report.text());
+    if report.is_servable() { printed } else { ExitCode::FAILURE }
 }
 
 /// Measures a disk with different numbers of iothreads and recommends one

@@ -73,20 +73,37 @@ impl StateFile {
     /// Opens the file, or makes it, and reads what a daemon served with last; `None` if it is empty.
     pub fn open(path: &Path) -> Result<(Self, Option<Configuration>), StateFileError> {
         let mut state = Self::lock(path)?;
-        let length = state.file.metadata().map_err(|it| state.failed("look at it", it))?.len();
+        let found = state.latest()?;
+        Ok((state, found))
+    }
+
+    /// The record that counts, whose sequence is noted.
+    fn latest(&mut self) -> Result<Option<Configuration>, StateFileError> {
+        let length = self.file.metadata().map_err(|it| self.failed("look at it", it))?.len();
         if length == 0 {
-            return Ok((state, None));
+            return Ok(None);
         }
-        let slots = [state.read(0)?, state.read(1)?];
+        let slots = [self.read(0)?, self.read(1)?];
         let latest = slots.into_iter().flatten().max_by_key(|(sequence, _)| *sequence);
         let Some((sequence, found)) = latest else {
-            if length <= 2 * SLOT_BYTES && state.is_first_unfinished()? {
-                return Ok((state, None));
+            if length <= 2 * SLOT_BYTES && self.is_first_unfinished()? {
+                return Ok(None);
             }
-            return Err(StateFileError::Damaged(path.to_owned()));
+            return Err(StateFileError::Damaged(self.path.clone()));
         };
-        state.sequence = sequence;
-        Ok((state, Some(found)))
+        self.sequence = sequence;
+        Ok(Some(found))
+    }
+
+    /// What is kept in a file, whoever uses it; `None` if there is no file, or nothing in it.
+    pub fn peek(path: &Path) -> Result<Option<Configuration>, StateFileError> {
+        let failed =
+            |source| StateFileError::Io { path: path.to_owned(), action: "open it", source };
+        match File::open(path) {
+            Ok(file) => Self { file, path: path.to_owned(), sequence: 0 }.latest(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
     }
 
     /// Opens the file, or makes it, and forgets whatever is in it.

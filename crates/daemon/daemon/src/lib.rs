@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod check;
 mod finish;
 mod gauges_output;
 mod inherited_descriptors;
@@ -14,5 +15,6 @@ mod serve;
 mod signals;
 mod uevents;
 
+pub use check::{CheckReport, check};
 pub use log::{Log, LogFileError, Severity};
 pub use serve::{ServeError, close_inherited, serve};

@@ -15,6 +15,7 @@ use vhost_user::{
 };
 
 use crate::device::ExportedDisk;
+use crate::export_options::QUEUES_MAX;
 
 /// What a guest with two queues and two regions needs: nobody gets less.
 const LEAST: usize =
@@ -37,6 +38,11 @@ pub fn share_descriptors(disks: &[&ExportedDisk]) {
     for (disk, share) in disks.iter().zip(divide(&queues, free)) {
         disk.descriptors_max.store(share, Ordering::Relaxed);
     }
+}
+
+/// How many descriptors the session of an export may need that offers so many queues.
+pub fn descriptors_wanted_by(queues: Option<u16>) -> usize {
+    descriptors_wanted(queues.unwrap_or(QUEUES_MAX))
 }
 
 /// Whether the limit of open files leaves room for spare rings beside what clients need.

@@ -18,7 +18,7 @@ use virtio::{BlkConfig, CacheMode};
 use crate::export_error::ExportError;
 
 /// The most queues of one export; so many offers one that offers as many as a front end asks for.
-const QUEUES_MAX: u16 = 256;
+pub(crate) const QUEUES_MAX: u16 = 256;
 
 /// The block size without `logical-block-size`.
 pub const LOGICAL_BLOCK_BYTES: u32 = 512;

@@ -29,7 +29,7 @@ pub use activation::{ClaimLock, ExportClaim, InactivateError};
 pub use attach::{AttachLinesFormat, attach_lines};
 pub use claim::{ExportClaimError, InterruptibleWait, LOCK_WAIT_MAX, WaitPolicy, WaitResult};
 pub use descriptor_check::{DescriptorCheck, DescriptorCheckStartError};
-pub use descriptor_limits::{has_room_for_spare_rings, share_descriptors};
+pub use descriptor_limits::{descriptors_wanted_by, has_room_for_spare_rings, share_descriptors};
 pub use device::{DiskParts, ExportedDisk, MigrationFlag, ServingIothreads};
 pub use export::{AdoptedSession, Export, FreezeRequest, FrozenExport};
 pub use export_error::ExportError;

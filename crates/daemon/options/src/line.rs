@@ -77,14 +77,15 @@ fn form(words: &[ParsedOption]) -> Result<CommandLineForm, CommandLineSyntaxErro
         }
         (Some(_), None) => Ok(CommandLineForm::Long),
         (None, Some(_)) => Ok(CommandLineForm::Short),
-        // Monitors can make all that is served.
-        (None, None) if words.iter().any(is_monitor) => Ok(CommandLineForm::Long),
+        // Monitors can make all that is served, and a state may hold it.
+        (None, None) if words.iter().any(is_monitor_or_state) => Ok(CommandLineForm::Long),
         (None, None) => Err(CommandLineSyntaxError::Nothing),
     }
 }
 
-fn is_monitor(word: &ParsedOption) -> bool {
-    word.name == OptionKind::Shared(EitherFormOption::Monitor)
+fn is_monitor_or_state(word: &ParsedOption) -> bool {
+    use EitherFormOption::{Monitor, State};
+    [Monitor, State].map(OptionKind::Shared).contains(&word.name)
 }
 
 /// The options that both forms have: a plan without steps. The last of several wins, as in qemu-storage-daemon.

@@ -5,6 +5,7 @@
 
 mod block_device;
 mod campaign;
+mod check;
 mod control;
 mod copy_on_read;
 mod crash;

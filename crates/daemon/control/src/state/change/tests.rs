@@ -604,7 +604,7 @@ fn an_overlay_takes_what_is_written_from_then_on_and_is_there_at_the_next_start(
     place.built.keep_state(state).unwrap();
     place.built.replace(&snapshot, StatePolicy::Kept).unwrap();
     let said = place.built.snapshot("a", "q").unwrap_err().to_string();
-    assert_eq!(said, "The overlay is already in use");
+    assert_eq!(said, "Node 'a' is busy: node is used as backing hd of 'q'");
 
     let base = fs::read(place.path("a")).unwrap();
     assert_eq!(base[..4096], [0x51; 4096]);
