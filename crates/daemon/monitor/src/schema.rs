@@ -200,7 +200,8 @@ impl Schema {
 
     fn key_union(&mut self, union: &'static Union) -> String {
         let cases: Vec<&str> = union.branches.iter().map(|(case, _)| *case).collect();
-        self.union(&format!("union {} {cases:?}", union.tag), union.tag, |schema| {
+        let of: Vec<&str> = union.branches.iter().map(|(_, keys)| keys.of).collect();
+        self.union(&format!("union {} {of:?}", union.tag), union.tag, |schema| {
             let words = schema.words(&cases);
             let tag = (union.tag.to_owned(), words, union.default.is_some());
             let branch = |(case, keys): &(&'static str, Keys)| {
@@ -255,6 +256,10 @@ fn member((name, of, is_optional): Member) -> Value {
     let mut member = json!({"name": name, "type": of});
     if is_optional {
         member["default"] = Value::Null;
+    }
+    // Such names say so (QEMU, docs/devel/qapi-code-gen.rst).
+    if name.starts_with("x-") {
+        member["features"] = json!(["unstable"]);
     }
     member
 }

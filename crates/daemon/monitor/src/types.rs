@@ -312,6 +312,21 @@ structure! {
     /// Counters of an interval, which are not kept (`BlockDeviceTimedStats`).
     struct TimedStats {
         "interval_length" seconds: u64,
+        "min_rd_latency_ns" read_ns_min: u64,
+        "max_rd_latency_ns" read_ns_max: u64,
+        "avg_rd_latency_ns" read_ns: u64,
+        "min_wr_latency_ns" write_ns_min: u64,
+        "max_wr_latency_ns" write_ns_max: u64,
+        "avg_wr_latency_ns" write_ns: u64,
+        "min_zone_append_latency_ns" zone_append_ns_min: u64,
+        "max_zone_append_latency_ns" zone_append_ns_max: u64,
+        "avg_zone_append_latency_ns" zone_append_ns: u64,
+        "min_flush_latency_ns" flush_ns_min: u64,
+        "max_flush_latency_ns" flush_ns_max: u64,
+        "avg_flush_latency_ns" flush_ns: u64,
+        "avg_rd_queue_depth" reads: f64,
+        "avg_wr_queue_depth" writes: f64,
+        "avg_zone_append_queue_depth" zone_appends: f64,
     }
 
     /// The graph (`XDbgBlockGraph`).
