@@ -5,6 +5,7 @@
 //! its line: ` ## KIND: reason`. A difference that is not there any more fails too.
 
 mod compare;
+mod schema;
 
 use std::path::Path;
 
