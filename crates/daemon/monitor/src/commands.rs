@@ -275,6 +275,10 @@ const LATER: &[&str] = &[
     "x-debug-block-dirty-bitmap-sha256",
 ];
 
+/// The arguments by which a log line says what a command is about.
+const SUBJECTS: &[&str] =
+    &["id", "node-name", "node", "job-id", "export", "path", "image-node-name", "device"];
+
 /// Carries a command out for a client.
 pub(crate) fn run(
     context: &mut CommandContext<'_>,
@@ -290,6 +294,10 @@ pub(crate) fn run(
         let desc = format!("The command {name} is not available: this monitor is read-only");
         return Err(QmpError::no_command(desc));
     }
+    let subject = SUBJECTS.iter().find_map(|key| arguments.get(*key)?.as_str());
+    // A client could put lines of its own into the log.
+    let brief = |name: &str| name.chars().take(64).collect::<String>().escape_debug().to_string();
+    let subject = subject.map_or_else(String::new, |name| format!(" {}", brief(name)));
     let mut fields = OptionFields::of_json(arguments);
     match command.arguments {
         Arguments::None => fields.check_keys(&NOTHING)?,
@@ -299,8 +307,10 @@ pub(crate) fn run(
     let result = (command.run)(context, fields);
     if !command.only_asks {
         match &result {
-            Ok(_) => tracing::info!("monitor {}: {name}", client.monitor),
-            Err(error) => tracing::info!("monitor {}: {name}: {}", client.monitor, error.desc),
+            Ok(_) => tracing::info!("monitor {}: {name}{subject}", client.monitor),
+            Err(error) => {
+                tracing::info!("monitor {}: {name}{subject}: {}", client.monitor, error.desc);
+            }
         }
     }
     result

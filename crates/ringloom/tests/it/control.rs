@@ -3,6 +3,7 @@
 mod chains;
 mod changes;
 mod clients;
+mod guest;
 #[cfg(feature = "fault-points")]
 mod killed;
 mod moved;
