@@ -1,12 +1,15 @@
 //! What a start serves with: the line, or what commands have made since, as a state file or the process before has it.
 //!
-//! Invariants: the file is opened before anything is made, and locked before anybody is served; the process that is taken
+//! Invariants: what is kept was written by a daemon that serves guests, and may be what a guest wants: only what the line
+//! names is opened, and what commands may open by it (`--allow-below`), unless it has no fences anyway. The file is opened before anything is made, and locked before anybody is served; the process that is taken
 //! over has it locked until it has ended.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use control::{Configuration, StateFile, StateFileError};
-use options::{OldState, Plan, TakeoverMode, restored};
+use graph::Blockdev;
+use options::{OldState, Plan, PlanStep, TakeoverMode, restored};
+use sandbox::{AllowedDirectory, SandboxMode};
 use takeover::configuration_of;
 
 use crate::serve::ServeError;
@@ -69,7 +72,11 @@ impl State {
         }
         let steps = restored(kept, &plan.socket_rights);
         let failed = |source| ServeError::State { place: place.to_owned(), source };
-        plan.steps = steps.map_err(failed)?;
+        let steps = steps.map_err(failed)?;
+        if let Some(path) = not_allowed(plan, &steps) {
+            return Err(ServeError::NotAllowed { place: place.to_owned(), path });
+        }
+        plan.steps = steps;
         Ok(())
     }
 
@@ -80,5 +87,41 @@ impl State {
             (None, Some(path)) => Ok(Some(StateFile::open(path)?.0)),
             (None, None) => Ok(None),
         }
+    }
+}
+
+/// A path of these steps that neither the line names nor a directory of `--allow-below` has.
+fn not_allowed(plan: &Plan, steps: &[PlanStep]) -> Option<PathBuf> {
+    if plan.sandbox == SandboxMode::Off {
+        return None;
+    }
+    let named: Vec<PathBuf> = plan.steps.iter().flat_map(paths_of).map(real).collect();
+    let is_allowed = |path: &PathBuf| {
+        let below = |allowed: &AllowedDirectory| path.starts_with(&allowed.path);
+        named.contains(path) || plan.allowed.iter().any(below)
+    };
+    steps.iter().flat_map(paths_of).map(real).find(|path| !is_allowed(path))
+}
+
+/// What a step opens or makes.
+fn paths_of(step: &PlanStep) -> Vec<&Path> {
+    match step {
+        PlanStep::Object(_) => Vec::new(),
+        PlanStep::Blockdev(blockdev) => {
+            blockdev.nodes().into_iter().flat_map(Blockdev::files).collect()
+        }
+        PlanStep::Export(export) => vec![&export.socket.path],
+    }
+}
+
+/// Where a path leads, without links; what is not there yet is in its directory.
+fn real(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    if let Ok(real) = path.canonicalize() {
+        return real;
+    }
+    match (path.parent().and_then(|parent| parent.canonicalize().ok()), path.file_name()) {
+        (Some(parent), Some(name)) => parent.join(name),
+        (_, _) => path,
     }
 }

@@ -92,6 +92,17 @@ pub enum ServeError {
         #[source]
         source: CommandLineError,
     },
+    /// What commands made before this start is not what this start may open.
+    #[error(
+        "{place}: {} is neither on the command line nor below a directory of --allow-below; add it, or begin anew with \
+         --state-reset", path.display()
+    )]
+    NotAllowed {
+        /// Where it was kept.
+        place: String,
+        /// The file or socket.
+        path: PathBuf,
+    },
     /// The command line contradicts what is served.
     #[error("{place}: {difference}")]
     Contradiction {

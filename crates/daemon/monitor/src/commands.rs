@@ -38,6 +38,8 @@ pub(crate) struct CommandContext<'a> {
     pub(crate) jobs: &'a mut Jobs,
     pub(crate) inbox: InboxSender,
     pub(crate) memory: &'a GuestMemoryOptions,
+    /// Whether the daemon is behind fences.
+    pub(crate) is_fenced: bool,
     /// What clients are to be told.
     pub(crate) events: Vec<(&'static str, Value)>,
     pub(crate) fate: DaemonFate,
@@ -304,7 +306,7 @@ pub(crate) fn run(
         Arguments::Keys(keys) => fields.check_keys(keys)?,
         Arguments::Object | Arguments::Blockdev | Arguments::Export => {}
     }
-    let result = (command.run)(context, fields);
+    let result = (command.run)(context, fields).map_err(|error| explained(context, error));
     if !command.only_asks {
         match &result {
             Ok(_) => tracing::info!("monitor {}: {name}{subject}", client.monitor),
@@ -314,6 +316,19 @@ pub(crate) fn run(
         }
     }
     result
+}
+
+/// The error numbers of what the fences refuse: EPERM of a filter of system calls, EACCES of landlock.
+const REFUSED_BY_FENCES: [&str; 2] = ["(os error 1)", "(os error 13)"];
+
+/// What the fences may have refused is said with the option that opens them.
+fn explained(context: &CommandContext<'_>, mut error: QmpError) -> QmpError {
+    if context.is_fenced && REFUSED_BY_FENCES.iter().any(|number| error.desc.ends_with(number)) {
+        error
+            .desc
+            .push_str("; commands open files and make sockets only below --allow-below DIRECTORY");
+    }
+    error
 }
 
 /// No keys at all.

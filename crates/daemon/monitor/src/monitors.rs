@@ -130,6 +130,7 @@ impl Monitors {
                         jobs: &mut self.jobs,
                         inbox: self.inbox.sender(),
                         memory: &self.memory,
+                        is_fenced: self.sandbox.is_some(),
                         events: Vec::new(),
                         fate: DaemonFate::GoesOn,
                     };

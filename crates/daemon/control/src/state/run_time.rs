@@ -204,7 +204,10 @@ impl DaemonState {
             self.keep()?;
             Ok(self.start(prepared, socket, None)?)
         });
-        started.inspect_err(|_| self.forget(|it| it.take_back_export(&id)))
+        // What was kept is kept without it then.
+        started.inspect_err(|_| {
+            self.forget(|it| it.take_back_export(&id).and_then(|()| it.keep()));
+        })
     }
 
     /// [`DaemonState::remove_export`], kept.

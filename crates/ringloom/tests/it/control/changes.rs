@@ -50,7 +50,7 @@ fn everything_is_made_by_commands(program: &Program) -> Result<()> {
         "blockdev-add",
         &json!({"driver": "file", "node-name": "x", "filename": "/etc/passwd"}),
     )?;
-    ensure!(desc.contains("/etc/passwd") && desc.contains("Permission denied"), "{desc}");
+    ensure!(desc.contains("/etc/passwd") && desc.contains("below --allow-below"), "{desc}");
 
     put_overlays_on(&bench, &mut qmp, &mut client, sync)?;
     let expected = client.read(0, 16384, 0)?;

@@ -169,3 +169,34 @@ fn a_successor_goes_on_with_what_commands_have_made() {
     with(&ringloom(), |program| a_successor_has_it_too(program, true));
     with(&ringloom(), |program| a_successor_has_it_too(program, false));
 }
+
+/// Whoever has taken a daemon over can write its state: the next start opens nothing that its line does not allow.
+fn a_forged_state_opens_nothing(program: &Program) -> Result<()> {
+    let bench = Bench::new()?;
+    let socket = bench.path("e.sock");
+    image::create_filled(&bench.path("disk"), BYTES, 0x41)?;
+    let outside = Bench::new()?;
+    image::create_filled(&outside.path("secret"), BYTES, 0x42)?;
+    let arguments =
+        [monitor(&bench).as_slice(), &["--sandbox".to_owned(), "off".to_owned()], &line(&bench)]
+            .concat();
+    let server = program.start(&arguments, &[socket.clone(), monitor_socket(&bench)])?;
+    let mut qmp = QmpClient::connect(&monitor_socket(&bench))?;
+    let node = json!({"driver": "file", "node-name": "x", "filename": outside.text("secret")});
+    qmp.execute("blockdev-add", &node)?;
+    drop(qmp);
+    stop(server, &[&socket])?;
+    let fenced = [monitor(&bench), line(&bench)].concat();
+    let refused = program.refusal(&fenced, LIMIT)?;
+    let expected = format!("{} is neither on the command line nor below", outside.text("secret"));
+    ensure!(refused.stderr.contains(&expected), "{}", refused.stderr);
+    let more = ["--allow-below".to_owned(), format!("{},ro", outside.path("").display())];
+    let allowed = [fenced.as_slice(), &more].concat();
+    let server = program.start(&allowed, std::slice::from_ref(&socket))?;
+    stop(server, &[&socket]).map(drop)
+}
+
+#[test]
+fn a_state_opens_only_what_the_line_allows() {
+    with(&ringloom(), a_forged_state_opens_nothing);
+}
