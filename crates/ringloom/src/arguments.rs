@@ -35,6 +35,8 @@ pub(crate) enum Subcommand {
     TuneCommand,
     /// Render what was measured.
     ReportCommand,
+    /// Control a running daemon.
+    CtlCommand,
     /// Print the help and leave.
     Help,
     /// Print the version and leave.
@@ -61,7 +63,7 @@ impl Display for InvocationError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nothing => {
-                formatter.write_str("say what to do: serve, check, tune, report or help")
+                formatter.write_str("say what to do: serve, check, ctl, tune, report or help")
             }
             Self::Unknown { given, meant: None } => {
                 write!(formatter, "unknown command '{given}'; see {PROGRAM} --help")
@@ -101,11 +103,12 @@ fn find(word: &OsStr) -> Result<Subcommand, InvocationError> {
         Some("check") => Ok(Subcommand::Check),
         Some("tune") => Ok(Subcommand::TuneCommand),
         Some("report") => Ok(Subcommand::ReportCommand),
+        Some("ctl") => Ok(Subcommand::CtlCommand),
         Some("help" | "-h" | "--help") => Ok(Subcommand::Help),
         Some("-V" | "--version") => Ok(Subcommand::Version),
         _ => {
             let given = word.display().to_string();
-            let names = ["serve", "check", "tune", "report", "help", "--help", "--version"];
+            let names = ["serve", "check", "ctl", "tune", "report", "help", "--help", "--version"];
             Err(InvocationError::Unknown { meant: nearest(&given, names), given })
         }
     }
@@ -121,6 +124,7 @@ Serves virtual disks over several threads and finds out how many are best.
 Commands:
   serve   serve disks to virtual machines over vhost-user-blk
   check   say what a line of serve would open, lock and refuse, without serving
+  ctl     control a running daemon: list, resize, snapshot, throttle and more
   tune    measure a disk with different numbers of threads and recommend one
   report  render what tune measured again, or compare two such results
   help    print this help, or that of a command: {PROGRAM} help serve
@@ -162,6 +166,7 @@ mod tests {
         check(&["qemu-storage-daemon", "tune"], Subcommand::Serve, &["tune"]);
         check(&["ringloom", "tune"], Subcommand::TuneCommand, &[]);
         check(&["ringloom", "report", "a", "b"], Subcommand::ReportCommand, &["a", "b"]);
+        check(&["ringloom", "ctl", "list"], Subcommand::CtlCommand, &["list"]);
         check(&["x", "--help"], Subcommand::Help, &[]);
         check(&["x", "-h"], Subcommand::Help, &[]);
         check(&["x", "help"], Subcommand::Help, &[]);

@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         Subcommand::Check => run_check(rest),
         Subcommand::TuneCommand => run_tune(rest),
         Subcommand::ReportCommand => run_report(rest),
+        Subcommand::CtlCommand => run_ctl(rest),
         Subcommand::Help => output::print(&arguments::help()),
         Subcommand::Version => output::print(&options::version()),
     }
@@ -94,8 +95,28 @@ struct ReportCommand {
     arguments: tuner::ReportArgs,
 }
 
+/// Controls a running daemon over its monitor
+#[derive(Debug, Parser)]
+#[command(name = "ringloom ctl", version)]
+struct CtlCommand {
+    #[command(flatten)]
+    arguments: ctl::CtlArgs,
+}
+
+/// Exits with 2 after wrong usage, as the tools do beside which it is used.
+fn run_ctl(arguments: Vec<OsString>) -> ExitCode {
+    let parsed = match parsed::<CtlCommand>("ringloom ctl", arguments, ExitCode::from(2)) {
+        Ok(parsed) => parsed,
+        Err(code) => return code,
+    };
+    match ctl::run(&parsed.arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => output::fail("ringloom ctl", error.as_ref()),
+    }
+}
+
 fn run_tune(arguments: Vec<OsString>) -> ExitCode {
-    match parsed::<TuneCommand>("ringloom tune", arguments) {
+    match parsed::<TuneCommand>("ringloom tune", arguments, ExitCode::FAILURE) {
         Ok(tune) => {
             log::start(&Arc::new(Log::on_stderr()), None);
             end(tuner::run(tune.arguments))
@@ -105,20 +126,20 @@ fn run_tune(arguments: Vec<OsString>) -> ExitCode {
 }
 
 fn run_report(arguments: Vec<OsString>) -> ExitCode {
-    match parsed::<ReportCommand>("ringloom report", arguments) {
+    match parsed::<ReportCommand>("ringloom report", arguments, ExitCode::FAILURE) {
         Ok(report) => end(tuner::report(report.arguments)),
         Err(code) => code,
     }
 }
 
-/// The options, or the code to end with: after an error, or after the help.
-fn parsed<T: Parser>(name: &str, arguments: Vec<OsString>) -> Result<T, ExitCode> {
+/// The options, or the code to end with: `wrong` after an error, or that after the help.
+fn parsed<T: Parser>(name: &str, arguments: Vec<OsString>, wrong: ExitCode) -> Result<T, ExitCode> {
     let name = OsString::from(name);
     T::try_parse_from([name].into_iter().chain(arguments)).map_err(|error| {
         if error.use_stderr() {
             // Its text has its own form and colours; nobody is left to hear that stderr is closed.
             drop(error.print());
-            return ExitCode::FAILURE;
+            return wrong;
         }
         output::print(&error.render().to_string())
     })

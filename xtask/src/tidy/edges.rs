@@ -27,7 +27,7 @@ const TESTKIT: &str = "testkit";
 
 const TABLE: &[Row] = &[
     row("fuzz", &["block", "options", "qcow2", "takeover", "tuner", "vhost_user", "virtio"], &[]),
-    row("ringloom", &["daemon", "options", "tuner"], &[]),
+    row("ringloom", &["ctl", "daemon", "options", "tuner"], &[]),
     row(
         "bench",
         &[
@@ -78,6 +78,7 @@ const TABLE: &[Row] = &[
     row("plan", &["guest", "load"], &[]),
     row("load", &[], &[]),
     row("model", &[], &["rehearsal"]),
+    row("ctl", &[], &[]),
     row(
         "daemon",
         &[

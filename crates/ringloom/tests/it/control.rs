@@ -18,12 +18,12 @@ use testkit::process::{Bench, Program, Server};
 use testkit::qmp::QmpClient;
 
 /// The socket of the monitor of a bench.
-fn monitor_socket(bench: &Bench) -> PathBuf {
+pub(crate) fn monitor_socket(bench: &Bench) -> PathBuf {
     bench.path("qmp.sock")
 }
 
 /// The options of a monitor on that socket, which may open what is in the bench.
-fn monitor(bench: &Bench) -> Vec<String> {
+pub(crate) fn monitor(bench: &Bench) -> Vec<String> {
     let socket = monitor_socket(bench);
     vec![
         "--chardev".to_owned(),
@@ -51,7 +51,7 @@ fn start(
 }
 
 /// The options of a state file.
-fn state(bench: &Bench) -> Vec<String> {
+pub(crate) fn state(bench: &Bench) -> Vec<String> {
     vec!["--state".to_owned(), bench.text("state")]
 }
 

@@ -9,6 +9,7 @@ mod check;
 mod control;
 mod copy_on_read;
 mod crash;
+mod ctl;
 mod delay;
 mod dirty_log;
 mod durability;

@@ -1,0 +1,211 @@
+//! The words of `ringloom ctl` and what they take.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::Value;
+
+use crate::units::{Limit, SizeChange, parse_limit, parse_object, parse_queue, parse_size};
+
+/// Which daemon, what to do, and how to print it.
+#[derive(Debug, Args)]
+pub struct CtlArgs {
+    /// The daemon's monitor; default: $RINGLOOM_MONITOR
+    #[arg(short, long, global = true, value_name = "SOCKET")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Print JSON, for programs
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) word: Word,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Word {
+    /// List exports, or what else there is
+    #[command(visible_alias = "ls")]
+    List {
+        /// What to list
+        #[arg(value_enum, default_value = "exports")]
+        what: Kind,
+    },
+    /// Show one export, node or object in detail, or everything
+    Show {
+        /// Its name; export:NAME, node:NAME or object:NAME if several
+        name: Option<String>,
+    },
+    /// Change the size of a disk
+    Resize {
+        /// Its name; export:NAME or node:NAME if both are called so
+        #[arg(value_name = "EXPORT|NODE")]
+        target: String,
+        /// As 20G, or as +5G for what is added (powers of 1024)
+        #[arg(value_parser = parse_size)]
+        size: SizeChange,
+        /// Allow a smaller size: what lies behind it is lost
+        #[arg(long)]
+        shrink: bool,
+    },
+    /// Put a qcow2 overlay on a disk: what is there stays as it is
+    Snapshot {
+        /// The export or node
+        #[arg(value_name = "EXPORT|NODE")]
+        target: String,
+        /// The file of the overlay, which the daemon makes
+        file: String,
+        /// The name of its node (qemu-storage-daemon needs one)
+        #[arg(long, value_name = "NAME")]
+        node: Option<String>,
+        /// A restart need not know it (daemons without --state)
+        #[arg(long)]
+        volatile: bool,
+    },
+    /// Show or change the limits of a throttle group
+    Throttle {
+        /// The group; without it all are listed
+        group: Option<String>,
+        /// As iops-total=2000 or bps-read=100M; 0 is no limit
+        #[arg(value_name = "LIMIT=VALUE", value_parser = parse_limit)]
+        limits: Vec<Limit>,
+    },
+    /// Show or change how long iothreads look for work
+    Polling {
+        /// The iothread; without it all are listed
+        iothread: Option<String>,
+        /// Nanoseconds; 0 never polls
+        #[arg(value_name = "NS")]
+        nanoseconds: Option<u64>,
+    },
+    /// Add or delete iothreads
+    #[command(subcommand)]
+    Iothread(IothreadWord),
+    /// Add or delete exports
+    #[command(subcommand)]
+    Export(ExportWord),
+    /// Add or delete disks (nodes)
+    #[command(subcommand)]
+    Disk(DiskWord),
+    /// Move a queue, or all of an export, to another iothread
+    Move {
+        /// With :QUEUE that queue alone, until its client leaves
+        #[arg(value_name = "EXPORT[:QUEUE]", value_parser = parse_queue)]
+        target: (String, Option<u16>),
+        /// The iothread; none: the main thread (not for one queue)
+        iothread: String,
+    },
+    /// Carry out a QMP command and print what it returns
+    Qmp {
+        /// The command, as query-block-exports
+        command: String,
+        /// Its arguments, a JSON object
+        #[arg(value_name = "JSON", default_value = "{}", value_parser = parse_object)]
+        arguments: Value,
+    },
+    /// Print events until Ctrl-C; it needs a monitor for itself
+    Events,
+    /// End the daemon: it finishes what is open and flushes
+    Quit,
+}
+
+/// What can be listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// What guests see
+    Exports,
+    /// Images and what is between them and the exports
+    Nodes,
+    /// Threads that serve queues
+    Iothreads,
+    /// Queues that are served now, and how fast
+    Queues,
+    /// Limits that disks share
+    ThrottleGroups,
+}
+
+/// What is done with iothreads.
+#[derive(Debug, Subcommand)]
+pub(crate) enum IothreadWord {
+    /// Start an iothread
+    Add {
+        /// Its name
+        id: String,
+        /// How long it looks for work before it sleeps
+        #[arg(long, value_name = "NS")]
+        polling: Option<u64>,
+    },
+    /// End an iothread that serves nothing
+    Del {
+        /// Its name
+        id: String,
+    },
+}
+
+/// What is done with exports.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ExportWord {
+    /// Offer a node to guests over vhost-user-blk
+    Add {
+        /// The name of the export
+        id: String,
+        /// The node
+        node: String,
+        /// The UNIX socket to listen on
+        path: String,
+        /// The guest cannot write
+        #[arg(long)]
+        read_only: bool,
+        /// How many queues are offered
+        #[arg(long, value_name = "N")]
+        num_queues: Option<u16>,
+        /// The iothread that serves it; several times for several
+        #[arg(long = "iothread", value_name = "ID")]
+        iothreads: Vec<String>,
+    },
+    /// Take an export away
+    Del {
+        /// The name of the export
+        id: String,
+        /// Disconnect its client
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// What is done with nodes.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DiskWord {
+    /// Open an image or a block device
+    Add {
+        /// The name of the node
+        node: String,
+        /// The image or block device
+        file: String,
+        /// What the file is, which is never guessed
+        #[arg(long, value_enum)]
+        format: Format,
+        /// Nothing is written
+        #[arg(long)]
+        read_only: bool,
+        /// Use the host's page cache; default: go past it
+        #[arg(long)]
+        cached: bool,
+        /// The node below a qcow2 image; default: what the image names
+        #[arg(long, value_name = "NODE")]
+        backing: Option<String>,
+    },
+    /// Close a node that nothing uses
+    Del {
+        /// The name of the node
+        node: String,
+    },
+}
+
+/// What a file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// The bytes of the disk
+    Raw,
+    /// A qcow2 image
+    Qcow2,
+}

@@ -1,0 +1,159 @@
+//! A client of a monitor.
+//!
+//! Specification: QEMU, docs/interop/qmp-spec.rst.
+//!
+//! Limits: `ANSWER_LIMIT` for the greeting and each answer, `MESSAGE_MAX` for a message.
+
+use std::fmt::Display;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Error, Result, anyhow, ensure};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde::Deserialize;
+use serde_json::{Deserializer, Value, json};
+
+/// How long the greeting and an answer may take: longer than the longest drain.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
+/// After this it is said what is waited for.
+const SILENCE_MAX: Duration = Duration::from_secs(3);
+
+/// How long a message may be, in bytes.
+const MESSAGE_MAX: u64 = 256 << 20;
+
+/// What a daemon answers that does not do what it is asked for.
+#[derive(Debug, thiserror::Error)]
+#[error("{desc}")]
+pub(crate) struct Refusal {
+    class: String,
+    desc: String,
+}
+
+/// A client that has negotiated.
+#[derive(Debug)]
+pub(crate) struct QmpClient {
+    socket: PathBuf,
+    reader: BufReader<UnixStream>,
+    /// The version that the daemon greeted with.
+    pub(crate) version: Value,
+}
+
+impl QmpClient {
+    /// Connects and negotiates.
+    pub(crate) fn connect(socket: &Path) -> Result<Self> {
+        let stream = connect_within(socket).map_err(|error| no_connection(socket, error))?;
+        let reader = BufReader::new(stream);
+        let mut client = Self { socket: socket.to_owned(), reader, version: Value::Null };
+        client.wait_at_most(Some(SILENCE_MAX))?;
+        if client.reader.fill_buf().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+            let notice =
+                anyhow!("waiting for {}, which may serve another client", socket.display());
+            // Nobody is left to hear that stderr cannot be written.
+            drop(write(&mut io::stderr().lock(), &format!("ringloom ctl: {notice}\n")));
+        }
+        client.wait_at_most(Some(ANSWER_LIMIT))?;
+        let greeting = client.message("its greeting").map_err(|error| {
+            let is_no_qmp = error.is::<serde_json::Error>();
+            if is_no_qmp { no_monitor(socket) } else { error }
+        })?;
+        client.version = greeting["QMP"]["version"].clone();
+        ensure!(client.version.is_object(), no_monitor(socket));
+        client.ask("qmp_capabilities", &json!({}))?;
+        Ok(client)
+    }
+
+    /// How long a message may take, or as long as it takes.
+    pub(crate) fn wait_at_most(&mut self, limit: Option<Duration>) -> Result<()> {
+        self.reader.get_mut().set_read_timeout(limit).context("set a time limit")
+    }
+
+    /// The next message, which a daemon may print over several lines.
+    pub(crate) fn message(&mut self, what: impl Display) -> Result<Value> {
+        // It reads to the end of the object, and no byte behind it.
+        let mut messages = Deserializer::from_reader((&mut self.reader).take(MESSAGE_MAX));
+        let socket = self.socket.display();
+        Value::deserialize(&mut messages).map_err(|error| match error.io_error_kind() {
+            Some(ErrorKind::WouldBlock) => anyhow!(
+                "{socket}: waited {} s for {what}; it may serve another client (one at a time), or be no monitor",
+                ANSWER_LIMIT.as_secs()
+            ),
+            None if !error.is_eof() => Error::new(error).context(format!("{socket}: {what} is no JSON")),
+            _ => anyhow!("{socket}: the daemon has hung up before {what}"),
+        })
+    }
+
+    /// Carries a command out; gives what it returns.
+    pub(crate) fn ask(&mut self, command: &str, arguments: &Value) -> Result<Value> {
+        let request = json!({"execute": command, "arguments": arguments});
+        let written = self.reader.get_mut().write_all(format!("{request}\n").as_bytes());
+        written.with_context(|| format!("{}: send {command}", self.socket.display()))?;
+        let mut answer = json!({"event": null});
+        while answer.get("event").is_some() {
+            answer = self.message(format_args!("the answer to {command}"))?;
+        }
+        if let Some(error) = answer.get("error") {
+            let text = |key: &str| error[key].as_str().unwrap_or_default().to_owned();
+            return Err(Refusal { class: text("class"), desc: text("desc") }.into());
+        }
+        Ok(answer["return"].take())
+    }
+
+    /// A list that a question is answered with; none if the daemon does not have the question.
+    pub(crate) fn list(&mut self, question: &str, arguments: &Value) -> Result<Option<Vec<Value>>> {
+        match self.ask(question, arguments) {
+            Ok(Value::Array(all)) => Ok(Some(all)),
+            Ok(_) => Err(anyhow!("the answer to {question} is no list")),
+            Err(error) => match error.downcast_ref::<Refusal>() {
+                Some(Refusal { class, .. }) if class == "CommandNotFound" => Ok(None),
+                _ => Err(error),
+            },
+        }
+    }
+}
+
+/// Connects; waits while the queue of those who want to is full.
+fn connect_within(socket: &Path) -> Result<UnixStream, Errno> {
+    let address = SocketAddrUnix::new(socket)?;
+    let flags = SocketFlags::CLOEXEC;
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    set_socket_timeout(&stream, Timeout::Send, Some(ANSWER_LIMIT))?;
+    connect(&stream, &address)?;
+    Ok(stream.into())
+}
+
+fn no_connection(socket: &Path, error: Errno) -> Error {
+    let path = socket.display();
+    match error {
+        Errno::NOENT | Errno::NOTDIR => {
+            anyhow!("there is no socket {path}: does its daemon run, and has it a monitor there?")
+        }
+        Errno::CONNREFUSED => {
+            anyhow!("nobody serves {path}: its daemon has ended, or it is no socket")
+        }
+        Errno::ACCESS | Errno::PERM => anyhow!(
+            "no permission to use {path}: a monitor is for its daemon's user alone, unless mode= and group= of its \
+             --chardev say otherwise"
+        ),
+        Errno::AGAIN => anyhow!("{path}: too many wait for it (it serves one client at a time)"),
+        _ => anyhow!(error).context(format!("connect to {path}")),
+    }
+}
+
+fn no_monitor(socket: &Path) -> Error {
+    anyhow!("{} is no monitor: what answers there does not speak QMP", socket.display())
+}
+
+/// Writes all of a text, without what a terminal would obey.
+pub(crate) fn write(stream: &mut impl Write, text: &str) -> io::Result<()> {
+    let is_obeyed = |it: char| {
+        it.is_control() && it != '\n'
+            || matches!(it, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    stream.write_all(text.replace(is_obeyed, "\u{fffd}").as_bytes())?;
+    stream.flush()
+}

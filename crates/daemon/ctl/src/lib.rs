@@ -1,0 +1,20 @@
+//! `ringloom ctl`: what an administrator asks a running daemon for, over its monitor.
+//!
+//! Invariants: it knows a daemon by QMP only, so that it drives other versions, and qemu-storage-daemon as far as that has
+//! the commands. What changes something is one command of the daemon: whoever interrupts it leaves nothing half done.
+//! Threads: one. Limits: those of `client`.
+//! Not here: the daemon's side, which is `monitor`.
+
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod changes;
+mod client;
+mod inventory;
+mod run;
+mod show;
+mod table;
+mod units;
+
+pub use arguments::CtlArgs;
+pub use run::run;

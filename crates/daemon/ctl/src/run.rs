@@ -1,0 +1,98 @@
+//! Carries a word out and prints what came of it.
+
+use std::env;
+use std::io::{self, ErrorKind};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::arguments::{CtlArgs, Kind, Word};
+use crate::changes;
+use crate::client::{QmpClient, write};
+use crate::show::{list, show};
+use crate::table::Answer;
+
+/// Names the daemon's socket if the command line does not.
+const SOCKET_VARIABLE: &str = "RINGLOOM_MONITOR";
+
+/// Said if neither does.
+const NO_SOCKET: &str = "which daemon? Say -s SOCKET or set RINGLOOM_MONITOR. A daemon has a monitor if it is started with
+  ringloom serve … --chardev socket,id=qmp,path=SOCKET,server=on,wait=off --monitor chardev=qmp";
+
+/// Carries a word out.
+///
+/// # Errors
+/// If the daemon refuses it or cannot be talked to, or if nobody said which daemon.
+pub fn run(arguments: &CtlArgs) -> Result<()> {
+    let named = || env::var_os(SOCKET_VARIABLE).filter(|it| !it.is_empty()).map(PathBuf::from);
+    let socket = arguments.socket.clone().or_else(named).context(NO_SOCKET)?;
+    let mut client = QmpClient::connect(&socket)?;
+    if matches!(arguments.word, Word::Events) {
+        return events(&mut client, arguments.json);
+    }
+    let answer = carry_out(&mut client, &arguments.word)?;
+    print(&if arguments.json { format!("{:#}\n", answer.json) } else { answer.text }).map(drop)
+}
+
+fn carry_out(client: &mut QmpClient, word: &Word) -> Result<Answer> {
+    match word {
+        Word::List { what } => list(client, *what),
+        Word::Show { name } => show(client, name.as_deref()),
+        Word::Resize { target, size, shrink } => changes::resize(client, target, *size, *shrink),
+        Word::Snapshot { target, file, node, volatile } => {
+            changes::snapshot(client, target, file, node.as_deref(), *volatile)
+        }
+        Word::Throttle { group: None, .. } => list(client, Kind::ThrottleGroups),
+        Word::Throttle { group: Some(group), limits } => changes::throttle(client, group, limits),
+        Word::Polling { iothread: None, .. } => list(client, Kind::Iothreads),
+        Word::Polling { iothread: Some(iothread), nanoseconds } => {
+            changes::polling(client, iothread, *nanoseconds)
+        }
+        Word::Iothread(word) => changes::iothread(client, word),
+        Word::Export(word) => changes::export(client, word),
+        Word::Disk(word) => changes::disk(client, word),
+        Word::Move { target: (export, queue), iothread } => {
+            changes::move_to(client, export, *queue, iothread)
+        }
+        Word::Qmp { command, arguments } => {
+            let json = client.ask(command, arguments)?;
+            Ok(Answer { text: format!("{json:#}\n"), json })
+        }
+        Word::Quit | Word::Events => {
+            client.ask("quit", &json!({}))?;
+            Ok(Answer::said("the daemon finishes what is open and leaves", json!({})))
+        }
+    }
+}
+
+/// Prints events until the reader or the daemon goes away.
+fn events(client: &mut QmpClient, is_json: bool) -> Result<()> {
+    client.wait_at_most(None)?;
+    loop {
+        let event = client.message("the next event")?;
+        if !print(&if is_json { format!("{event}\n") } else { event_text(&event) })? {
+            return Ok(());
+        }
+    }
+}
+
+/// `22:40:01.000123 UTC  JOB_STATUS_CHANGE  id=j0 status=running`.
+fn event_text(event: &Value) -> String {
+    let time = |key| event["timestamp"][key].as_u64().unwrap_or(0);
+    let (seconds, micros) = (time("seconds") % 86_400, time("microseconds"));
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    let name = event["event"].as_str().unwrap_or("?");
+    let value = |it: &Value| it.as_str().map_or_else(|| it.to_string(), str::to_owned);
+    let data = event["data"].as_object().into_iter().flatten();
+    let data: Vec<String> = data.map(|(key, it)| format!("{key}={}", value(it))).collect();
+    format!("{hours:02}:{minutes:02}:{seconds:02}.{micros:06} UTC  {name}  {}\n", data.join(" "))
+}
+
+/// Prints to standard output. Gives whether somebody reads it: a reader that has gone away is no error.
+fn print(text: &str) -> Result<bool> {
+    match write(&mut io::stdout().lock(), text) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        written => written.map(|()| true).context("write to standard output"),
+    }
+}
