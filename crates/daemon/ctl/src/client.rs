@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::Deserialize;
-use serde_json::{Deserializer, Value, json};
+use serde_json::{Deserializer, Map, Value, json};
 
 /// How long the greeting and an answer may take: longer than the longest drain.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
@@ -77,12 +77,19 @@ impl QmpClient {
         // It reads to the end of the object, and no byte behind it.
         let mut messages = Deserializer::from_reader((&mut self.reader).take(MESSAGE_MAX));
         let socket = self.socket.display();
-        Value::deserialize(&mut messages).map_err(|error| match error.io_error_kind() {
-            Some(ErrorKind::WouldBlock) => anyhow!(
-                "{socket}: waited {} s for {what}; it may serve another client (one at a time), or be no monitor",
-                ANSWER_LIMIT.as_secs()
-            ),
-            None if !error.is_eof() => Error::new(error).context(format!("{socket}: {what} is no JSON")),
+        let perhaps = match self.version.is_null() {
+            true => "it may serve another client (one at a time), or be no monitor",
+            false => "it may be carried out yet",
+        };
+        let message = Map::deserialize(&mut messages);
+        message.map(Value::from).map_err(|error| match error.io_error_kind() {
+            Some(ErrorKind::WouldBlock) => {
+                let limit = ANSWER_LIMIT.as_secs();
+                anyhow!("{socket}: waited {limit} s for {what}, {perhaps}")
+            }
+            None if !error.is_eof() => {
+                Error::new(error).context(format!("{socket}: {what} is no object of JSON"))
+            }
             _ => anyhow!("{socket}: the daemon has hung up before {what}"),
         })
     }
@@ -106,8 +113,8 @@ impl QmpClient {
     /// A list that a question is answered with; none if the daemon does not have the question.
     pub(crate) fn list(&mut self, question: &str, arguments: &Value) -> Result<Option<Vec<Value>>> {
         match self.ask(question, arguments) {
-            Ok(Value::Array(all)) => Ok(Some(all)),
-            Ok(_) => Err(anyhow!("the answer to {question} is no list")),
+            Ok(Value::Array(all)) if all.iter().all(Value::is_object) => Ok(Some(all)),
+            Ok(_) => Err(anyhow!("the answer to {question} is no list of objects")),
             Err(error) => match error.downcast_ref::<Refusal>() {
                 Some(Refusal { class, .. }) if class == "CommandNotFound" => Ok(None),
                 _ => Err(error),

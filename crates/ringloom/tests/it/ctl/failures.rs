@@ -40,8 +40,15 @@ fn a_socket_that_is_no_monitor_is_told() -> Result<()> {
     let whole = [greeting.as_slice(), br#"{"error": {"desc": "a\u001b[2Jb"}}"#].concat();
     check_answer(&whole, "ringloom ctl: a\u{fffd}[2Jb")?;
     check_answer(&whole[..whole.len() - 1], "hung up before the answer to query-block-exports")?;
-    let nonsense = [greeting.as_slice(), b"nonsense"].concat();
-    check_answer(&nonsense, "the answer to query-block-exports is no JSON")
+    for (answer, expected) in [
+        (&b"nonsense"[..], "the answer to query-block-exports is no object of JSON"),
+        (b"[]", "is no object of JSON"),
+        (b"{\"return\": 5}", "the answer to query-block-exports is no list of objects"),
+        (b"{\"return\": [5]}", "is no list of objects"),
+    ] {
+        check_answer(&[greeting.as_slice(), answer].concat(), expected)?;
+    }
+    check_answer(b"5", "is no monitor")
 }
 
 #[test]
