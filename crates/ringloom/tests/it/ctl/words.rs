@@ -2,9 +2,10 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::Child;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 use testkit::client::{Client, Shape};
 use testkit::deadline::Deadline;
@@ -250,12 +251,12 @@ fn events_are_followed(program: &Program) -> Result<()> {
     for (form, expected) in [("", "  BLOCK_EXPORT_DELETED  id=vm2\n"), ("--json", "\"id\":\"vm2\"")]
     {
         let mut events = command(&bench, &second, &format!("events {form}")).spawn()?;
-        let lines = BufReader::new(events.stdout.take().context("its stdout")?);
-        let line = first_event(&bench, &socket, lines)?;
-        ensure!(line.contains(expected), "{line}");
+        let line = first_event(&bench, &socket, &mut events);
         let process = rustix::process::Pid::from_child(&events);
         rustix::process::kill_process(process, Signal::INT)?;
         events.wait()?;
+        let line = line?;
+        ensure!(line.contains(expected), "{line}");
         // The monitor is free again.
         said(&bench, &second, "list")?;
     }
@@ -263,19 +264,28 @@ fn events_are_followed(program: &Program) -> Result<()> {
 }
 
 /// Makes events until one is read: nobody says when a client has negotiated.
-fn first_event(bench: &Bench, socket: &Path, mut lines: impl BufRead + Send) -> Result<String> {
+fn first_event(bench: &Bench, socket: &Path, events: &mut Child) -> Result<String> {
+    let mut lines = BufReader::new(events.stdout.take().context("its stdout")?);
     let limit = Deadline::after(Duration::from_secs(30));
     std::thread::scope(|scope| {
         let reader = scope.spawn(move || {
             let mut line = String::new();
             lines.read_line(&mut line).map(|_| line)
         });
-        while !reader.is_finished() {
-            ensure!(!limit.has_passed(), "no event has come");
-            said(bench, socket, "export add vm2 base vm2.sock --read-only")?;
-            said(bench, socket, "export del vm2")?;
+        let mut made = Ok(String::new());
+        while made.is_ok() && !reader.is_finished() {
+            made = said(bench, socket, "export add vm2 base vm2.sock --read-only")
+                .and_then(|_| said(bench, socket, "export del vm2"));
+            if limit.has_passed() {
+                made = made.and_then(|_| bail!("no event has come"));
+            }
         }
-        reader.join().expect("it does not panic").context("read an event")
+        if made.is_err() {
+            // The reader would wait for it.
+            events.kill()?;
+        }
+        let line = reader.join().expect("it does not panic").context("read an event")?;
+        made.map(|_| line)
     })
 }
 
