@@ -27,6 +27,7 @@ pub(crate) const TARGETS: &[&str] = &[
     "vhost_user_session",
     "takeover_wire",
     "options_keyval",
+    "qmp",
     "packed_ring",
     "split_ring",
     "blk_decode",

@@ -51,6 +51,11 @@ fn kept_command_lines_are_understood_or_refused() {
 }
 
 #[test]
+fn kept_messages_are_understood_or_refused() {
+    check("qmp", fuzz::qmp);
+}
+
+#[test]
 fn kept_headers_are_understood_or_refused() {
     check("qcow2_header", fuzz::qcow2_header);
 }

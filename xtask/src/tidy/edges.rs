@@ -26,7 +26,22 @@ const fn row(
 const TESTKIT: &str = "testkit";
 
 const TABLE: &[Row] = &[
-    row("fuzz", &["block", "options", "qcow2", "takeover", "tuner", "vhost_user", "virtio"], &[]),
+    row(
+        "fuzz",
+        &[
+            "block",
+            "exports",
+            "graph",
+            "monitor",
+            "options",
+            "qcow2",
+            "takeover",
+            "tuner",
+            "vhost_user",
+            "virtio",
+        ],
+        &[],
+    ),
     row("ringloom", &["ctl", "daemon", "options", "tuner"], &[]),
     row(
         "bench",

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use ::exports::GuestMemoryOptions;
 use control::DaemonState;
 use host::chain_of;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use syntax::{ArgumentError, Keys, OptionFields, nearest};
 
 pub(crate) use jobs::Jobs;
@@ -300,12 +300,7 @@ pub(crate) fn run(
     // A client could put lines of its own into the log.
     let brief = |name: &str| name.chars().take(64).collect::<String>().escape_debug().to_string();
     let subject = subject.map_or_else(String::new, |name| format!(" {}", brief(name)));
-    let mut fields = OptionFields::of_json(arguments);
-    match command.arguments {
-        Arguments::None => fields.check_keys(&NOTHING)?,
-        Arguments::Keys(keys) => fields.check_keys(keys)?,
-        Arguments::Object | Arguments::Blockdev | Arguments::Export => {}
-    }
+    let fields = command.fields(arguments)?;
     let result = (command.run)(context, fields).map_err(|error| explained(context, error));
     if !command.only_asks {
         match &result {
@@ -331,6 +326,26 @@ fn explained(context: &CommandContext<'_>, mut error: QmpError) -> QmpError {
     error
 }
 
+impl Command {
+    /// The arguments, whose keys are those of the table.
+    fn fields(&self, arguments: Map<String, Value>) -> Result<OptionFields, QmpError> {
+        let mut fields = OptionFields::of_json(arguments);
+        match self.arguments {
+            Arguments::None => fields.check_keys(&NOTHING)?,
+            Arguments::Keys(keys) => fields.check_keys(keys)?,
+            Arguments::Object | Arguments::Blockdev | Arguments::Export => {}
+        }
+        Ok(fields)
+    }
+}
+
+impl Request {
+    /// The arguments as the command takes them: all that is checked before it begins.
+    pub fn fields(self) -> Result<OptionFields, QmpError> {
+        find(&self.command)?.fields(self.arguments)
+    }
+}
+
 /// No keys at all.
 static NOTHING: Keys = Keys { of: "this command", supported: &[], later: &[] };
 
@@ -348,7 +363,7 @@ fn find(name: &str) -> Result<&'static Command, QmpError> {
 
 /// What nothing is said of but that it was done.
 fn done() -> Result<Value, QmpError> {
-    Ok(Value::Object(serde_json::Map::new()))
+    Ok(Value::Object(Map::new()))
 }
 
 /// An answer of one of the types.
