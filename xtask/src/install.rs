@@ -5,11 +5,13 @@
 //!
 //! Invariants: installs only what is missing, only as root, and only from the mirrors this machine
 //! already uses (`sources`). The guests' kernel is unpacked below `target/guest`, never installed:
-//! the package would run the hooks that change this machine's boot files. KubeVirt's schema is only unpacked too (`schema`).
+//! the package would run the hooks that change this machine's boot files. KubeVirt's schema and QEMU's client of QMP are only
+//! unpacked too (`schema`, `qmp`).
 
 mod apt;
 mod kernel;
 mod needs;
+mod qmp;
 mod schema;
 mod sources;
 
@@ -51,20 +53,23 @@ pub(crate) fn run(workspace: &Workspace) -> Result<User> {
             User::Other => tell(&missing, has_kernel, &guest_dir),
         }
     }
-    fetch_schema(&workspace.schema_dir(), user)?;
+    let (schemas, python) = (workspace.schema_dir(), workspace.python_dir());
+    if !schema::is_present(&schemas) {
+        fetch("schema", schema::WHY, user, || schema::fetch(&schemas))?;
+    }
+    if !qmp::is_present(&python) {
+        fetch("qemu.qmp", qmp::WHY, user, || qmp::fetch(&python))?;
+    }
     Ok(user)
 }
 
 /// With the packages in place, for it comes by one of them.
-fn fetch_schema(directory: &Path, user: User) -> Result<()> {
-    if schema::is_present(directory) {
-        return Ok(());
-    }
+fn fetch(what: &str, why: &str, user: User, fetch: impl FnOnce() -> Result<()>) -> Result<()> {
     match user {
-        User::Root => step("schema", schema::WHY, || schema::fetch(directory)),
+        User::Root => step(what, why, fetch),
         User::Other => {
-            if let Err(error) = schema::fetch(directory) {
-                println!("   missing: {} ({error:#})", schema::WHY);
+            if let Err(error) = fetch() {
+                println!("   missing: {why} ({error:#})");
             }
             Ok(())
         }

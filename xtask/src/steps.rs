@@ -47,6 +47,11 @@ impl Workspace {
         self.root.join("target/schemas")
     }
 
+    /// Where it keeps what Python programs import; the tests look here too.
+    pub(crate) fn python_dir(&self) -> PathBuf {
+        self.root.join("target/python")
+    }
+
     /// Cargo's target directory, as an override in the environment sets it.
     pub(crate) fn target_dir(&self) -> PathBuf {
         std::env::var_os("CARGO_TARGET_DIR")

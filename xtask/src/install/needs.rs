@@ -174,7 +174,7 @@ pub(crate) const NEEDS: &[Need] = &[
         package: "python3-pip",
         origin: Origin::Release,
         proof: Proof::Commands(&["pip3"]),
-        why: "fetches KubeVirt's schema",
+        why: "fetches KubeVirt's schema and QEMU's client of QMP",
     },
 ];
 

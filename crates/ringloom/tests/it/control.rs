@@ -8,6 +8,7 @@ mod guest;
 mod killed;
 mod moved;
 mod parity;
+mod python;
 mod restart;
 
 use std::path::PathBuf;
