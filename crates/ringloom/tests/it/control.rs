@@ -10,6 +10,7 @@ mod moved;
 mod parity;
 mod python;
 mod restart;
+mod storm;
 
 use std::path::PathBuf;
 
