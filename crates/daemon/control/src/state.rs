@@ -39,7 +39,7 @@ use crate::placer::PlacedPool;
 use crate::state_file::StateFile;
 
 pub use change::GraphChangeError;
-pub use run_time::{ControlError, StatePolicy};
+pub use run_time::{ControlError, NoWait, StatePolicy};
 
 /// The name of the iothread that serves exports which name none.
 const MAIN: &str = "main";
@@ -183,7 +183,10 @@ impl DaemonState {
         match &object.kind {
             ObjectKind::Iothread(polling) => {
                 self.graph.add_object(object.name())?;
-                self.spawn(&object.id, settings(*polling))?;
+                if let Err(error) = self.spawn(&object.id, settings(*polling)) {
+                    self.graph.remove_object(&object.id)?;
+                    return Err(error.into());
+                }
             }
             ObjectKind::IothreadPool(pool) => {
                 self.graph.add_object(object.name())?;
@@ -211,17 +214,30 @@ impl DaemonState {
         let config = options.blk_config(&**self.graph.node(&options.node_name)?)?;
         let activity = self.graph.activity(&options.node_name)?;
         let node = self.graph.add_export(options.entry())?;
+        let iothreads = match self.iothreads_of(options) {
+            Ok(iothreads) => iothreads,
+            Err(error) => {
+                self.graph.remove_export(&options.id)?;
+                return Err(error);
+            }
+        };
         let parts = DiskParts {
             node,
             config,
             activity,
             files: self.graph.files_below(&options.node_name),
-            iothreads: self.iothreads_of(options)?,
+            iothreads,
             memory_bytes_max,
             clock: Arc::clone(&self.clock),
         };
         let storage = storage_of(&parts.files);
-        let offer = ExportedDisk::new(&options.id, parts, &self.descriptor_check)?;
+        let offer = match ExportedDisk::new(&options.id, parts, &self.descriptor_check) {
+            Ok(offer) => offer,
+            Err(error) => {
+                self.graph.remove_export(&options.id)?;
+                return Err(error.into());
+            }
+        };
         let prepared = PreparedExport { options: options.clone(), offer: Arc::new(offer) };
         self.export_options.insert(options.id.clone(), options.clone());
         if let ServingIothreads::Pool(pool) = prepared.offer.iothreads() {

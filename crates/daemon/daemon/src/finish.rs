@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use control::DaemonState;
-use exports::{DescriptorCheck, attach_lines};
+use exports::{DescriptorCheck, InterruptibleWait, attach_lines};
 use host::{Pidfile, ReadinessPipe, chain_of};
 use monitor::Monitors;
 use options::Plan;
@@ -37,6 +37,7 @@ impl Finish<'_> {
         mut state: State,
         readiness: Option<ReadinessPipe>,
         log: &Log,
+        wait: &mut dyn InterruptibleWait,
     ) -> Result<(Option<Pidfile>, Option<Monitors>), ServeError> {
         let Self { plan, directory, sandbox, check } = self;
         let failed = |action| move |source| ServeError::Process { action, source };
@@ -50,7 +51,8 @@ impl Finish<'_> {
             None => plan.pidfile.as_deref().map(Pidfile::write).transpose()?,
             Some(predecessor) => write_pidfile_after(plan, &predecessor),
         };
-        let opened = Monitors::open(&plan.chardevs, &plan.monitors, &plan.guest_memory, *sandbox);
+        let (chardevs, memory) = (&plan.chardevs, &plan.guest_memory);
+        let opened = Monitors::open(chardevs, &plan.monitors, memory, *sandbox, wait);
         let mut monitors = guests.some_if_served(opened.map_err(ServeError::from))?;
         let state_file = guests.some_if_served(state.lock(plan))?.flatten();
         let printed = print_attach_lines(plan, directory);

@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
+use block::Access;
 use control::{Configuration, StateFile, StateFileError};
 use graph::Blockdev;
 use options::{OldState, Plan, PlanStep, TakeoverMode, restored};
@@ -46,8 +47,12 @@ impl State {
             return Ok(state);
         }
         match StateFile::open(&path) {
-            // By the process that is to be taken over, which has said that the line is right.
-            Err(StateFileError::InUse(_)) if plan.takeover == TakeoverMode::WhereServed => {}
+            // By the process that is to be taken over, which may not have been able to say what it serves with.
+            Err(StateFileError::InUse(_)) if plan.takeover == TakeoverMode::WhereServed => {
+                if let Some(kept) = StateFile::peek(&path)? {
+                    state.use_instead(plan, &kept, &format!("state file {}", path.display()))?;
+                }
+            }
             Err(error) => return Err(error.into()),
             Ok((file, kept)) => {
                 state.file = Some(file);
@@ -84,33 +89,55 @@ impl State {
     pub(crate) fn lock(&mut self, plan: &Plan) -> Result<Option<StateFile>, ServeError> {
         match (self.file.take(), &plan.state) {
             (Some(file), _) => Ok(Some(file)),
-            (None, Some(path)) => Ok(Some(StateFile::open(path)?.0)),
+            (None, Some(path)) => {
+                let (file, kept) = StateFile::open(path)?;
+                // The process that had it may have changed something since it was asked.
+                let differs = |kept: &Configuration| {
+                    !plan
+                        .configuration()
+                        .differences(kept, "what is served", "the state")
+                        .is_empty()
+                };
+                if kept.as_ref().is_some_and(differs) {
+                    return Err(ServeError::StateChanged(path.clone()));
+                }
+                Ok(Some(file))
+            }
             (None, None) => Ok(None),
         }
     }
 }
 
-/// A path of these steps that neither the line names nor a directory of `--allow-below` has.
+/// A path of these steps that neither the line names, nor a directory of `--allow-below` has, for what is done with it.
 fn not_allowed(plan: &Plan, steps: &[PlanStep]) -> Option<PathBuf> {
     if plan.sandbox == SandboxMode::Off {
         return None;
     }
-    let named: Vec<PathBuf> = plan.steps.iter().flat_map(paths_of).map(real).collect();
-    let is_allowed = |path: &PathBuf| {
-        let below = |allowed: &AllowedDirectory| path.starts_with(&allowed.path);
-        named.contains(path) || plan.allowed.iter().any(below)
+    let named: Vec<(PathBuf, Access)> = plan.steps.iter().flat_map(paths_of).collect();
+    let suffices = |has: Access, wants: Access| has == wants || has == Access::ReadWrite;
+    let is_allowed = |(path, wants): &(PathBuf, Access)| {
+        let below = |allowed: &AllowedDirectory| {
+            path.starts_with(&allowed.path) && suffices(allowed.access, *wants)
+        };
+        named.iter().any(|(name, has)| name == path && suffices(*has, *wants))
+            || plan.allowed.iter().any(below)
     };
-    steps.iter().flat_map(paths_of).map(real).find(|path| !is_allowed(path))
+    let all = steps.iter().flat_map(paths_of);
+    all.filter(|it| !is_allowed(it)).map(|(path, _)| path).next()
 }
 
-/// What a step opens or makes.
-fn paths_of(step: &PlanStep) -> Vec<&Path> {
+/// What a step opens or makes, and whether to write.
+fn paths_of(step: &PlanStep) -> Vec<(PathBuf, Access)> {
     match step {
         PlanStep::Object(_) => Vec::new(),
         PlanStep::Blockdev(blockdev) => {
-            blockdev.nodes().into_iter().flat_map(Blockdev::files).collect()
+            let of_node = |node: &Blockdev| {
+                let files: Vec<_> = node.files().into_iter().map(real).collect();
+                files.into_iter().map(|path| (path, node.base.access())).collect::<Vec<_>>()
+            };
+            blockdev.nodes().into_iter().flat_map(of_node).collect()
         }
-        PlanStep::Export(export) => vec![&export.socket.path],
+        PlanStep::Export(export) => vec![(real(&export.socket.path), Access::ReadWrite)],
     }
 }
 

@@ -26,7 +26,7 @@ use host::{
     StartOutcome, chain_of,
 };
 use kernel_io::{FileKind, FileTable};
-use monitor::{DaemonFate, MonitorSetupError, Monitors};
+use monitor::{ChardevError, DaemonFate, MonitorSetupError, Monitors};
 use options::{CommandLineError, Daemonize, Plan, PlanStep, TakeoverMode};
 use sandbox::{Sandbox, SandboxError};
 use takeover::{
@@ -103,6 +103,12 @@ pub enum ServeError {
         /// The file or socket.
         path: PathBuf,
     },
+    /// The process that was taken over has kept something else than is served now.
+    #[error(
+        "state file {}: the process that was taken over has changed what it serves meanwhile; nothing is kept any more \
+         until this daemon is started again", .0.display()
+    )]
+    StateChanged(PathBuf),
     /// The command line contradicts what is served.
     #[error("{place}: {difference}")]
     Contradiction {
@@ -195,11 +201,12 @@ pub fn serve(mut plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
     let news = device_news(&files);
     let finish =
         Finish { plan: &plan, directory: &directory, sandbox: sandbox.as_ref(), check: &check };
-    let (pidfile, mut monitors) = match finish.run(&mut built, taken, state, readiness, log) {
-        Ok(finished) => finished,
-        // Clients that were taken over may have written.
-        Err(error) => return abandon(built, &files, &watch, error),
-    };
+    let (pidfile, mut monitors) =
+        match finish.run(&mut built, taken, state, readiness, log, &mut attention) {
+            Ok(finished) => finished,
+            // Clients that were taken over may have written.
+            Err(error) => return abandon(built, &files, &watch, error),
+        };
     let sources = EventSources {
         takeover_listener: takeover_listener.as_ref(),
         news: news.as_ref(),
@@ -442,7 +449,8 @@ fn is_signal(error: &ServeError) -> bool {
         ServeError::Takeover(
             TakeoverError::Stopped
                 | TakeoverError::Build(BuildError::Claim(ExportClaimError::Stopped(..)))
-        ) | ServeError::Build(BuildError::Claim(ExportClaimError::Stopped(..)))
+        ) | ServeError::Monitors(MonitorSetupError::Chardev(ChardevError::Stopped(_)))
+            | ServeError::Build(BuildError::Claim(ExportClaimError::Stopped(..)))
     )
 }
 

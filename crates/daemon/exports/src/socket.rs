@@ -124,7 +124,7 @@ impl ExportSocket {
         // As it is written it may be short enough only because it is relative.
         let name = if path.as_os_str().len() <= NAME_BYTES_MAX { &path } else { &options.path };
         remove_stale(name)?;
-        let fd = bind(name)?;
+        let fd = bind(name, options.mode)?;
         // From here on the file is ours, also to remove.
         let identity =
             SocketIdentity::of(&path).map_err(|source| failed(&path, "look at it", source))?;
@@ -240,7 +240,9 @@ impl ExportSocket {
             std::os::unix::fs::chown(path, None, Some(id))
                 .map_err(|source| failed(path, "change its group", source))?;
         }
-        if let Some(mode) = options.mode {
+        // It has this mode from its making on, but for what the umask takes.
+        let has = std::fs::symlink_metadata(path).map(|it| it.mode() & 0o777);
+        if let Some(mode) = options.mode.filter(|mode| !has.is_ok_and(|has| has == *mode)) {
             rustix::fs::chmod(path, Mode::from_raw_mode(mode))
                 .map_err(|errno| failed(path, "change its mode", errno.into()))?;
         }
@@ -360,8 +362,13 @@ impl Display for ProcessIdDisplay {
     }
 }
 
-fn bind(path: &Path) -> Result<OwnedFd, SocketError> {
+fn bind(path: &Path, mode: Option<u32>) -> Result<OwnedFd, SocketError> {
     let fd = stream_socket(path, SocketFlags::CLOEXEC)?;
+    if let Some(mode) = mode {
+        // The file gets the mode of the socket.
+        rustix::fs::fchmod(&fd, Mode::from_raw_mode(mode))
+            .map_err(|errno| failed(path, "change its mode", errno.into()))?;
+    }
     rustix::net::bind(&fd, &address(path)?)
         .map_err(|errno| failed(path, "bind it", errno.into()))?;
     Ok(fd)
@@ -417,7 +424,7 @@ mod tests {
     fn a_listener_that_does_not_accept_is_live_too() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let fd = bind(&path).unwrap();
+        let fd = bind(&path, None).unwrap();
         rustix::net::listen(&fd, 0).unwrap();
         let waiting: Vec<_> = (0..4).map(|_| check_unserved(&path).is_err()).collect();
         assert_eq!(waiting, [true; 4]);

@@ -8,13 +8,18 @@ use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use exports::{ExportSocket, SocketError, SocketOptions, address, stream_socket};
+use exports::{
+    ExportSocket, InterruptibleWait, SocketError, SocketOptions, WaitResult, address, stream_socket,
+};
 use kernel_io::Notifier;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -34,6 +39,9 @@ const WRITE_BYTES: usize = 512;
 /// No more answers are made while so much waits to be written.
 const PENDING_BYTES_MAX: usize = 1 << 16;
 
+/// How often is looked for a client that is waited for.
+const CLIENT_PAUSE: Duration = Duration::from_millis(100);
+
 /// The rights of a monitor's socket if they are not said: whoever may use it may do whatever the daemon may.
 const MODE: u32 = 0o600;
 
@@ -49,6 +57,9 @@ pub enum ChardevError {
         #[source]
         source: SocketError,
     },
+    /// A signal came while the first client was waited for.
+    #[error("chardev {0}: stopped while it waited for a client")]
+    Stopped(String),
     /// Something else could not be had.
     #[error("chardev {id}: cannot {action}")]
     Io {
@@ -60,6 +71,27 @@ pub enum ChardevError {
         #[source]
         source: io::Error,
     },
+}
+
+/// Waits for the first client, until a signal comes.
+fn wait_for_client(
+    id: &str,
+    socket: &ExportSocket,
+    wait: &mut dyn InterruptibleWait,
+) -> Result<UnixStream, ChardevError> {
+    let failed =
+        |source| ChardevError::Io { id: id.to_owned(), action: "wait for a client".into(), source };
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    loop {
+        let mut fds = [PollFd::new(socket.listener(), PollFlags::IN)];
+        poll(&mut fds, Some(&now)).map_err(|errno| failed(errno.into()))?;
+        if !fds[0].revents().is_empty() {
+            return socket.listener().accept().map(|(stream, _)| stream).map_err(failed);
+        }
+        if wait.pause(CLIENT_PAUSE) == WaitResult::Stop {
+            return Err(ChardevError::Stopped(id.to_owned()));
+        }
+    }
 }
 
 /// An open character device.
@@ -94,7 +126,10 @@ enum Endpoint {
 
 impl Chardev {
     /// Opens it. Waits for the first client if that was asked for.
-    pub(crate) fn open(options: &ChardevOptions) -> Result<Self, ChardevError> {
+    pub(crate) fn open(
+        options: &ChardevOptions,
+        wait: &mut dyn InterruptibleWait,
+    ) -> Result<Self, ChardevError> {
         let id = &options.id;
         let failed = |action: &'static str| {
             move |source| ChardevError::Io { id: id.clone(), action: action.into(), source }
@@ -115,6 +150,17 @@ impl Chardev {
                 let mut open = OpenOptions::new();
                 let open = open.write(true).create(true).append(*is_appended);
                 let open = open.truncate(!*is_appended);
+                // A FIFO would wait for its other end.
+                let is_fifo = |path: &PathBuf| {
+                    std::fs::metadata(path).is_ok_and(|it| it.file_type().is_fifo())
+                };
+                if [Some(path), input.as_ref()].into_iter().flatten().any(is_fifo) {
+                    return Err(ChardevError::Io {
+                        id: id.clone(),
+                        action: "use its file".into(),
+                        source: io::Error::other("it is a FIFO"),
+                    });
+                }
                 let output = open.open(path).map_err(failed_at("open", path))?;
                 let input = input.as_ref().map(File::open).transpose();
                 let input = input.map_err(failed("open what it is to read"))?;
@@ -128,14 +174,12 @@ impl Chardev {
                         let options =
                             SocketOptions { path: path.clone(), mode, group: group.clone() };
                         let socket = ExportSocket::listen(&options).map_err(of_socket)?;
-                        let first = waits.then(|| {
-                            tracing::info!(
-                                "chardev {id}: waiting for a client on {}",
-                                path.display()
-                            );
-                            socket.listener().accept().map(|(stream, _)| stream)
-                        });
-                        let first = first.transpose().map_err(failed("wait for a client"))?;
+                        let mut first = None;
+                        if *waits {
+                            let shown = path.display();
+                            tracing::info!("chardev {id}: waiting for a client on {shown}");
+                            first = Some(wait_for_client(id, &socket, wait)?);
+                        }
                         Endpoint::Listener(socket, first)
                     }
                     SocketRole::Client => {
@@ -330,7 +374,9 @@ impl Connection<'_> {
             if server.is_stopped() {
                 // What was answered is written as far as that can be done at once.
                 self.pending.extend_from_slice(&self.client.take().bytes);
-                let _gone = self.write_out();
+                if writes.contains(PollFlags::OUT) {
+                    let _gone = self.write_out();
+                }
                 return Ok(());
             }
             if has_come {
@@ -347,6 +393,10 @@ impl Connection<'_> {
     /// Takes answers and events, and has the next requests carried out; whether none is.
     fn go_on(&mut self, server: &MonitorServer) -> bool {
         self.client.bell().clear();
+        // Where events are bounded; what waits there is taken when there is room.
+        if self.pending.len() >= PENDING_BYTES_MAX {
+            return false;
+        }
         let contents = self.client.take();
         self.pending.extend_from_slice(&contents.bytes);
         if contents.events_left_out > 0 {

@@ -300,13 +300,19 @@ pub(crate) fn run(
     // A client could put lines of its own into the log.
     let brief = |name: &str| name.chars().take(64).collect::<String>().escape_debug().to_string();
     let subject = subject.map_or_else(String::new, |name| format!(" {}", brief(name)));
+    if !command.only_asks
+        && let Some((node, job)) = context.jobs.node_in_use(&Value::Object(arguments.clone()))
+    {
+        return Err(QmpError::generic(format!("Node '{node}' is in use by job '{job}'")));
+    }
     let fields = command.fields(arguments)?;
     let result = (command.run)(context, fields).map_err(|error| explained(context, error));
     if !command.only_asks {
         match &result {
             Ok(_) => tracing::info!("monitor {}: {name}{subject}", client.monitor),
             Err(error) => {
-                tracing::info!("monitor {}: {name}{subject}: {}", client.monitor, error.desc);
+                let desc = error.desc.escape_debug();
+                tracing::info!("monitor {}: {name}{subject}: {desc}", client.monitor);
             }
         }
     }

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use control::DaemonState;
-use exports::GuestMemoryOptions;
+use exports::{GuestMemoryOptions, InterruptibleWait};
 use sandbox::Sandbox;
 use serde_json::{Value, json};
 
@@ -73,8 +73,9 @@ impl Monitors {
         monitors: &[MonitorOptions],
         memory: &GuestMemoryOptions,
         sandbox: Option<&Arc<Sandbox>>,
+        wait: &mut dyn InterruptibleWait,
     ) -> Result<Self, MonitorSetupError> {
-        let opened = chardevs.iter().map(|it| Ok((it.id.clone(), Chardev::open(it)?)));
+        let opened = chardevs.iter().map(|it| Ok((it.id.clone(), Chardev::open(it, wait)?)));
         Ok(Self {
             chardevs: opened.collect::<Result<_, ChardevError>>()?,
             monitors: monitors.to_vec(),

@@ -245,23 +245,30 @@ impl DaemonState {
             let exports: Vec<&str> = change.exports.iter().map(String::as_str).collect();
             return Err(GraphChangeError::NotKept(exports.join("', '")));
         }
-        let Some(state_file) = state_file else { return self.prepare_change(change)?.commit() };
+        let Some(state_file) = state_file else {
+            return self.prepare_change(change)?.commit(|| {});
+        };
         let before = self.configuration()?;
         let nodes = self.graph.written_with(&change)?;
         let after = self.configuration_of(nodes, |id| change.root(id));
         let transaction = self.prepare_change(change)?;
         reached(CommandStep::Swapped);
-        let kept = state_file.write(&after).map_err(GraphChangeError::from);
+        let kept = state_file.write(&after);
         reached(CommandStep::Kept);
-        kept.and_then(|()| transaction.commit()).inspect_err(|_| {
-            // The record may have reached the disk all the same.
+        // Before requests go on on the old nodes: the record may have reached the disk all the same.
+        let mut take_back = || {
             if let Err(error) = state_file.write(&before) {
                 tracing::error!(
                     "{}; a restart may find a change that was taken back",
                     chain_of(&error)
                 );
             }
-        })
+        };
+        if let Err(error) = kept {
+            take_back();
+            return Err(error.into());
+        }
+        transaction.commit(take_back)
     }
 
     /// Does all of a change that can fail, but opening lanes.
@@ -300,9 +307,11 @@ impl GraphTransaction<'_> {
     }
 
     /// Has requests go on on the new nodes. If a lane cannot be opened on one of them, the change is taken back.
-    fn commit(mut self) -> Result<(), GraphChangeError> {
+    /// `taken_back` is called before they go on there.
+    fn commit(mut self, taken_back: impl FnOnce()) -> Result<(), GraphChangeError> {
         let drained = self.drained.take().expect("it is drained until it is over");
         if let Err(refused) = drained.end() {
+            taken_back();
             let (iothread, source) = (refused.iothread, refused.source);
             // If this fails too, it is said, and requests fail.
             self.drained = Some(refused.drained);

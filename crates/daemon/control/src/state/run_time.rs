@@ -69,8 +69,9 @@ pub enum ControlError {
     },
 }
 
-/// A lock that another process has is not waited for: whoever asks can ask again.
-struct NoWait;
+/// What is not there at once is not waited for: whoever asks can ask again.
+#[derive(Debug)]
+pub struct NoWait;
 
 impl InterruptibleWait for NoWait {
     fn pause(&mut self, _: Duration) -> WaitResult {

@@ -107,8 +107,12 @@ impl Graph {
     pub fn change(&self, changes: &[EdgeChange]) -> Result<GraphChange, GraphChangeRefusal> {
         let mut model = self.model.clone();
         let (mut exports, mut places, mut left) = (BTreeSet::new(), Vec::new(), Vec::new());
-        for EdgeChange { user, key, by } in changes {
+        for (place, EdgeChange { user, key, by }) in changes.iter().enumerate() {
             let optional = self.optional_child(user, key);
+            let mut others = changes[..place].iter();
+            if optional.is_some() && others.any(|other| other.user == *user && other.key == *key) {
+                return Err(ModelError::EdgeTwice { user: user.clone(), key: key.clone() }.into());
+            }
             let before =
                 model.set_edge(user, key, by.as_deref(), optional.as_ref().map(|it| it.1))?;
             exports.extend(model.exports_above(user));

@@ -28,7 +28,9 @@ impl Graph {
         let mut writer = GraphWriter { graph: self, model, done: BTreeSet::new(), all: Vec::new() };
         let is_root = |name: &&str| {
             let goes_alone = model.owner(name) == Some(NodeOwner::Operator);
-            goes_alone || model.users_of(name).is_empty()
+            // What was inside another node and is not any more can be named only if it has a name.
+            let is_named = self.vertices[*name].written.contains_key("node-name");
+            goes_alone || is_named && model.users_of(name).is_empty()
         };
         for name in model.names(NODE).into_iter().filter(is_root) {
             writer.add(name)?;

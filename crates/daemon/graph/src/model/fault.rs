@@ -54,6 +54,14 @@ pub enum ModelError {
     /// A node that takes no changes and is to have another size.
     #[error("Block node is read-only: node '{0}'")]
     ReadOnlyResize(String),
+    /// One place twice in a change.
+    #[error("{user}: its child '{key}' is changed twice")]
+    EdgeTwice {
+        /// What has the place.
+        user: NodeUser,
+        /// The key.
+        key: String,
+    },
     /// An option that a node has for good.
     #[error("Cannot change the option '{key}' of node '{node}'")]
     FixedOption {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use control::NoWait;
 use exports::check_socket_path;
 use serde_json::Value;
 use syntax::{Keys, OptionFields, Union, ValueType, is_identifier, optional, required};
@@ -173,12 +174,19 @@ pub(super) fn add(
             let listens = data.flag("server")?.unwrap_or(true);
             let role = match socket_role(listens, data.flag("wait")?)? {
                 SocketRole::Server { .. } => SocketRole::Server { waits: false },
-                role @ SocketRole::Client => role,
+                // The fences let nobody be connected to.
+                SocketRole::Client => {
+                    return Err(QmpError::generic(format!(
+                        "Failed to add chardev '{id}': a socket that connects to '{}' (server=false) can be made \
+                         at the start only",
+                        path.display()
+                    )));
+                }
             };
             ChardevKind::Socket { path, role, mode: None, group: None }
         }
     };
-    let chardev = Chardev::open(&ChardevOptions { id: id.clone(), kind })?;
+    let chardev = Chardev::open(&ChardevOptions { id: id.clone(), kind }, &mut NoWait)?;
     context.chardevs.insert(id, chardev);
     answer(ChardevReturn { pty: None })
 }

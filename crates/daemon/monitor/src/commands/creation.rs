@@ -94,6 +94,8 @@ enum Creation {
     },
     /// It names a node that is not there, with which a job begins and ends, as in QEMU.
     NoNode(String),
+    /// Nothing: somebody uses the node, as this sentence says.
+    InUse(String),
 }
 
 pub(super) fn create(
@@ -114,7 +116,14 @@ pub(super) fn create(
         }
         _ => qcow2(context, options)?,
     };
-    let events = context.jobs.begin(&id)?;
+    let nodes = match &creation {
+        Creation::Qcow2 { node, data, .. } => {
+            let nodes = [Some(node), data.as_ref()].into_iter().flatten();
+            nodes.map(|node| node.name().to_owned()).collect()
+        }
+        Creation::File { .. } | Creation::NoNode(_) | Creation::InUse(_) => Vec::new(),
+    };
+    let events = context.jobs.begin(&id, nodes)?;
     context.events.extend(events);
     let (maker, inbox, job) =
         (context.state.graph().image_maker(), context.inbox.clone(), id.clone());
@@ -168,6 +177,15 @@ fn qcow2(context: &CommandContext<'_>, mut fields: OptionFields) -> Result<Creat
             _ => CompressionMethod::Deflate,
         },
     };
+    // Whoever stands on a node, or writes it, would lose what is there.
+    let names = [Some(&file_name), data_name.as_ref()];
+    for name in names.into_iter().flatten() {
+        if let Some((user, key)) = graph.model().users_of(name).first() {
+            return Ok(Creation::InUse(format!(
+                "Node '{name}' is used by {user} (as '{key}' child): no image can be made in it"
+            )));
+        }
+    }
     Ok(match (file, data) {
         (Ok(node), Ok(data)) => Creation::Qcow2 { node, data, options },
         (Err(_missing), _) => Creation::NoNode(file_name),
@@ -178,6 +196,7 @@ fn qcow2(context: &CommandContext<'_>, mut fields: OptionFields) -> Result<Creat
 fn carry_out(maker: &ImageMaker, creation: Creation) -> Result<(), String> {
     let made = match creation {
         Creation::NoNode(name) => return Err(QmpError::no_node(&name).desc),
+        Creation::InUse(sentence) => return Err(sentence),
         Creation::File { path, bytes } => maker.file(&path, bytes),
         Creation::Qcow2 { node, data, options } => {
             let sized = data.map(|data| maker.resize(&data, options.size)).transpose();

@@ -29,23 +29,48 @@ pub(crate) struct Jobs {
 struct Job {
     status: &'static str,
     error: Option<String>,
+    /// The nodes that it writes, which nobody else uses and nobody may begin to use.
+    nodes: Vec<String>,
 }
 
 impl Jobs {
     /// A job has begun. Refuses an id that another one has.
-    pub(crate) fn begin(&mut self, id: &str) -> Result<Events, QmpError> {
+    pub(crate) fn begin(&mut self, id: &str, nodes: Vec<String>) -> Result<Events, QmpError> {
         if self.all.contains_key(id) {
             return Err(QmpError::generic(format!("Job ID '{id}' already in use")));
         }
-        self.all.insert(id.to_owned(), Job { status: "running", error: None });
+        self.all.insert(id.to_owned(), Job { status: "running", error: None, nodes });
         Ok(told(id, &["created", "running"]))
+    }
+
+    /// A node that arguments name anywhere and that a job writes, and the job.
+    pub(crate) fn node_in_use(&self, arguments: &Value) -> Option<(&str, &str)> {
+        let named = |name: &str| match arguments {
+            Value::String(text) => text == name,
+            Value::Array(_)
+            | Value::Object(_)
+            | Value::Null
+            | Value::Bool(_)
+            | Value::Number(_) => false,
+        };
+        let mut nodes =
+            self.all.iter().flat_map(|(id, job)| job.nodes.iter().map(move |node| (node, id)));
+        let found =
+            nodes.find(|(node, _)| named(node)).map(|(node, id)| (node.as_str(), id.as_str()));
+        match arguments {
+            Value::Array(all) => found.or_else(|| all.iter().find_map(|it| self.node_in_use(it))),
+            Value::Object(all) => {
+                found.or_else(|| all.values().find_map(|it| self.node_in_use(it)))
+            }
+            Value::String(_) | Value::Null | Value::Bool(_) | Value::Number(_) => found,
+        }
     }
 
     /// A job is over.
     pub(crate) fn ended(&mut self, id: &str, error: Option<String>) -> Events {
         let Some(job) = self.all.get_mut(id) else { return Vec::new() };
         let has_failed = error.is_some();
-        *job = Job { status: "concluded", error };
+        *job = Job { status: "concluded", error, nodes: Vec::new() };
         told(
             id,
             if has_failed {

@@ -104,15 +104,14 @@ const LOOKING: &[c_long] = calls! {
     #[cfg(target_arch = "x86_64")] SYS_lstat
 };
 
-/// What making an image or a socket by a command needs besides. Landlock says where.
+/// What making an image or a socket by a command needs besides. Landlock says where. Not `connect`, by which all other
+/// daemons of the host could be reached, and no change of modes or owners by path, of which landlock knows nothing.
 const MAKING: &[c_long] = calls! {
-    SYS_bind SYS_listen SYS_connect SYS_flock
-    // The rights of a socket, before anybody can connect.
-    SYS_fchmodat SYS_fchownat SYS_fchmod SYS_fchown
-    #[cfg(target_arch = "x86_64")] SYS_chmod
-    #[cfg(target_arch = "x86_64")] SYS_chown
-    SYS_umask
+    SYS_bind SYS_listen SYS_flock
 };
+
+/// The bits of a mode that a command may give: none that lets a program run as somebody else.
+const MODE_BITS: u64 = 0o777;
 
 /// The beginning of a thread, its name has a condition, and who it is.
 const THREADS: &[c_long] = calls! {
@@ -337,6 +336,9 @@ fn allowed(process: u32, needs: FilterNeeds) -> Result<SyscallRules, seccompiler
     }
     if needs.makes {
         rules.extend(MAKING.iter().map(|call| (*call, Vec::new())));
+        // The rights of a socket, before it has a name.
+        let others = u64::from(u32::MAX) & !MODE_BITS;
+        rules.insert(libc::SYS_fchmod, when(1, SeccompCmpOp::MaskedEq(others), 0)?);
         // Of another family it ends the process, by the filter before.
         let family = libc::AF_UNIX.unsigned_abs().into();
         rules.insert(libc::SYS_socket, when(0, SeccompCmpOp::Eq, family)?);

@@ -124,6 +124,15 @@ fn put_overlays_on(
     ]);
     let (_, desc) = qmp.refused("transaction", &json!({"actions": actions}))?;
     ensure!(desc.contains("Abort"), "{desc}");
+    // The same twice, and an image over what a guest uses.
+    let (_, desc) = qmp.refused("transaction", &json!({"actions": [actions[0], actions[0]]}))?;
+    ensure!(desc.contains("twice"), "{desc}");
+    let over = json!({"driver": "qcow2", "file": "snap/file", "size": grown});
+    do_it(qmp, "blockdev-create", json!({"job-id": "j2", "options": over}))?;
+    qmp.event("JOB_STATUS_CHANGE")?;
+    let jobs = qmp.execute("query-jobs", &json!({}))?;
+    let error = jobs[0]["error"].as_str().unwrap_or_default();
+    ensure!(error.contains("'snap/file' is used by node 'snap'"), "{jobs}");
     do_it(qmp, "transaction", json!({"actions": [actions[0]]}))?;
     client.write(8192, &[0x54; 4096], 0)?;
     ensure!(client.read(4096, 4096, 0)? == [0x52; 4096], "the middle image is lost");

@@ -182,7 +182,8 @@ fn a_forged_state_opens_nothing(program: &Program) -> Result<()> {
             .concat();
     let server = program.start(&arguments, &[socket.clone(), monitor_socket(&bench)])?;
     let mut qmp = QmpClient::connect(&monitor_socket(&bench))?;
-    let node = json!({"driver": "file", "node-name": "x", "filename": outside.text("secret")});
+    let node = json!({"driver": "file", "node-name": "x", "filename": outside.text("secret"),
+                      "read-only": true});
     qmp.execute("blockdev-add", &node)?;
     drop(qmp);
     stop(server, &[&socket])?;

@@ -534,7 +534,7 @@ fn several_places_change_together_or_not_at_all() {
     drop(place.built.prepare_change(prepared).unwrap());
     check(&of_b, &of_a);
     let prepared = back(&place);
-    place.built.prepare_change(prepared).unwrap().commit().unwrap();
+    place.built.prepare_change(prepared).unwrap().commit(|| {}).unwrap();
     check(&of_a, &of_b);
     // One place twice: the last one counts.
     place.replace_all(&[(node("r"), "file", "b"), (node("r"), "file", "a")]).unwrap();
