@@ -53,9 +53,9 @@ fn check(value: Value) {
 fn arguments(request: Request) {
     let command = request.command.clone();
     let read = request.fields().and_then(|fields| match command.as_str() {
-        "blockdev-add" => Ok(drop(Blockdev::read(fields)?)),
-        "object-add" => Ok(drop(ObjectOptions::read(fields)?)),
-        "block-export-add" => Ok(drop(ExportOptions::read(fields)?)),
+        "blockdev-add" => Blockdev::read(fields).map(drop).map_err(QmpError::from),
+        "object-add" => ObjectOptions::read(fields).map(drop).map_err(QmpError::from),
+        "block-export-add" => ExportOptions::read(fields).map(drop).map_err(QmpError::from),
         _ => Ok(()),
     });
     if let Err(error) = read {
