@@ -39,13 +39,17 @@ impl Place {
     }
 
     fn sandbox(&self, sandbox: SandboxMode) -> Option<Arc<Sandbox>> {
-        prepare(&self.root, sandbox)
+        prepare(&self.root, sandbox, &[])
     }
 }
 
-fn prepare(root: &Path, sandbox: SandboxMode) -> Option<Arc<Sandbox>> {
+fn prepare(
+    root: &Path,
+    sandbox: SandboxMode,
+    allowed: &[AllowedDirectory],
+) -> Option<Arc<Sandbox>> {
     let socket = root.join("sockets/a.sock");
-    let needs = SandboxNeeds { removed: vec![&socket], ..SandboxNeeds::default() };
+    let needs = SandboxNeeds { removed: vec![&socket], allowed, ..SandboxNeeds::default() };
     Sandbox::prepare(sandbox, &needs).unwrap()
 }
 

@@ -23,7 +23,7 @@ use testkit::trespass;
 
 use super::super::privileges;
 use super::super::seccomp::{FilterNeeds, SeccompFilters};
-use super::{Place, SandboxMode, prepare};
+use super::{Access, AllowedDirectory, Place, SandboxMode, prepare};
 
 /// How an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +38,8 @@ const ROOT: &str = "RINGLOOM_TEST_ROOT";
 const SANDBOX: &str = "RINGLOOM_TEST_SANDBOX";
 /// The value of [`SANDBOX`] that puts up the filters of system calls and nothing else.
 const CALLS_ONLY: &str = "calls";
+/// The value of [`SANDBOX`] for all fences with `--allow-below` for the disks, and for the secrets only for reading.
+const COMMANDS: &str = "commands";
 /// An exit code that is this and an errno is an attempt that was refused. A test that panics exits with 101.
 const REFUSED: i32 = 120;
 
@@ -66,7 +68,10 @@ fn the_attempt() {
     let Ok(name) = std::env::var(ATTEMPT) else { return };
     let scene = Scene::new(PathBuf::from(std::env::var(ROOT).unwrap()));
     let sandbox = std::env::var(SANDBOX).unwrap();
-    let mode = if sandbox == "on" { SandboxMode::Required } else { SandboxMode::Off };
+    let mode = if sandbox == "off" { SandboxMode::Off } else { SandboxMode::Required };
+    let allowed = [("disks", Access::ReadWrite), ("secrets", Access::ReadOnly)]
+        .map(|(name, access)| AllowedDirectory { path: scene.at(name), access });
+    let allowed = if sandbox == COMMANDS { &allowed[..] } else { &[] };
     if sandbox == CALLS_ONLY {
         privileges::give_up().unwrap();
         SeccompFilters::new(FilterNeeds {
@@ -78,7 +83,7 @@ fn the_attempt() {
         .unwrap()
         .put_up()
         .unwrap();
-    } else if let Some(sandbox) = prepare(&scene.root, mode) {
+    } else if let Some(sandbox) = prepare(&scene.root, mode, allowed) {
         sandbox.close().unwrap();
     }
     let code = match scene.carry_out(&name) {
@@ -164,6 +169,14 @@ impl Scene {
             "terminal" => trespass::control_device(session, libc::TIOCSTI),
             // No block device was named.
             "discard" => trespass::control_device(disk, 0x1277),
+            "write what is read only" => {
+                OpenOptions::new().write(true).open(self.at("secrets/key")).map(drop)
+            }
+            "make where it is read only" => File::create(self.at("secrets/b.img")).map(drop),
+            "make elsewhere" => File::create(self.at("sockets/b.img")).map(drop),
+            "connect" => UnixStream::connect(self.at("sockets/live.sock")).map(drop),
+            // A program that runs as its owner.
+            "mode of a program" => self.disk.set_permissions(PermissionsExt::from_mode(0o4755)),
             _ => self.do_what_is_left(name),
         }
     }
@@ -193,6 +206,18 @@ impl Scene {
             "end a peer" => trespass::signal_peer(session, libc::SIGKILL),
             "memory and threads" => use_memory_and_threads(),
             "say" => io::stderr().write_all(b"anything\n"),
+            "open what is allowed" => {
+                let names = std::fs::read_dir(self.at("disks"))?;
+                assert_ne!(names.count(), 0);
+                OpenOptions::new().write(true).open(self.at("disks/a.img"))?;
+                File::open(self.at("secrets/key")).map(drop)
+            }
+            "make what is allowed" => {
+                File::create(self.at("disks/b.img"))?.write_all(b"anything")?;
+                UnixListener::bind(self.at("disks/b.sock"))?;
+                std::fs::remove_file(self.at("disks/b.img"))
+            }
+            "change modes" => self.disk.set_permissions(PermissionsExt::from_mode(0o777)),
             "abort" => std::process::abort(),
             other => panic!("no attempt is called {other}"),
         }
@@ -313,6 +338,28 @@ fn opening_is_refused_twice() {
         check(name, "on", End::Refused(libc::EACCES));
         // On a host without landlock.
         check(name, CALLS_ONLY, End::Refused(libc::EACCES));
+    }
+}
+
+/// Commands of a monitor open and make files where the line says so, and nowhere else.
+#[test]
+fn what_commands_may_do_ends_at_the_directories_of_the_line() {
+    for name in ["execute", "internet", "trace", "name space", "handle"] {
+        check(name, COMMANDS, End::Killed(libc::SIGSYS));
+    }
+    for name in ["mode", "rename", "fork", "ring", "connect", "mode of a program", "limit"] {
+        check(name, COMMANDS, End::Refused(libc::EPERM));
+    }
+    let names =
+        ["local", "make elsewhere", "write what is read only", "make where it is read only"];
+    for name in names {
+        check(name, COMMANDS, End::Refused(libc::EACCES));
+    }
+    let document = include_str!("../../../../../../docs/sandbox.md");
+    for name in ["open what is allowed", "make what is allowed", "change modes"] {
+        assert_eq!(attempt(name, COMMANDS), End::Succeeded, "{name}");
+        assert!(document.contains(&format!("| {name} |")), "{name} is not in docs/sandbox.md");
+        assert_ne!(attempt(name, "on"), End::Succeeded, "{name} without --allow-below");
     }
 }
 
