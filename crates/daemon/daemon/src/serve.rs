@@ -186,7 +186,8 @@ pub fn serve(mut plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
     let (files, clock): (_, Arc<dyn Clock>) = (Arc::<FileTable>::default(), Arc::new(SystemClock));
     let sandbox =
         Sandbox::prepare(plan.sandbox, &plan.sandbox_needs()).map_err(ServeError::Sandbox)?;
-    let watch = start_threads(log, sandbox.as_deref()).map_err(failed("start its threads"))?;
+    let watch =
+        start_threads(log, &attention, sandbox.as_deref()).map_err(failed("start its threads"))?;
     let start_output =
         |descriptor| GaugesOutput::start(descriptor, sandbox.as_deref(), clock.now());
     let gauges = gauges.map(start_output).transpose().map_err(failed("start its threads"))?;
@@ -245,13 +246,17 @@ fn prepare_process(plan: &Plan, log: &Log) {
     }
 }
 
-/// Starts the threads that write the log, and that tell of storage which does not answer.
-fn start_threads(log: &Arc<Log>, sandbox: Option<&Sandbox>) -> io::Result<Arc<StorageWatchdog>> {
+/// Starts the threads that write the log, and that tell of storage which does not answer and handle signals.
+fn start_threads(
+    log: &Arc<Log>,
+    attention: &SignalListener,
+    sandbox: Option<&Sandbox>,
+) -> io::Result<Arc<StorageWatchdog>> {
     let watch = Arc::new(StorageWatchdog::default());
     let start = || {
         log.leave_to_thread()?;
         let log = Arc::clone(log);
-        watch.start(move || log.settle())
+        watch.start(attention.hear_here(), move || log.settle())
     };
     match sandbox {
         Some(sandbox) => sandbox.inside(start).flatten(),

@@ -5,7 +5,8 @@
 //! files are measured. Where they would end it, SIGINT and SIGHUP stay ignored if they were when it started (nohup(1)).
 //! SIGUSR1 asks for a table of what iothreads and queues do. SIGUSR2, SIGALRM and SIGXFSZ mean nothing, and are said instead of ending it.
 //!
-//! Threads: the process's first.
+//! Threads: the process's first. Handlers run on the one that watches it ([`SignalListener::hear_here`]): the first one
+//! may be in a system call on a disk that hangs, where none can.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -110,9 +111,16 @@ impl SignalListener {
         for signal in all() {
             pipe::register(*signal, writer.try_clone()?)?;
         }
+        host::block_signals(&ending)?;
         let (mode, heard, rate) =
             (ShutdownMode::Immediate, PendingSignals::default(), LogRateLimit::default());
         Ok(Self { signals, pipe, escalation, mode, ending, heard, rate })
+    }
+
+    /// To be called on the thread that handles the signals which end the daemon; all others block them.
+    pub(crate) fn hear_here(&self) -> impl FnOnce() + Send + 'static {
+        let ending = self.ending.clone();
+        move || host::unblock_signals(&ending).expect("they were blocked before")
     }
 
     /// From now on the first signal ends the process in good order, and the second one at once.

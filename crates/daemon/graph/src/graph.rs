@@ -188,7 +188,7 @@ impl Graph {
     }
 
     /// Who tells of it.
-    pub fn watch(&self) -> &StorageWatchdog {
+    pub fn watch(&self) -> &Arc<StorageWatchdog> {
         &self.watch
     }
 

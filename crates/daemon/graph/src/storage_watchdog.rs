@@ -40,10 +40,19 @@ struct StorageWaitRecord {
 }
 
 impl StorageWatchdog {
-    /// Begins to watch. `before_end` is called before it ends the process, for what is not written yet of the log.
-    pub fn start(self: &Arc<Self>, before_end: impl Fn() + Send + 'static) -> io::Result<()> {
+    /// Begins to watch, on a thread that calls `at_start` first. `before_end` is called before it ends the process, for what
+    /// is not written yet of the log.
+    pub fn start(
+        self: &Arc<Self>,
+        at_start: impl FnOnce() + Send + 'static,
+        before_end: impl Fn() + Send + 'static,
+    ) -> io::Result<()> {
         let watch = Arc::clone(self);
-        thread::Builder::new().name("watch".to_owned()).spawn(move || watch.run(&before_end))?;
+        let work = move || {
+            at_start();
+            watch.run(&before_end);
+        };
+        thread::Builder::new().name("watch".to_owned()).spawn(work)?;
         Ok(())
     }
 

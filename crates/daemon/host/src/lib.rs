@@ -24,4 +24,6 @@ pub use process::{
     DaemonizeError, DescriptorError, ForkResult, ReadinessPipe, StartOutcome,
     close_descriptors_but, daemonize, duplicate_for_writing, raise_open_files_limit,
 };
-pub use signals::{SignalEscalation, exit_on_second_signal, is_ignored};
+pub use signals::{
+    SignalEscalation, block_signals, exit_on_second_signal, is_ignored, unblock_signals,
+};

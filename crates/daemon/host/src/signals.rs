@@ -86,6 +86,40 @@ pub fn is_ignored(signal: i32) -> io::Result<bool> {
     Ok(found.sa_sigaction == libc::SIG_IGN)
 }
 
+/// Keeps these signals from the calling thread, and from all that it starts.
+///
+/// # Errors
+/// If there is no such signal.
+pub fn block_signals(signals: &[i32]) -> io::Result<()> {
+    change_mask(libc::SIG_BLOCK, signals)
+}
+
+/// Has the calling thread handle these signals, which others block: they come through also while the process's first
+/// thread is in a system call on a disk that hangs, which does not let a handler run.
+///
+/// # Errors
+/// If there is no such signal.
+pub fn unblock_signals(signals: &[i32]) -> io::Result<()> {
+    change_mask(libc::SIG_UNBLOCK, signals)
+}
+
+fn change_mask(how: libc::c_int, signals: &[i32]) -> io::Result<()> {
+    let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: it fills the set that it is given.
+    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    for signal in signals {
+        // SAFETY: the set is one since it was emptied.
+        if unsafe { libc::sigaddset(set.as_mut_ptr(), *signal) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    // SAFETY: the set is read, and the mask before is not asked for.
+    match unsafe { libc::pthread_sigmask(how, set.as_ptr(), std::ptr::null_mut()) } {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
 fn monotonic_ms() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     // The time since the start of the host is not negative and fits for millions of years; a handler must not panic.
@@ -110,6 +144,23 @@ mod tests {
         assert!(!escalation.is_over_at(9000));
         escalation.fill();
         assert!(escalation.is_over_at(9000));
+    }
+
+    #[test]
+    fn a_thread_that_blocks_a_signal_leaves_it_to_one_that_does_not() {
+        let heard = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        signal_hook::flag::register(libc::SIGWINCH, Arc::clone(&heard)).unwrap();
+        // SAFETY: it sends this thread a signal that has a handler.
+        let raise = || assert_eq!(unsafe { libc::raise(libc::SIGWINCH) }, 0);
+        let thread = std::thread::spawn(move || {
+            block_signals(&[libc::SIGWINCH]).unwrap();
+            raise();
+            let before = heard.load(Ordering::SeqCst);
+            unblock_signals(&[libc::SIGWINCH]).unwrap();
+            [before, heard.load(Ordering::SeqCst)]
+        });
+        assert_eq!(thread.join().unwrap(), [false, true]);
+        assert!(block_signals(&[4711]).is_err());
     }
 
     #[test]

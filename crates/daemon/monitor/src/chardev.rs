@@ -372,12 +372,7 @@ impl Connection<'_> {
             let writes = fds[2].revents();
             let has_come = fds.get(3).is_some_and(|fd| !fd.revents().is_empty());
             if server.is_stopped() {
-                // What was answered is written as far as that can be done at once.
-                self.pending.extend_from_slice(&self.client.take().bytes);
-                if writes.contains(PollFlags::OUT) {
-                    let _gone = self.write_out();
-                }
-                return Ok(());
+                return self.write_last();
             }
             if has_come {
                 self.read()?;
@@ -428,6 +423,21 @@ impl Connection<'_> {
             Ok(count) => self.session.take(&bytes[..count]),
             Err(Errno::INTR | Errno::AGAIN) => {}
             Err(errno) => return Err(errno.into()),
+        }
+        Ok(())
+    }
+
+    /// Writes what was answered, the answer to `quit` too, as far as that can be done at once.
+    fn write_last(&mut self) -> io::Result<()> {
+        self.pending.extend_from_slice(&self.client.take().bytes);
+        while !self.pending.is_empty() {
+            // Not what there was to be written when the daemon was waited for.
+            let mut fds = [PollFd::from_borrowed_fd(self.output, PollFlags::OUT)];
+            poll(&mut fds, Some(&Timespec::default()))?;
+            if !fds[0].revents().contains(PollFlags::OUT) {
+                break;
+            }
+            self.write_out()?;
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ mod placement;
 mod queries;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ::exports::GuestMemoryOptions;
 use control::DaemonState;
@@ -306,7 +307,9 @@ pub(crate) fn run(
         return Err(QmpError::generic(format!("Node '{node}' is in use by job '{job}'")));
     }
     let fields = command.fields(arguments)?;
-    let result = (command.run)(context, fields).map_err(|error| explained(context, error));
+    let (watch, what) = (Arc::clone(context.state.graph().watch()), format!("{name}{subject}"));
+    let result = watch.during(what, || (command.run)(context, fields));
+    let result = result.map_err(|error| explained(context, error));
     if !command.only_asks {
         match &result {
             Ok(_) => tracing::info!("monitor {}: {name}{subject}", client.monitor),

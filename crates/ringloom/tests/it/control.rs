@@ -3,6 +3,7 @@
 mod chains;
 mod changes;
 mod clients;
+mod faulty_disk;
 mod guest;
 #[cfg(feature = "fault-points")]
 mod killed;

@@ -211,11 +211,15 @@ impl DaemonState {
         })
     }
 
-    /// [`DaemonState::remove_export`], kept.
+    /// [`DaemonState::remove_export`], kept; also if what was written could not be made durable.
     pub fn remove_export_at_run_time(&mut self, id: &str) -> Result<(), ControlError> {
-        self.remove_export(id)?;
-        reached(CommandStep::Removed);
-        self.keep()
+        let exports = self.exports.len();
+        let removed = self.remove_export(id);
+        if self.exports.len() < exports {
+            reached(CommandStep::Removed);
+            self.keep()?;
+        }
+        Ok(removed?)
     }
 
     /// The changes that put an image on a node: all who stand on the node stand on the image then, and the node is its

@@ -39,8 +39,13 @@ pub(super) fn del(
         let desc = format!("export '{id}' still in use (mode='hard' disconnects its client)");
         return Err(QmpError::generic(desc));
     }
-    context.state.remove_export_at_run_time(&id)?;
-    context.events.push((BLOCK_EXPORT_DELETED, json!({"id": id})));
+    let exports = context.state.exports().len();
+    let removed = context.state.remove_export_at_run_time(&id);
+    // It is gone also if its last flush failed.
+    if context.state.exports().len() < exports {
+        context.events.push((BLOCK_EXPORT_DELETED, json!({"id": id})));
+    }
+    removed?;
     done()
 }
 
