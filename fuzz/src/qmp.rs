@@ -31,8 +31,7 @@ fn values(text: &[u8], size: usize) -> Vec<Result<Value, JsonError>> {
 
 fn check(value: Value) {
     let text = format!("{value}\n");
-    // A number with a fraction may be read as its neighbour.
-    if !text.contains('.') {
+    if !has_float(&value) {
         let again = values(text.as_bytes(), text.len());
         assert_eq!(again, [Ok(value.clone())], "what was read is written and read");
     }
@@ -46,6 +45,16 @@ fn check(value: Value) {
     match request {
         Ok(request) => arguments(request),
         Err(error) => said(&error),
+    }
+}
+
+/// Whether a number in it is no integer: it may be read as its neighbour.
+fn has_float(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => number.is_f64(),
+        Value::Array(values) => values.iter().any(has_float),
+        Value::Object(members) => members.values().any(has_float),
+        Value::Null | Value::Bool(_) | Value::String(_) => false,
     }
 }
 
