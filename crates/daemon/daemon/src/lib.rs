@@ -1,7 +1,7 @@
 //! `ringloom serve`: carries a plan out, serves until a signal, and takes everything down.
 //!
 //! Where it stands in the life of a request: before the first and after the last. `ringloom` parses with
-//! [`options`] and hands the plan to [`serve`].
+//! [`options`] and hands the plan to [`serve`](fn@serve).
 
 #![forbid(unsafe_code)]
 

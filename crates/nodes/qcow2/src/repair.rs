@@ -8,7 +8,7 @@
 //! crash leaves behind (a table outside the file, one cluster with two meanings) is refused and nothing
 //! is changed. The dirty bit goes last, when all else is durable, and in one sector with the place of
 //! the refcount table: until then another repair finds what this one has found.
-//! Limits: [`TABLE_BYTES_MAX`] of tables are read, those of each kind by a pass over the file and not by a
+//! Limits: [`REFCOUNT_TABLE_BYTES_MAX`] of the table are read, those of each kind by a pass over the file and not by a
 //! pass for each snapshot; counts take [`BYTES_MAX`] of memory, twice.
 //! Not here: data that is lost, and refcounts of images that claim to be clean: `qemu-img check`.
 

@@ -1,6 +1,6 @@
 //! The sources that are served in a process, and its iothreads: whoever watches, moves or drains them finds them here.
 //!
-//! Where it stands: every [`PlacedSource`](crate::PlacedSource) is entered when it is served, and every iothread when it
+//! Where it stands: every [`PlacedSource`] is entered when it is served, and every iothread when it
 //! starts. Beside the request path: a request never comes here.
 //!
 //! Invariants: a drained section holds for all iothreads of the process, also for those that start while it lasts: they

@@ -25,7 +25,7 @@ const TURNS_UNSHOWN_MAX: u32 = 8;
 /// What is seen in one turn or round of so many stands for all of them.
 const SAMPLED: u64 = Sampler::EVERY as u64;
 
-/// How many octaves of time are told apart, from [`TICK`] on.
+/// How many octaves of time are told apart, from one tick on.
 const OCTAVES: usize = 32;
 /// In how many parts an octave is cut.
 const PARTS: usize = 4;

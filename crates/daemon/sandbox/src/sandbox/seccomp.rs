@@ -3,7 +3,7 @@
 //! Four filters, because one knows two verdicts: what only an attacker would call ends the
 //! process, what has a substitute is answered with ENOSYS so that the C library takes that, opening
 //! is answered with EACCES as a file without rights, and of everything else only [`ALWAYS`] and the
-//! calls of [`sometimes`] are let through; the rest is answered with EPERM and goes to the kernel's
+//! calls of [`allowed`] are let through; the rest is answered with EPERM and goes to the kernel's
 //! audit log.
 //!
 //! Invariants: whoever adds a feature that calls something new adds the call here, with its reason

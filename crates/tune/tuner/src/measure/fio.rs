@@ -41,7 +41,7 @@ pub(crate) struct Fio {
 pub(super) enum Reports {
     EachSecond,
     /// For jobs that nobody watches. Older fios (3.33 is one) may hang for ever when they report in the moment in which a
-    /// job goes from writing to reading, or ends: https://github.com/axboe/fio/pull/2076
+    /// job goes from writing to reading, or ends: <https://github.com/axboe/fio/pull/2076>
     AtTheEnd,
 }
 
