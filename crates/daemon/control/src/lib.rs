@@ -14,7 +14,8 @@ mod usage;
 pub use configuration::Configuration;
 pub use pool_report::{PoolExportReport, PoolReport};
 pub use state::{
-    BuildError, ControlError, DaemonState, GraphChangeError, NoWait, PreparedExport, StatePolicy,
+    ActivityError, BuildError, ControlError, DaemonState, GraphChangeError, NoWait, PreparedExport,
+    StatePolicy,
 };
 pub use state_file::{StateFile, StateFileError};
 pub use usage::UsageReport;

@@ -6,6 +6,7 @@
 //! Invariants: an export's node is claimed before its socket exists, and until everything is
 //! flushed.
 
+mod activity;
 mod change;
 mod inherit;
 mod iothreads;
@@ -38,6 +39,7 @@ use sandbox::Sandbox;
 use crate::placer::PlacedPool;
 use crate::state_file::StateFile;
 
+pub use activity::ActivityError;
 pub use change::GraphChangeError;
 pub use run_time::{ControlError, NoWait, StatePolicy};
 

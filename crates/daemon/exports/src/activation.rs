@@ -6,6 +6,8 @@
 //! while rings pause for a change of cache mode or wait for their memory), what was written is made
 //! durable and the locks are given back, before the front end hears that it has stopped.
 //!
+//! A command may change which of both it is (`blockdev-set-active`).
+//!
 //! Invariants: no ring is served without a claim. If the flush fails the claim stays, so that nobody
 //! goes on with an image that lacks something.
 //! Threads: the thread of the export's session, which may wait for a lock as a starting daemon does;
@@ -13,6 +15,7 @@
 //! export, which then waits itself.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -33,7 +36,11 @@ pub struct ExportClaim {
     export: String,
     node: Arc<dyn Node>,
     rights: Rights,
-    activity: Activity,
+    /// Whether it is held whoever is served.
+    is_active: AtomicBool,
+    /// Whether rings are served. Set before `is_active` is looked at, and taken back before: of two threads that change one
+    /// each, one sees what the other did, and the claim is not forgotten. Hence sequentially consistent, both.
+    is_serving: AtomicBool,
     clock: Arc<dyn Clock>,
     slot: Mutex<ClaimSlot>,
 }
@@ -47,7 +54,10 @@ struct ClaimSlot {
 
 /// A node could not be activated.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ActivateError {
+pub enum ActivateError {
+    /// A session waits for its image, or gives it back.
+    #[error("export {0} is being activated or inactivated just now")]
+    Busy(String),
     /// Its image is not to be had.
     #[error(transparent)]
     Claim(#[from] ExportClaimError),
@@ -103,15 +113,55 @@ impl ExportClaim {
         clock: &Arc<dyn Clock>,
     ) -> Self {
         let (export, node, clock) = (export.to_owned(), Arc::clone(node), Arc::clone(clock));
-        Self { export, node, rights, activity, clock, slot: Mutex::default() }
+        let is_active = AtomicBool::new(activity == Activity::Active);
+        let (is_serving, slot) = (AtomicBool::new(false), Mutex::default());
+        Self { export, node, rights, is_active, is_serving, clock, slot }
     }
 
     /// Claims the node, unless that is done only when it serves rings. Called before the export starts. Blocks.
     pub fn take_at_start(&self, policy: &mut WaitPolicy<'_>) -> Result<(), ExportClaimError> {
-        match self.activity {
-            Activity::Active => self.take(policy),
-            Activity::Inactive => Ok(()),
+        if self.is_active() { self.take(policy) } else { Ok(()) }
+    }
+
+    /// Holds the node from now on whoever is served, as it is found now. Blocks.
+    pub fn hold(&self, policy: &mut WaitPolicy<'_>) -> Result<(), ActivateError> {
+        let busy = |_| ActivateError::Busy(self.export.clone());
+        let mut slot = self.slot.try_lock().map_err(busy)?;
+        if slot.claim.is_none() {
+            let claimed = claim(&self.export, &*self.node, self.rights, &*self.clock, policy)?;
+            claimed.refresh().map_err(|source| self.stale(source))?;
+            slot.claim = Some(claimed);
         }
+        self.is_active.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Holds the node from now on only while rings are served: if none is, it is given back, with what was written. After
+    /// an error it is held as before. Blocks.
+    pub fn hold_while_serving(&self) -> Result<(), InactivateError> {
+        self.is_active.store(false, Ordering::SeqCst);
+        if self.is_serving() {
+            return Ok(());
+        }
+        let released = self.release();
+        released.map_err(|source| {
+            self.is_active.store(true, Ordering::SeqCst);
+            InactivateError { node: self.node.name().to_owned(), source }
+        })
+    }
+
+    /// Whether the node is held whoever is served.
+    pub fn is_active(&self) -> bool {
+        self.is_active.load(Ordering::SeqCst)
+    }
+
+    /// Whether rings are served now.
+    pub fn is_serving(&self) -> bool {
+        self.is_serving.load(Ordering::SeqCst)
+    }
+
+    fn stale(&self, source: io::Error) -> ActivateError {
+        ActivateError::Refresh { node: self.node.name().to_owned(), source }
     }
 
     /// Claims the node now. Blocks.
@@ -147,9 +197,21 @@ impl ExportClaim {
     /// Called before the first ring is served. Blocks.
     pub(crate) fn begin(
         &self,
+        wait: &SessionEndWait<'_>,
+    ) -> Result<ActivationResult, ActivateError> {
+        self.is_serving.store(true, Ordering::SeqCst);
+        let result = self.begin_serving(wait);
+        if !matches!(result, Ok(ActivationResult::Held)) {
+            self.is_serving.store(false, Ordering::SeqCst);
+        }
+        result
+    }
+
+    fn begin_serving(
+        &self,
         mut wait: &SessionEndWait<'_>,
     ) -> Result<ActivationResult, ActivateError> {
-        if self.activity == Activity::Active {
+        if self.is_active() {
             return Ok(ActivationResult::Held);
         }
         let (mut slot, name) = (self.slot(), self.node.name());
@@ -164,8 +226,7 @@ impl ExportClaim {
             }
             claimed => claimed?,
         };
-        let failed = |source| ActivateError::Refresh { node: name.to_owned(), source };
-        claimed.refresh().map_err(failed)?;
+        claimed.refresh().map_err(|source| self.stale(source))?;
         slot.claim = Some(claimed);
         tracing::debug!("export {}: node {name} is active", self.export);
         Ok(ActivationResult::Held)
@@ -173,13 +234,12 @@ impl ExportClaim {
 
     /// Called after the last ring has been stopped, not for a pause; more than once does no harm. Blocks.
     pub fn end(&self) -> Result<(), InactivateError> {
-        match self.activity {
-            Activity::Active => Ok(()),
-            Activity::Inactive => {
-                let node = || self.node.name().to_owned();
-                self.release().map_err(|source| InactivateError { node: node(), source })
-            }
+        self.is_serving.store(false, Ordering::SeqCst);
+        if self.is_active() {
+            return Ok(());
         }
+        let node = || self.node.name().to_owned();
+        self.release().map_err(|source| InactivateError { node: node(), source })
     }
 
     fn slot(&self) -> MutexGuard<'_, ClaimSlot> {
@@ -229,7 +289,6 @@ impl InterruptibleWait for &SessionEndWait<'_> {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
-    use std::sync::atomic::{AtomicBool, Ordering};
 
     use block::{
         Access, BlockLimits, ByteCount, ClaimError, ClaimGuard, DiskSize, Lane, LaneContext,
@@ -399,5 +458,46 @@ mod tests {
         assert_eq!(held.begin(ours).unwrap(), ActivationResult::Held);
         held.end().unwrap();
         assert!(node.notes.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_held_always_and_what_is_held_on_demand_are_changed_into_each_other() {
+        let node = Arc::<Noting>::default();
+        let (held, (session, freeze_notifier, _client)) = (on_demand(&node), session());
+        let ours = &SessionEndWait { session: &session, freeze_notifier: &freeze_notifier };
+        let rate = &mut LogRateLimit::default();
+        let limit = Duration::ZERO;
+        let policy = &mut WaitPolicy { limit, wait: &mut &*ours, rate };
+        let notes = || std::mem::take(&mut *node.notes.lock().unwrap());
+        held.hold(policy).unwrap();
+        assert_eq!(notes(), ["claim", "refresh"]);
+        // It is served from what is held, and stays so.
+        assert_eq!(held.begin(ours).unwrap(), ActivationResult::Held);
+        held.end().unwrap();
+        assert!(held.is_held() && notes().is_empty());
+        // While it is served it keeps what it needs.
+        assert_eq!(held.begin(ours).unwrap(), ActivationResult::Held);
+        held.hold_while_serving().unwrap();
+        assert!(held.is_held() && held.is_serving() && notes().is_empty());
+        held.end().unwrap();
+        assert_eq!(notes(), ["flush", "give back"]);
+        held.hold(policy).unwrap();
+        held.hold_while_serving().unwrap();
+        assert_eq!(notes(), ["claim", "refresh", "flush", "give back"]);
+        node.taken.store(true, Ordering::Relaxed);
+        held.hold(policy).unwrap_err();
+        assert!(!held.is_active());
+    }
+
+    #[test]
+    fn what_cannot_be_flushed_is_held_as_before() {
+        let node = Arc::new(Noting { broken: true, ..Noting::default() });
+        let (held, (session, freeze_notifier, _client)) =
+            (claim_of(&node, Activity::Active), session());
+        let ours = &SessionEndWait { session: &session, freeze_notifier: &freeze_notifier };
+        let rate = &mut LogRateLimit::default();
+        held.take(&mut WaitPolicy { limit: Duration::ZERO, wait: &mut &*ours, rate }).unwrap();
+        held.hold_while_serving().unwrap_err();
+        assert!(held.is_active() && held.is_held());
     }
 }

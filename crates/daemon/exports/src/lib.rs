@@ -25,7 +25,7 @@ mod socket;
 mod takeover_pause;
 mod unshared_memory;
 
-pub use activation::{ClaimLock, ExportClaim, InactivateError};
+pub use activation::{ActivateError, ClaimLock, ExportClaim, InactivateError};
 pub use attach::{AttachLinesFormat, attach_lines};
 pub use claim::{ExportClaimError, InterruptibleWait, LOCK_WAIT_MAX, WaitPolicy, WaitResult};
 pub use descriptor_check::{DescriptorCheck, DescriptorCheckStartError};

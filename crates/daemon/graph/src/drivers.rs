@@ -22,6 +22,7 @@ mod table;
 mod tests;
 mod throttle;
 
+pub(crate) use base::{ACTIVE, on_off, pair};
 pub use base::{AutoReadOnly, BASE_HELP, BASE_KEYS, BaseOptions};
 pub use delay::DELAY_SET;
 pub(crate) use delay::{describe_settings as delay_description, read_settings as delay_settings};

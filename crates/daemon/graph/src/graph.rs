@@ -34,8 +34,8 @@ pub use named_files::{NamedFileError, NamedFileRefusal, NamedFileRole};
 use root::RootNode;
 
 use crate::drivers::{
-    BaseOptions, Blockdev, BlockdevRef, DELAY_SET, Driver, KeyedChild, MadeNode, NodeContext,
-    NodeError, ThrottleGroups, delay_description, delay_settings,
+    ACTIVE, BaseOptions, Blockdev, BlockdevRef, DELAY_SET, Driver, KeyedChild, MadeNode,
+    NodeContext, NodeError, ThrottleGroups, delay_description, delay_settings, on_off, pair,
 };
 use crate::model::{
     Activity, ChildRole, Edge, GraphModel, ModelError, NewExport, NewNode, NodeOwner, NodeUser,
@@ -342,6 +342,19 @@ impl Graph {
     /// Whether that node is held from the start.
     pub fn activity(&self, name: &str) -> Result<Activity, ModelError> {
         self.model.activity(name)
+    }
+
+    /// Has nodes be active or inactive, as [`GraphModel::changing_activity`] says.
+    pub fn set_activity(&mut self, nodes: &[String], to: Activity) {
+        self.model.set_activity(nodes, to);
+        let is_active = to == Activity::Active;
+        for name in nodes {
+            if let Some(Vertex { options, written, .. }) = self.vertices.get_mut(name) {
+                options.retain(|(key, _)| key != ACTIVE);
+                options.push(pair(ACTIVE, on_off(is_active)));
+                written.insert(ACTIVE.to_owned(), is_active.into());
+            }
+        }
     }
 
     /// Adds a node that no driver makes and that stands on none, for tests.

@@ -124,6 +124,12 @@ pub(crate) const COMMANDS: &[Command] = {
         changes("blockdev-create", Table(&creation::CREATE), <()>::describe, creation::create),
         changes("blockdev-del", Table(&nodes::DEL), <()>::describe, nodes::del),
         changes("blockdev-reopen", Table(&images::REOPEN), <()>::describe, images::reopen),
+        changes(
+            "blockdev-set-active",
+            Table(&nodes::SET_ACTIVE),
+            <()>::describe,
+            nodes::set_active,
+        ),
         with(
             &["allow-write-only-overlay"],
             changes(
@@ -255,7 +261,6 @@ const LATER: &[&str] = &[
     "block-stream",
     "blockdev-backup",
     "blockdev-mirror",
-    "blockdev-set-active",
     "blockdev-snapshot-delete-internal-sync",
     "blockdev-snapshot-internal-sync",
     "chardev-change",

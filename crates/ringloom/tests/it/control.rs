@@ -1,5 +1,6 @@
 //! A running daemon takes commands (QMP): what they change, and what is there after a restart.
 
+mod active;
 mod chains;
 mod changes;
 mod clients;

@@ -14,7 +14,7 @@ use iothread::MoveError;
 use qcow2::ChangeBackingError;
 use syntax::OptionFields;
 
-use super::{BuildError, DaemonState, GraphChangeError, settings};
+use super::{ActivityError, BuildError, DaemonState, GraphChangeError, settings};
 use crate::fault_point::{CommandStep, reached};
 use crate::state_file::{StateFile, StateFileError};
 
@@ -42,6 +42,9 @@ pub enum ControlError {
     /// It cannot be kept for the next start.
     #[error(transparent)]
     State(#[from] StateFileError),
+    /// A node could not be made active or inactive.
+    #[error(transparent)]
+    Activity(#[from] ActivityError),
     /// A delay could not be changed.
     #[error(transparent)]
     Delay(#[from] DelayError),

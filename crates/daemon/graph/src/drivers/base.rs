@@ -8,9 +8,12 @@ use syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional, requir
 
 use crate::model::{Activity, ChildRole};
 
+/// The key that says whether a node is held from the start.
+pub(crate) const ACTIVE: &str = "active";
+
 /// The keys that every driver has.
 pub const BASE_KEYS: &[Key] = &[
-    optional("active", ValueType::Flag),
+    optional(ACTIVE, ValueType::Flag),
     required("driver", ValueType::Text),
     optional("node-name", ValueType::Text),
     optional("read-only", ValueType::Flag),
@@ -75,7 +78,7 @@ pub enum AutoReadOnly {
 
 /// Whether a node is held from the start.
 pub(super) fn read_activity(fields: &mut OptionFields) -> Result<Activity, ArgumentError> {
-    let activity = fields.either("active", Activity::Active, Activity::Inactive)?;
+    let activity = fields.either(ACTIVE, Activity::Active, Activity::Inactive)?;
     Ok(activity.unwrap_or(Activity::Active))
 }
 

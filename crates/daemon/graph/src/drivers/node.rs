@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use kernel_io::FileKind;
 use serde_json::{Map, Value};
 
-use super::base::{BaseOptions, on_off, pair};
+use super::base::{ACTIVE, BaseOptions, on_off, pair};
 use super::driver::{Driver, NodeRequirements, Options, ThrottleGroups};
 use super::file;
 use crate::model::{Activity, Edge, NewNode, NodeOwner};
@@ -164,7 +164,7 @@ impl Blockdev {
     pub fn describe(&self, groups: &ThrottleGroups) -> Vec<(String, String)> {
         let Self { node_name: _, children: _, driver, options, base, activity, written: _ } = self;
         let active = on_off(*activity == Activity::Active);
-        let own = [pair("active", active), pair("driver", driver.name)];
+        let own = [pair(ACTIVE, active), pair("driver", driver.name)];
         [base.describe(), options.describe(groups), own.into()].concat()
     }
 

@@ -151,6 +151,14 @@ pub enum ModelError {
         /// The key that it stands under.
         key: String,
     },
+    /// A node that is to be inactive below an active one. QEMU's sentence, with the name.
+    #[error("Node has active parent node: node '{node}' is below '{parent}'")]
+    ActiveParent {
+        /// The node.
+        node: String,
+        /// What stands on it.
+        parent: String,
+    },
     /// Nodes that would stand on each other in a circle.
     #[error("node '{}' would stand on itself: {}", .0[0], .0.join(" -> "))]
     Circle(Vec<String>),

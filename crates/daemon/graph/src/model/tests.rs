@@ -123,3 +123,39 @@ fn a_node_goes_with_what_was_written_inside_it_and_nothing_else_uses() {
     assert!(model.names(NODE).is_empty());
     refused(model.remove_node("a"), "there is no node 'a'");
 }
+
+#[test]
+fn what_is_below_an_inactive_node_alone_is_inactive_with_it_and_what_is_below_an_active_one_active()
+{
+    use Activity::{Active, Inactive};
+    let mut model = GraphModel::default();
+    for name in ["shared", "own"] {
+        model.add_node(new(name, &[])).unwrap();
+    }
+    let member = |key, node| (key, ChildRole::Member, node);
+    model.add_node(filter("left", "shared")).unwrap();
+    model.add_node(filter("right", "shared")).unwrap();
+    model.add_node(new("top", &[member("a", "left"), member("b", "own")])).unwrap();
+    let change = |model: &mut GraphModel, node: &str, to| {
+        let mut changing = model.changing_activity(Some(node), to).unwrap();
+        model.set_activity(&changing, to);
+        changing.sort();
+        changing.join(" ")
+    };
+    refused(
+        model.changing_activity(Some("left"), Inactive),
+        "Node has active parent node: node 'left' is below 'top'",
+    );
+    // Another active node stands on what is shared.
+    assert_eq!(change(&mut model, "top", Inactive), "left own top");
+    assert_eq!(change(&mut model, "top", Inactive), "");
+    assert_eq!(change(&mut model, "right", Inactive), "right shared");
+    assert_eq!(change(&mut model, "left", Active), "left shared");
+    assert_eq!(change(&mut model, "top", Active), "own top");
+    assert_eq!(model.changing_activity(None, Active).unwrap(), ["right"]);
+    // All that is below both of two goes with the last of them, whatever the way down.
+    model.set_activity(&["right".to_owned()], Active);
+    model.add_node(new("over", &[member("a", "left"), member("b", "right")])).unwrap();
+    assert_eq!(change(&mut model, "top", Inactive), "own top");
+    assert_eq!(change(&mut model, "over", Inactive), "left over right shared");
+}

@@ -1,7 +1,7 @@
-//! Nodes: `blockdev-add`, `blockdev-del`, `block_resize`, `block-set-write-threshold`,
+//! Nodes: `blockdev-add`, `blockdev-del`, `blockdev-set-active`, `block_resize`, `block-set-write-threshold`,
 //! `ringloom-delay-set`.
 
-use graph::Blockdev;
+use graph::{Activity, Blockdev};
 use serde_json::Value;
 use syntax::{Keys, OptionFields, ValueType, optional, required};
 
@@ -75,6 +75,28 @@ pub(super) fn node_or_device(
             node.unwrap_or_default()
         ))),
     }
+}
+
+pub(super) static SET_ACTIVE: Keys = Keys {
+    of: "blockdev-set-active",
+    supported: &[&[optional("node-name", ValueType::Text), required("active", ValueType::Flag)]],
+    later: &[],
+};
+
+pub(super) fn set_active(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let name = fields.text("node-name")?;
+    let to = fields.either("active", Activity::Active, Activity::Inactive)?;
+    let to = to.ok_or_else(|| QmpError::generic("parameter 'active' is missing"))?;
+    if let Some(name) = &name
+        && context.state.graph().node(name).is_err()
+    {
+        return Err(QmpError::generic(format!("Failed to find node with node-name='{name}'")));
+    }
+    context.state.set_activity(name.as_deref(), to)?;
+    done()
 }
 
 pub(super) static WRITE_THRESHOLD: Keys = Keys {

@@ -50,7 +50,7 @@ struct Side {
 impl Side {
     fn start(program: &Program, keeps_state: bool) -> Result<Self> {
         let bench = Bench::new()?;
-        for (seed, name) in (1..).zip(["disk", "other", "third", "fourth", "readonly"]) {
+        for (seed, name) in (1..).zip(["disk", "other", "third", "fourth", "readonly", "active"]) {
             image::create_filled(&bench.path(name), 1 << 20, seed)?;
         }
         image::create_with(&bench.path("garbage"), &[0x55; 65536])?;
