@@ -7,15 +7,17 @@ mod fault_point;
 mod gauges;
 mod placer;
 mod pool_report;
+mod running_export;
 mod state;
 mod state_file;
 mod usage;
 
 pub use configuration::Configuration;
 pub use pool_report::{PoolExportReport, PoolReport};
+pub use running_export::RunningExport;
 pub use state::{
-    ActivityError, BuildError, ControlError, DaemonState, GraphChangeError, NoWait, PreparedExport,
-    StatePolicy,
+    ActivityError, BuildError, ControlError, DaemonState, GraphChangeError, ListeningExport,
+    NoWait, PreparedExport, PreparedProtocol, StatePolicy,
 };
 pub use state_file::{StateFile, StateFileError};
 pub use usage::UsageReport;

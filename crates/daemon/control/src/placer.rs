@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use block::{Clock, LogRateLimit};
-use exports::{MigrationFlag, QueuePin};
+use exports::{ExportOptions, ExportedDisk, MigrationFlag, QueuePin};
 use graph::PoolMode;
 use host::chain_of;
 use iothread::{IothreadPool, SourceMove, SourceRegistry, move_many};
@@ -28,8 +28,6 @@ use placement::{
     DiskId, DiskMode, IothreadSlot, NextLook, Note, Order, Placer, PoolSettings, RingMove,
     Snapshot, StorageId,
 };
-
-use crate::PreparedExport;
 
 pub(crate) use self::snapshot::SnapshotReader;
 
@@ -104,18 +102,18 @@ impl PlacedPool {
 
     /// Places the rings of an export from now on. Exports with the same number of `storage`, if that is known, stand on
     /// the same storage.
-    pub(crate) fn add(&self, export: &PreparedExport, storage: Option<u64>) {
+    pub(crate) fn add(&self, options: &ExportOptions, served: &ExportedDisk, storage: Option<u64>) {
         let mut exports = self.shared.exports();
         let disk = DiskId(exports.count);
         exports.count += 1;
         // Those of which nothing is known have some of their own.
         let storage = StorageId(storage.unwrap_or(u64::MAX - disk.0));
         exports.all.push(PoolExport {
-            name: export.options.id.clone(),
+            name: options.id.clone(),
             disk,
             storage,
-            pins: export.options.pins.clone().into(),
-            migration: Arc::clone(&export.offer.migration),
+            pins: options.pins().into(),
+            migration: Arc::clone(&served.migration),
             iothreads: None,
             gain_max: None,
             is_trying: false,

@@ -22,8 +22,9 @@ use std::time::Duration;
 
 use block::Clock;
 use exports::{
-    AdoptedSession, DescriptorCheck, DiskParts, Export, ExportClaimError, ExportError,
-    ExportOptions, ExportSocket, ExportedDisk, ServingIothreads, SocketError, WaitPolicy,
+    AdoptedSession, DescriptorCheck, DiskParts, Export, ExportClaimError, ExportError, ExportKind,
+    ExportOptions, ExportSocket, ExportedDisk, LOGICAL_BLOCK_BYTES, ServingIothreads, SocketError,
+    VhostUserBlkDisk, WaitPolicy,
 };
 use graph::{
     Blockdev, Graph, GraphError, ModelError, NamedFilesPolicy, ObjectKind, ObjectOptions,
@@ -37,6 +38,7 @@ use kernel_io::{CpuList, FileTable, OpenFile, ReactorChoice, SpareRings};
 use sandbox::Sandbox;
 
 use crate::placer::PlacedPool;
+use crate::running_export::RunningExport;
 use crate::state_file::StateFile;
 
 pub use activity::ActivityError;
@@ -56,7 +58,7 @@ const POOLED_RINGS_MAX: usize = 64;
 #[derive(Debug)]
 pub struct DaemonState {
     // Dropped in this order: exports use iothreads, and what was claimed.
-    exports: Vec<Export>,
+    exports: Vec<RunningExport>,
     /// Whoever moves rings is gone before the iothreads.
     pools: HashMap<String, PlacedPool>,
     /// Pools that no export uses yet.
@@ -88,7 +90,37 @@ pub struct PreparedExport {
     /// What was asked for.
     pub options: ExportOptions,
     /// What it offers.
-    pub offer: Arc<ExportedDisk>,
+    pub disk: Arc<ExportedDisk>,
+    /// What the protocol adds to it.
+    pub protocol: PreparedProtocol,
+}
+
+/// What the protocol of an export adds to its disk.
+#[derive(Debug, Clone)]
+pub enum PreparedProtocol {
+    /// A device of virtio.
+    VhostUserBlk(Arc<VhostUserBlkDisk>),
+    /// A name on the NBD server.
+    Nbd,
+}
+
+impl PreparedExport {
+    /// What vhost-user-blk adds, if it is that.
+    pub fn vhost_user_blk(&self) -> Option<&Arc<VhostUserBlkDisk>> {
+        match &self.protocol {
+            PreparedProtocol::VhostUserBlk(offer) => Some(offer),
+            PreparedProtocol::Nbd => None,
+        }
+    }
+}
+
+/// An export that lacks only to be started.
+#[derive(Debug)]
+pub struct ListeningExport {
+    /// What is started.
+    pub prepared: PreparedExport,
+    /// Where its clients wait, if it has a socket of its own.
+    pub socket: Option<ExportSocket>,
 }
 
 /// The daemon could not be built as the command line asks.
@@ -213,37 +245,44 @@ impl DaemonState {
         options: &ExportOptions,
         memory_bytes_max: u64,
     ) -> Result<PreparedExport, BuildError> {
-        let config = options.blk_config(&**self.graph.node(&options.node_name)?)?;
+        let node = self.graph.node(&options.node_name)?;
+        let config = match &options.kind {
+            ExportKind::VhostUserBlk(own) => Some(exports::blk_config(options, own, &**node)?),
+            ExportKind::Nbd(_) => None,
+        };
         let activity = self.graph.activity(&options.node_name)?;
         let node = self.graph.add_export(options.entry())?;
-        let iothreads = match self.iothreads_of(options) {
-            Ok(iothreads) => iothreads,
+        let made = self.iothreads_of(options).and_then(|iothreads| {
+            let files = self.graph.files_below(&options.node_name);
+            let storage = storage_of(&files);
+            let clock = Arc::clone(&self.clock);
+            let (access, logical_block) =
+                (options.access(), config.map_or(LOGICAL_BLOCK_BYTES, |it| it.logical_block));
+            let parts =
+                DiskParts { node, access, logical_block, activity, files, iothreads, clock };
+            let disk = Arc::new(ExportedDisk::new(&options.id, parts));
+            let protocol = match config {
+                Some(config) => PreparedProtocol::VhostUserBlk(Arc::new(VhostUserBlkDisk::new(
+                    Arc::clone(&disk),
+                    config,
+                    memory_bytes_max,
+                    &self.descriptor_check,
+                    &self.clock,
+                )?)),
+                None => PreparedProtocol::Nbd,
+            };
+            Ok((PreparedExport { options: options.clone(), disk, protocol }, storage))
+        });
+        let (prepared, storage) = match made {
+            Ok(made) => made,
             Err(error) => {
                 self.graph.remove_export(&options.id)?;
                 return Err(error);
             }
         };
-        let parts = DiskParts {
-            node,
-            config,
-            activity,
-            files: self.graph.files_below(&options.node_name),
-            iothreads,
-            memory_bytes_max,
-            clock: Arc::clone(&self.clock),
-        };
-        let storage = storage_of(&parts.files);
-        let offer = match ExportedDisk::new(&options.id, parts, &self.descriptor_check) {
-            Ok(offer) => offer,
-            Err(error) => {
-                self.graph.remove_export(&options.id)?;
-                return Err(error.into());
-            }
-        };
-        let prepared = PreparedExport { options: options.clone(), offer: Arc::new(offer) };
         self.export_options.insert(options.id.clone(), options.clone());
-        if let ServingIothreads::Pool(pool) = prepared.offer.iothreads() {
-            self.pools[pool.name()].add(&prepared, storage);
+        if let ServingIothreads::Pool(pool) = prepared.disk.iothreads() {
+            self.pools[pool.name()].add(options, &prepared.disk, storage);
         }
         Ok(prepared)
     }
@@ -254,30 +293,32 @@ impl DaemonState {
         prepared: &PreparedExport,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), BuildError> {
-        prepared.offer.claim.take_at_start(policy)?;
-        self.claimed.push(Arc::clone(&prepared.offer));
+        prepared.disk.claim.take_at_start(policy)?;
+        self.claimed.push(Arc::clone(&prepared.disk));
         Ok(())
     }
 
     /// Begins to accept clients, on a thread behind the fences. What is needed has been claimed.
     pub fn start(
         &mut self,
-        prepared: PreparedExport,
-        socket: ExportSocket,
+        ListeningExport { prepared, socket }: ListeningExport,
         adopted: Option<AdoptedSession>,
     ) -> Result<(), BuildError> {
-        let ExportedDisk { id, .. } = &*prepared.offer;
-        let (names, path) = (prepared.offer.iothreads().to_string(), socket.path().to_path_buf());
-        let clock = Arc::clone(&self.clock);
-        let (id, export) = (id.clone(), id.clone());
-        let start = || Export::start(prepared.offer, socket, adopted, clock);
+        let (id, names) = (prepared.disk.id.clone(), prepared.disk.iothreads().to_string());
+        let (PreparedProtocol::VhostUserBlk(offer), Some(socket)) = (prepared.protocol, socket)
+        else {
+            unreachable!("exports of other types are not read yet")
+        };
+        let path = socket.path().to_path_buf();
+        let (clock, export) = (Arc::clone(&self.clock), id.clone());
+        let start = || Export::start(offer, socket, adopted, clock);
         let started = match &self.sandbox {
             Some(sandbox) => {
                 sandbox.inside(start).map_err(|source| BuildError::Confine { export, source })?
             }
             None => start(),
         };
-        self.exports.push(started?);
+        self.exports.push(RunningExport::VhostUserBlk(started?));
         tracing::info!("export {id}: listening on {}, served by {names}", path.display());
         Ok(())
     }
@@ -304,7 +345,7 @@ impl DaemonState {
     }
 
     /// The exports that were started.
-    pub fn exports(&self) -> &[Export] {
+    pub fn exports(&self) -> &[RunningExport] {
         &self.exports
     }
 
@@ -313,29 +354,34 @@ impl DaemonState {
         &self.files
     }
 
-    /// Makes the socket of an export. Clients can connect from now on, and wait.
-    pub fn listen(
-        PreparedExport { options, .. }: &PreparedExport,
-    ) -> Result<ExportSocket, BuildError> {
-        let export = options.id.clone();
-        ExportSocket::listen(&options.socket)
-            .map_err(|source| BuildError::Socket { export, source })
+    /// Makes the socket of an export, if it has one of its own. Clients can connect from now on, and wait.
+    pub fn listen(prepared: PreparedExport) -> Result<ListeningExport, BuildError> {
+        let socket = match prepared.options.vhost_user_blk() {
+            Some(own) => Some(ExportSocket::listen(&own.socket).map_err(|source| {
+                BuildError::Socket { export: prepared.options.id.clone(), source }
+            })?),
+            None => None,
+        };
+        Ok(ListeningExport { prepared, socket })
     }
 
     /// Whether nobody serves the socket of that export. Blocks for as long as a process that is about to end may take.
     pub fn check_unserved(options: &ExportOptions) -> Result<(), BuildError> {
         let failed = |source| BuildError::Socket { export: options.id.clone(), source };
-        exports::wait_until_unserved(&options.socket.path).map_err(failed)
+        match options.vhost_user_blk() {
+            Some(own) => exports::wait_until_unserved(&own.socket.path).map_err(failed),
+            None => Ok(()),
+        }
     }
 
     /// Has every export that stands on a block device look at its size, and tell its front end if that is news.
     pub fn review_devices(&self) {
-        self.exports.iter().for_each(|export| export.offer().size.review_devices());
+        self.exports.iter().for_each(|export| export.disk().size.review_devices());
     }
 
-    /// What all exports offer, with their sizes.
-    pub fn offers(&self) -> Vec<Arc<ExportedDisk>> {
-        self.exports.iter().map(Export::share_offer).collect()
+    /// The disks of all exports.
+    pub fn disks(&self) -> Vec<Arc<ExportedDisk>> {
+        self.exports.iter().map(|export| Arc::clone(export.disk())).collect()
     }
 
     /// All iothreads, by their names.
@@ -359,9 +405,9 @@ impl DaemonState {
 
     /// Stops all exports, together. Iothreads and claims stay until this is dropped.
     pub fn stop_exports(&mut self) {
-        self.exports.iter().for_each(Export::begin_stop);
+        self.exports.iter().for_each(RunningExport::begin_stop);
         for export in std::mem::take(&mut self.exports) {
-            let id = &export.offer().id;
+            let id = &export.disk().id;
             let files = self.graph.files_below_export(id);
             let paths: Vec<_> = files.iter().map(|it| it.path().display().to_string()).collect();
             let what = format!("export {id} ({}): stopping", paths.join(", "));

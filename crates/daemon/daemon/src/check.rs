@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use block::{Access, Alignments, Clock, Permissions, Rights, SystemClock};
 use control::StateFile;
-use exports::{ExportOptions, descriptors_wanted_by, wait_until_unserved};
+use exports::{
+    ExportKind, ExportOptions, VhostUserBlkOptions, descriptors_wanted_by, wait_until_unserved,
+};
 use graph::{Graph, NODE, ObjectKind, ObjectOptions, StorageWatchdog};
 use host::chain_of;
 use kernel_io::{Aio, Caching, FileTable, FlushPolicy, OpenFile, SpareRings, StorageBlockingKind};
@@ -138,7 +140,7 @@ impl CheckReport {
     }
 
     fn look_at_export(&mut self, graph: &Graph, export: &ExportOptions) {
-        let ExportOptions { id, node_name, socket, .. } = export;
+        let ExportOptions { id, node_name, .. } = export;
         let node = match graph.node(node_name) {
             Ok(node) => Arc::clone(node),
             Err(error) => {
@@ -146,23 +148,37 @@ impl CheckReport {
                 return;
             }
         };
-        let queues = match export.num_queues {
-            Some(queues) => queues.to_string(),
-            None => "as many as asked for, up to 256".to_owned(),
-        };
         let iothreads = match &export.iothreads[..] {
             [] => "the main thread".to_owned(),
             names => names.join(", "),
         };
         let access = if export.writable { "writable" } else { "read-only" };
-        let (size, block) = (bytes(node.size().0.0), export.logical_block_size);
-        self.say(format!(
-            "export {id}: node {node_name}, {size}, {access}, blocks of {block} bytes"
-        ));
-        self.say(format!("  queues: {queues}; served by {iothreads}"));
-        if let Err(error) = export.blk_config(&*node) {
-            self.refusals.push(error.to_string());
+        let size = bytes(node.size().0.0);
+        match &export.kind {
+            ExportKind::VhostUserBlk(own) => {
+                let block = own.logical_block_size;
+                self.say(format!(
+                    "export {id}: node {node_name}, {size}, {access}, blocks of {block} bytes"
+                ));
+                let queues = match own.num_queues {
+                    Some(queues) => queues.to_string(),
+                    None => "as many as asked for, up to 256".to_owned(),
+                };
+                self.say(format!("  queues: {queues}; served by {iothreads}"));
+                if let Err(error) = exports::blk_config(export, own, &*node) {
+                    self.refusals.push(error.to_string());
+                }
+                self.look_at_device(export, own);
+            }
+            ExportKind::Nbd(own) => {
+                self.say(format!("export {id}: node {node_name}, {size}, {access}"));
+                self.say(format!("  NBD export '{}'; served by {iothreads}", own.name));
+            }
         }
+    }
+
+    fn look_at_device(&mut self, export: &ExportOptions, own: &VhostUserBlkOptions) {
+        let (id, socket) = (&export.id, &own.socket);
         let path = socket.path.display();
         match wait_until_unserved(&socket.path) {
             Ok(()) => self.say(format!("  socket {path}: nobody listens there")),
@@ -177,7 +193,7 @@ impl CheckReport {
             self.refusals
                 .push(format!("export {id}: socket {path}: there is no directory {shown}"));
         }
-        if let Some(queues) = export.num_queues
+        if let Some(queues) = own.num_queues
             && usize::from(queues) < export.iothreads.len()
         {
             let count = export.iothreads.len();
@@ -276,8 +292,11 @@ impl CheckReport {
         let main = usize::from(plan.exports().any(|export| export.iothreads.is_empty()));
         let threads = threads + main;
         let tables: u64 = graph.images().map(|image| image.cache_bytes().0).sum();
-        let wanted: usize =
-            plan.exports().map(|export| descriptors_wanted_by(export.num_queues)).sum();
+        let wanted: usize = plan
+            .exports()
+            .filter_map(ExportOptions::vhost_user_blk)
+            .map(|own| descriptors_wanted_by(own.num_queues))
+            .sum();
         let limit = getrlimit(Resource::Nofile).maximum;
         let of = limit.map_or_else(String::new, |limit| format!(" of {limit}"));
         let rings = bytes((threads * RING_KIB) as u64 * 1024);

@@ -70,8 +70,8 @@ impl Finish<'_> {
         if let Some(file) = state_file {
             guests.log_if_served(built.keep_state(file).map_err(ServeError::from))?;
         }
-        for (prepared, socket) in listening {
-            guests.log_if_served(built.start(prepared, socket, None).map_err(ServeError::from))?;
+        for export in listening {
+            guests.log_if_served(built.start(export, None).map_err(ServeError::from))?;
         }
         if let Some(monitors) = &mut monitors {
             guests.log_if_served(monitors.start().map_err(ServeError::from))?;

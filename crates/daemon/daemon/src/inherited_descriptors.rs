@@ -59,7 +59,9 @@ fn paths_of(step: &PlanStep) -> Vec<&Path> {
         PlanStep::Blockdev(blockdev) => {
             blockdev.nodes().into_iter().flat_map(Blockdev::files).collect()
         }
-        PlanStep::Export(export) => vec![&export.socket.path],
+        PlanStep::Export(export) => {
+            export.vhost_user_blk().into_iter().map(|own| &*own.socket.path).collect()
+        }
     }
 }
 

@@ -28,7 +28,9 @@ impl State {
         let mut state = Self { file: None, is_changed: false };
         if plan.takeover == TakeoverMode::WhereServed {
             let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.into());
-            let sockets = plan.exports().map(|export| absolute(&export.socket.path));
+            let sockets = plan
+                .exports()
+                .filter_map(|export| Some(absolute(&export.vhost_user_blk()?.socket.path)));
             let sockets: Vec<_> = sockets.collect();
             let sockets: Vec<&Path> = sockets.iter().map(|path| &**path).collect();
             if let Some(theirs) = configuration_of(&sockets)? {
@@ -137,7 +139,10 @@ fn paths_of(step: &PlanStep) -> Vec<(PathBuf, Access)> {
             };
             blockdev.nodes().into_iter().flat_map(of_node).collect()
         }
-        PlanStep::Export(export) => vec![(real(&export.socket.path), Access::ReadWrite)],
+        PlanStep::Export(export) => {
+            let own = export.vhost_user_blk().into_iter();
+            own.map(|own| (real(&own.socket.path), Access::ReadWrite)).collect()
+        }
     }
 }
 

@@ -282,8 +282,8 @@ fn start(
             prepared.iter().try_for_each(|prepared| built.claim(prepared, policy))?;
             // Whoever sees a socket may count on an end in good order.
             attention.shut_down_gracefully();
-            let listen = |prepared| DaemonState::listen(&prepared).map(|socket| (prepared, socket));
-            let listening = prepared.into_iter().map(listen).collect::<Result<_, _>>()?;
+            let listening =
+                prepared.into_iter().map(DaemonState::listen).collect::<Result<_, _>>()?;
             Ok(TakeoverOutcome { listening, predecessor: None })
         }
         TakeoverMode::WhereServed => {
@@ -310,7 +310,8 @@ fn prepare(plan: &Plan, built: &mut DaemonState) -> Result<Vec<PreparedExport>, 
         }
     }
     built.make_spare_rings();
-    let disks: Vec<_> = prepared.iter().map(|it| &*it.offer).collect();
+    let disks: Vec<_> =
+        prepared.iter().filter_map(|it| it.vhost_user_blk()).map(|it| &**it).collect();
     // All that the daemon opens for itself is open now, but for a few.
     exports::share_descriptors(&disks);
     Ok(prepared)
@@ -415,7 +416,7 @@ fn look(log: &Log, built: &DaemonState, review: &mut Option<JoinHandle<()>>) {
     }
     // A file system may take its time; whoever is being measured is not measured once more.
     if review.as_ref().is_none_or(JoinHandle::is_finished) {
-        let offers = built.offers();
+        let offers = built.disks();
         let spawned = std::thread::Builder::new()
             .name("review".to_owned())
             .spawn(move || offers.iter().for_each(|offer| offer.size.review()));

@@ -10,6 +10,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::export_options::ExportOptions;
+use crate::vhost_user_blk_options::VhostUserBlkOptions;
 
 /// The example of a guest's memory.
 const MEMORY_EXAMPLE: &str = "4G";
@@ -30,21 +31,24 @@ pub fn attach_lines<'a>(
     exports: impl Iterator<Item = &'a ExportOptions>,
     directory: &Path,
 ) -> String {
+    let exports = exports.filter_map(|export| Some((&*export.id, export.vhost_user_blk()?)));
     match format {
         AttachLinesFormat::Qemu => qemu(exports, directory),
         AttachLinesFormat::Libvirt => libvirt(exports, directory),
     }
 }
 
+/// An export with its id.
+type VhostUserBlkExport<'a> = (&'a str, &'a VhostUserBlkOptions);
+
 /// A QEMU command line without its head: memory once, then each disk.
-fn qemu<'a>(exports: impl Iterator<Item = &'a ExportOptions>, directory: &Path) -> String {
+fn qemu<'a>(exports: impl Iterator<Item = VhostUserBlkExport<'a>>, directory: &Path) -> String {
     let mut arguments = vec![
         format!("-m {MEMORY_EXAMPLE}"),
         format!("-object memory-backend-memfd,id=mem0,size={MEMORY_EXAMPLE},share=on"),
         "-machine q35,memory-backend=mem0".to_owned(),
     ];
-    for export in exports {
-        let id = &export.id;
+    for (id, export) in exports {
         // In QEMU's keyval a comma in a value is doubled.
         let path = socket_path(export, directory).replace(',', ",,");
         let chardev = format!("socket,id=char-{id},path={path},reconnect-ms=1000");
@@ -64,14 +68,14 @@ fn qemu<'a>(exports: impl Iterator<Item = &'a ExportOptions>, directory: &Path) 
 }
 
 /// Elements of a libvirt domain.
-fn libvirt<'a>(exports: impl Iterator<Item = &'a ExportOptions>, directory: &Path) -> String {
+fn libvirt<'a>(exports: impl Iterator<Item = VhostUserBlkExport<'a>>, directory: &Path) -> String {
     let mut text = String::from(
         "<!-- start the daemon first: without it virsh start waits, and at a hot-plug the guest stands still -->\n\
          <!-- in <domain>: the guest's memory must be shared -->\n\
          <memoryBacking>\n  <source type='memfd'/>\n  <access mode='shared'/>\n</memoryBacking>\n\
          <!-- in <devices>; each target has a name that no other disk of the domain has -->\n",
     );
-    for (number, export) in exports.enumerate() {
+    for (number, (_, export)) in exports.enumerate() {
         let queues = num_queues(export, |queues| format!(" queues='{queues}'"));
         let path = escape_xml(&socket_path(export, directory));
         let target = disk_name(number);
@@ -91,11 +95,11 @@ fn libvirt<'a>(exports: impl Iterator<Item = &'a ExportOptions>, directory: &Pat
 }
 
 /// What a fixed number of queues adds; without one the guest's own choice stands.
-fn num_queues(export: &ExportOptions, show: fn(u16) -> String) -> String {
+fn num_queues(export: &VhostUserBlkOptions, show: fn(u16) -> String) -> String {
     export.num_queues.map(show).unwrap_or_default()
 }
 
-fn socket_path(export: &ExportOptions, directory: &Path) -> String {
+fn socket_path(export: &VhostUserBlkOptions, directory: &Path) -> String {
     directory.join(&export.socket.path).display().to_string()
 }
 

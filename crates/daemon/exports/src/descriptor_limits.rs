@@ -14,8 +14,8 @@ use vhost_user::{
     DESCRIPTORS_PER_QUEUE, DESCRIPTORS_PER_REGION, DESCRIPTORS_PER_SESSION, descriptors_wanted,
 };
 
-use crate::device::ExportedDisk;
-use crate::export_options::QUEUES_MAX;
+use crate::device::VhostUserBlkDisk;
+use crate::vhost_user_blk_options::QUEUES_MAX;
 
 /// What a guest with two queues and two regions needs: nobody gets less.
 const LEAST: usize =
@@ -31,7 +31,7 @@ const SPARE_RINGS_FROM_FILES: u64 = 1024;
 const OWN_OF_EXPORT: usize = 4;
 
 /// Shares what the process may have open among the sessions of all exports, by their queues. Call it before they start.
-pub fn share_descriptors(disks: &[&ExportedDisk]) {
+pub fn share_descriptors(disks: &[&VhostUserBlkDisk]) {
     let queues: Vec<u16> = disks.iter().map(|disk| disk.config.queues).collect();
     let own = OWN + OWN_OF_EXPORT * queues.len() + open_now();
     let free = usize::try_from(open_files_limit()).unwrap_or(usize::MAX).saturating_sub(own);

@@ -6,16 +6,14 @@
 //! Threads: belongs to the session's thread.
 
 use std::error::Error;
-use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use block::{Clock, DiskSize, Durability, Node, Rights};
-use graph::Activity;
+use block::{Clock, DiskSize, Durability, Node};
 use host::chain_of;
-use iothread::{Iothread, IothreadPool, PlacedFrontEnd, SourceName, SourceObserver};
-use kernel_io::{Notifier, OpenFile};
+use iothread::{PlacedFrontEnd, SourceName, SourceObserver};
+use kernel_io::Notifier;
 use request_path::FrontEndSource;
 use vhost_user::{
     BackendChannel, DescriptorCloseRisk, Device, DeviceError, QueueIndex, RingStart, StartResult,
@@ -23,175 +21,107 @@ use vhost_user::{
 use virtio::{BlkConfig, BlkRules, CacheMode, Features, MemoryRules, Ring, RingBase, RingDirtyLog};
 use virtio_blk::{BlkRing, BlkRingSetup};
 
-use crate::activation::{ActivationResult, ExportClaim, SessionEndWait};
+use crate::activation::{ActivationResult, SessionEndWait};
 use crate::client_log::ClientLog;
 use crate::connection::Connection;
 use crate::descriptor_check::{self, DescriptorCheck, DescriptorCheckError, ExportDescriptorCheck};
 use crate::export_error::ExportError;
-use crate::export_size::ExportSize;
+use crate::export_options::ExportOptions;
+use crate::exported_disk::ExportedDisk;
 use crate::queue_statistics::QueueStatistics;
 use crate::takeover_pause::TakeoverPauseStart;
 use crate::unshared_memory::{UnsharedMemoryRate, UnsharedMemoryWarning};
+use crate::vhost_user_blk_options::{QUEUES_MAX, VhostUserBlkOptions};
 
-/// A disk as an export offers it, shared by all its sessions: node, configuration, iothreads, size, cache mode.
+/// A disk as a vhost-user-blk export offers it, shared by all its sessions: what virtio and vhost-user add to it.
 #[derive(Debug)]
-pub struct ExportedDisk {
-    /// Its name.
-    pub id: String,
-    /// The top of the graph below it.
-    pub node: Arc<dyn Node>,
+pub struct VhostUserBlkDisk {
+    /// The disk itself.
+    pub disk: Arc<ExportedDisk>,
+    /// As it was when the export was made; of the size, see [`ExportedDisk::size`].
+    pub config: BlkConfig,
+    /// The cache mode now; `config` has the first one. It stays when a front end leaves: one that
+    /// comes back says nothing of it, and its driver relies on it.
+    pub cache: Mutex<CacheMode>,
+    /// Since when its front end waits, if it has to come back after a takeover.
+    pub resumption: Mutex<Option<TakeoverPauseStart>>,
     /// What its front end may share.
     pub(crate) memory_rules: Arc<MemoryRules>,
     /// How many descriptors a session of its may hold.
     pub(crate) descriptors_max: AtomicUsize,
     /// Who looks at the descriptors that a front end sends.
     pub(crate) descriptor_check: ExportDescriptorCheck,
-    /// What it holds of the node, and when.
-    pub claim: ExportClaim,
-    /// As it was when the export was made; of the size, see `size`.
-    pub config: BlkConfig,
-    /// How large the disk is now, and who is told of that.
-    pub size: ExportSize,
-    /// The cache mode now; `config` has the first one. It stays when a front end leaves: one that
-    /// comes back says nothing of it, and its driver relies on it.
-    pub cache: Mutex<CacheMode>,
-    /// Who serves the rings.
-    iothreads: Mutex<ServingIothreads>,
-    /// Whether its guest is being migrated.
-    pub migration: Arc<MigrationFlag>,
     /// Rung when another process wants to go on with the export, and readable until that is answered.
     pub(crate) freeze_notifier: Notifier,
-    /// Since when its front end waits, if it has to come back after a takeover.
-    pub resumption: Mutex<Option<TakeoverPauseStart>>,
     /// How often it is said that a guest's memory is not shared.
     pub(crate) unshared: Arc<UnsharedMemoryRate>,
 }
 
-/// Whether the guest of an export is being migrated: what is written is logged, and its queues stay where they are.
-#[derive(Debug, Default)]
-pub struct MigrationFlag(AtomicBool);
-
-impl MigrationFlag {
-    fn set(&self, is_migrated: bool) {
-        // Whoever moves a queue because it sees this late does no harm.
-        self.0.store(is_migrated, Ordering::Relaxed);
-    }
-
-    /// Whether it is so now.
-    pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// The iothreads that serve the rings of an export.
-#[derive(Debug, Clone)]
-pub enum ServingIothreads {
-    /// These, round-robin; never empty.
-    Named(Vec<Arc<Iothread>>),
-    /// Those of a pool. A ring begins where the pool says, and is moved.
-    Pool(Arc<IothreadPool>),
-}
-
-impl ServingIothreads {
-    /// Where a queue begins.
-    pub fn of_queue(&self, queue: u16) -> Arc<Iothread> {
-        match self {
-            Self::Named(all) => Arc::clone(&all[usize::from(queue) % all.len()]),
-            Self::Pool(pool) => pool.home(),
-        }
-    }
-}
-
-impl fmt::Display for ServingIothreads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Named(all) => {
-                let names: Vec<&str> = all.iter().map(|iothread| iothread.name()).collect();
-                f.write_str(&names.join(", "))
-            }
-            Self::Pool(pool) => write!(f, "pool {}", pool.name()),
-        }
-    }
-}
-
-/// What a disk is offered with.
-#[derive(Debug)]
-pub struct DiskParts {
-    /// The top of the graph below the export.
-    pub node: Arc<dyn Node>,
-    /// What a guest is told ([`ExportOptions::blk_config`](crate::export_options::ExportOptions::blk_config)).
-    pub config: BlkConfig,
-    /// Whether the node is held from the start.
-    pub activity: Activity,
-    /// The files below the node.
-    pub files: Vec<Arc<OpenFile>>,
-    /// Who serves the rings.
-    pub iothreads: ServingIothreads,
-    /// How many bytes a session may map.
-    pub memory_bytes_max: u64,
-    /// What waits and log lines go by.
-    pub clock: Arc<dyn Clock>,
-}
-
-impl ExportedDisk {
-    /// A disk that is not claimed and not offered yet. Says if there is nothing on it.
+impl VhostUserBlkDisk {
+    /// The same disk with what a guest is told of it. A session may map so many bytes.
     pub fn new(
-        id: &str,
-        parts: DiskParts,
+        disk: Arc<ExportedDisk>,
+        config: BlkConfig,
+        memory_bytes_max: u64,
         check: &Arc<DescriptorCheck>,
+        clock: &Arc<dyn Clock>,
     ) -> Result<Self, ExportError> {
-        let DiskParts { node, config, activity, files, iothreads, memory_bytes_max, clock } = parts;
-        let size = ExportSize::new(id, &node, config.logical_block, files);
-        size.warn_if_empty();
+        let failed = |source| ExportError::of(&disk.id, source);
         Ok(Self {
-            id: id.to_owned(),
+            config,
+            cache: Mutex::new(config.cache),
+            resumption: Mutex::new(None),
             memory_rules: Arc::new(MemoryRules::new(
                 Arc::clone(check.memory_files()),
                 memory_bytes_max,
             )),
             descriptors_max: AtomicUsize::new(usize::MAX),
             descriptor_check: check.for_export(),
-            claim: ExportClaim::new(id, &node, Rights::of_user(config.access), activity, &clock),
-            node,
-            config,
-            size,
-            cache: Mutex::new(config.cache),
-            iothreads: Mutex::new(iothreads),
-            migration: Arc::default(),
-            freeze_notifier: Notifier::new().map_err(|source| ExportError::of(id, source))?,
-            resumption: Mutex::new(None),
-            unshared: Arc::new(UnsharedMemoryRate::new(clock)),
+            freeze_notifier: Notifier::new().map_err(failed)?,
+            unshared: Arc::new(UnsharedMemoryRate::new(Arc::clone(clock))),
+            disk,
         })
-    }
-
-    /// What it claims of its node.
-    pub fn rights(&self) -> Rights {
-        Rights::of_user(self.config.access)
-    }
-
-    /// Who serves the rings that are started from now on.
-    pub fn iothreads(&self) -> ServingIothreads {
-        self.iothreads.lock().expect("no holder of this lock panics").clone()
-    }
-
-    /// Rings that are started from now on are served by these. Those that run stay where they are.
-    pub fn set_iothreads(&self, iothreads: ServingIothreads) {
-        *self.iothreads.lock().expect("no holder of this lock panics") = iothreads;
     }
 
     /// The front end is served again: says how long that took, once.
     fn log_takeover_pause(&self) {
         let resumption = self.resumption.lock().expect("no holder of this lock panics").take();
         if let Some(resumption) = resumption {
-            resumption.tell(&self.id);
+            resumption.tell(&self.disk.id);
         }
     }
+}
+
+/// What a guest is told about the disk of an export, which that node is.
+pub fn blk_config(
+    export: &ExportOptions,
+    own: &VhostUserBlkOptions,
+    node: &dyn Node,
+) -> Result<BlkConfig, ExportError> {
+    let (id, name, block) = (export.id.clone(), node.name().to_owned(), own.logical_block_size);
+    let bytes = node.size().0.0;
+    if !bytes.is_multiple_of(u64::from(block)) {
+        return Err(ExportError::Size { export: id, node: name, bytes, block });
+    }
+    let limits = node.limits();
+    Ok(BlkConfig {
+        size: node.size(),
+        logical_block: block,
+        physical_block: limits.physical_block.get().max(block),
+        queues: own.num_queues.unwrap_or(QUEUES_MAX),
+        access: export.access(),
+        discard: export.writable,
+        discard_granularity: limits.discard_granularity.get().max(block),
+        unmap: limits.discard,
+        write_zeroes: export.writable,
+        cache: if export.writethrough { CacheMode::WriteThrough } else { CacheMode::WriteBack },
+    })
 }
 
 /// The vhost-user-blk device of one session: places its rings on iothreads and stops them.
 #[derive(Debug)]
 pub(crate) struct BlkDevice {
-    offer: Arc<ExportedDisk>,
+    offer: Arc<VhostUserBlkDisk>,
     session: Arc<Connection>,
     statistics: Arc<Mutex<QueueStatistics>>,
     client_log: Arc<ClientLog>,
@@ -204,20 +134,20 @@ pub(crate) struct BlkDevice {
 impl BlkDevice {
     /// The device of a session on that connection.
     pub(crate) fn new(
-        offer: Arc<ExportedDisk>,
+        offer: Arc<VhostUserBlkDisk>,
         session: Arc<Connection>,
         statistics: Arc<Mutex<QueueStatistics>>,
         client_log: Arc<ClientLog>,
     ) -> Self {
-        offer.size.reset_front_end();
-        let unshared = Arc::new(UnsharedMemoryWarning::new(&offer.id, &offer.unshared));
+        offer.disk.size.reset_front_end();
+        let unshared = Arc::new(UnsharedMemoryWarning::new(&offer.disk.id, &offer.unshared));
         Self { offer, session, statistics, client_log, unshared, placed: Vec::new(), answers: None }
     }
 
     fn rules(&self, features: Features) -> BlkRules {
         let config = &self.offer.config;
         BlkRules {
-            size: self.offer.size.capacity().get(),
+            size: self.offer.disk.size.capacity().get(),
             access: config.access,
             durability: self.cache_mode().durability(features),
             discard: config.discard,
@@ -238,25 +168,25 @@ impl BlkDevice {
             None => Ring::new(start.memory, setup)?,
         };
         let inherited = ring.is_inherited().then(|| ring.pending());
-        self.offer.migration.set(start.log.is_some());
+        self.offer.disk.migration.set(start.log.is_some());
         ring.set_log(start.log);
         let front = BlkRing::new(BlkRingSetup {
             ring,
             rules,
-            capacity: Arc::clone(self.offer.size.capacity()),
-            serial: self.offer.id.clone(),
+            capacity: Arc::clone(self.offer.disk.size.capacity()),
+            serial: self.offer.disk.id.clone(),
             kick: start.kick,
             call: start.call,
             error: start.error,
         });
-        let source = FrontEndSource::new(front, vec![Arc::clone(&self.offer.node)], nobody);
-        let iothread = &self.offer.iothreads().of_queue(queue.0);
+        let source = FrontEndSource::new(front, vec![Arc::clone(&self.offer.disk.node)], nobody);
+        let iothread = &self.offer.disk.iothreads().of_queue(queue.0);
         let watcher = SessionEnder {
             queue,
             session: Arc::clone(&self.session),
             unshared: Arc::clone(&self.unshared),
         };
-        let name = SourceName { export: self.offer.id.clone(), queue: queue.0 };
+        let name = SourceName { export: self.offer.disk.id.clone(), queue: queue.0 };
         let placed = PlacedFrontEnd::on(iothread, name, source, Arc::new(watcher))
             // The source goes with the session.
             .map_err(|refusal| Box::new(refusal.source))?;
@@ -304,7 +234,7 @@ impl Device for BlkDevice {
 
     fn config(&self, chosen: Features) -> Vec<u8> {
         let cache = self.cache_mode().shown_to(chosen);
-        let size = self.offer.size.answer();
+        let size = self.offer.disk.size.answer();
         BlkConfig { size, cache, ..self.offer.config }.to_bytes().to_vec()
     }
 
@@ -326,15 +256,15 @@ impl Device for BlkDevice {
     }
 
     fn set_channel(&mut self, channel: Arc<BackendChannel>) {
-        self.offer.size.set_channel(channel);
+        self.offer.disk.size.set_channel(channel);
     }
 
     fn announced_size(&self) -> Option<DiskSize> {
-        self.offer.size.announced()
+        self.offer.disk.size.announced()
     }
 
     fn set_announced_size(&mut self, size: DiskSize) {
-        self.offer.size.was_told(size);
+        self.offer.disk.size.was_told(size);
     }
 
     fn no_memory_shared(&mut self, queue: QueueIndex) {
@@ -350,13 +280,13 @@ impl Device for BlkDevice {
         *self.offer.cache.lock().expect("no holder of this lock panics") = mode;
         match mode {
             CacheMode::WriteBack => {
-                tracing::debug!("export {}: write-back", self.offer.id);
+                tracing::debug!("export {}: write-back", self.offer.disk.id);
                 Ok(())
             }
             CacheMode::WriteThrough => {
-                tracing::debug!("export {}: write-through", self.offer.id);
+                tracing::debug!("export {}: write-through", self.offer.disk.id);
                 // From now on the driver flushes no more, not even what it wrote before.
-                let flushed = self.offer.node.flush();
+                let flushed = self.offer.disk.node.flush();
                 flushed.map_err(|error| DeviceError::CacheMode(error.into()))
             }
         }
@@ -365,14 +295,14 @@ impl Device for BlkDevice {
     fn start(&mut self, queue: QueueIndex, start: RingStart) -> Result<StartResult, DeviceError> {
         let failed = |source| DeviceError::Start { queue, source };
         if !self.serves_any() {
-            let ExportedDisk { claim, freeze_notifier, .. } = &*self.offer;
+            let VhostUserBlkDisk { disk, freeze_notifier, .. } = &*self.offer;
             let while_ours = &SessionEndWait { session: &self.session, freeze_notifier };
-            match claim.begin(while_ours).map_err(|it| failed(Box::new(it)))? {
+            match disk.claim.begin(while_ours).map_err(|it| failed(Box::new(it)))? {
                 ActivationResult::Held => {}
                 ActivationResult::Postponed => return Ok(StartResult::Postponed),
             }
             // What a front end that comes back was told, it was told by somebody else.
-            self.offer.size.review();
+            self.offer.disk.size.review();
         }
         match self.place(queue, start) {
             Ok(placed) => {
@@ -399,7 +329,7 @@ impl Device for BlkDevice {
     /// Gives the node back, if it is to be inactive now.
     fn rings_stopped(&mut self) -> Result<(), DeviceError> {
         assert!(!self.serves_any(), "a session that rests has stopped its rings");
-        let ended = self.offer.claim.end();
+        let ended = self.offer.disk.claim.end();
         ended.map_err(|error| DeviceError::Rest(Box::new(error)))
     }
 
@@ -410,7 +340,7 @@ impl Device for BlkDevice {
     }
 
     fn set_log(&mut self, queue: QueueIndex, log: Option<RingDirtyLog>) {
-        self.offer.migration.set(log.is_some());
+        self.offer.disk.migration.set(log.is_some());
         if let Some(placed) = self.slot(queue) {
             // Of a ring that somebody has stopped nothing is written any more.
             let _stopped = placed.visit(|front, port| front.set_log(log, port));
@@ -420,10 +350,10 @@ impl Device for BlkDevice {
 
 impl Drop for BlkDevice {
     fn drop(&mut self) {
-        self.offer.migration.set(false);
+        self.offer.disk.migration.set(false);
         // Its front end hears nothing any more.
-        self.offer.size.reset_front_end();
-        self.offer.size.warn_if_removed();
+        self.offer.disk.size.reset_front_end();
+        self.offer.disk.size.warn_if_removed();
     }
 }
 

@@ -26,8 +26,9 @@ use vhost_user::{
 
 use crate::client_log::{ClientLog, ClientLogRates, ClientOrigin};
 use crate::connection::Connection;
-use crate::device::{BlkDevice, ExportedDisk};
+use crate::device::{BlkDevice, VhostUserBlkDisk};
 use crate::export_error::ExportError;
+use crate::exported_disk::ExportedDisk;
 use crate::queue_statistics::QueueStatistics;
 use crate::socket::{ExportSocket, SocketIdentity};
 use crate::takeover_pause::TakeoverPauseStart;
@@ -59,12 +60,12 @@ struct ClientSession {
 impl ClientSession {
     /// With the device that serves it.
     fn new(
-        offer: &Arc<ExportedDisk>,
+        offer: &Arc<VhostUserBlkDisk>,
         connection: Arc<Connection>,
         origin: ClientOrigin,
     ) -> (Self, BlkDevice) {
         let statistics = Arc::<Mutex<QueueStatistics>>::default();
-        let client_log = Arc::new(ClientLog::new(&offer.id, origin, &connection));
+        let client_log = Arc::new(ClientLog::new(&offer.disk.id, origin, &connection));
         let device = BlkDevice::new(
             Arc::clone(offer),
             Arc::clone(&connection),
@@ -104,7 +105,7 @@ struct FreezeResponder {
 /// What the handle and the thread of an export share.
 #[derive(Debug)]
 struct Shared {
-    offer: Arc<ExportedDisk>,
+    offer: Arc<VhostUserBlkDisk>,
     bell: Notifier,
     /// Asked after the offer's freezer was rung.
     question: Mutex<Option<FreezeResponder>>,
@@ -127,12 +128,12 @@ enum ExportState {
 impl Export {
     /// Begins to accept clients, after it has gone on with the one that was taken over.
     pub fn start(
-        offer: Arc<ExportedDisk>,
+        offer: Arc<VhostUserBlkDisk>,
         socket: ExportSocket,
         adopted: Option<AdoptedSession>,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, ExportError> {
-        let id = offer.id.clone();
+        let id = offer.disk.id.clone();
         let failed = |source| ExportError::of(&id, source);
         let state = match &adopted {
             Some(it) => ExportState::Serving(Arc::clone(&it.session.connection)),
@@ -159,7 +160,7 @@ impl Export {
     /// Makes a session of what another process has paused. Nothing is served before the export is
     /// started with it.
     pub fn adopt(
-        offer: &Arc<ExportedDisk>,
+        offer: &Arc<VhostUserBlkDisk>,
         connection: OwnedFd,
         state: SavedSession,
         resumption: TakeoverPauseStart,
@@ -172,13 +173,13 @@ impl Export {
     }
 
     /// What it offers.
-    pub fn offer(&self) -> &ExportedDisk {
+    pub fn offer(&self) -> &VhostUserBlkDisk {
         &self.shared.offer
     }
 
-    /// The same for another thread.
-    pub fn share_offer(&self) -> Arc<ExportedDisk> {
-        Arc::clone(&self.shared.offer)
+    /// The disk that it offers.
+    pub fn disk(&self) -> &Arc<ExportedDisk> {
+        &self.shared.offer.disk
     }
 
     /// Whether a client is connected.
@@ -256,7 +257,7 @@ impl Shared {
     fn go_on(&self, socket: &ExportSocket, adopted: AdoptedSession) -> SessionEnd {
         let rate = &mut LogRateLimit::default();
         let AdoptedSession { session, server, resumption } = adopted;
-        let told = || resumption.tell(&self.offer.id);
+        let told = || resumption.tell(&self.offer.disk.id);
         let run = |control: &TakeoverControl<'_>| server.resume(control, told);
         if self.serve(socket, &session, rate, run) == SessionEnd::HandedOver {
             return SessionEnd::HandedOver;
@@ -335,7 +336,7 @@ impl Shared {
 
     fn say_no_client(&self, error: &io::Error, rate: &mut LogRateLimit) {
         if rate.admit(self.clock.now()).is_some() {
-            tracing::warn!("export {}: cannot accept a client: {error}", self.offer.id);
+            tracing::warn!("export {}: cannot accept a client: {error}", self.offer.disk.id);
         }
     }
 
@@ -420,7 +421,7 @@ impl Shared {
         end: Result<SessionEnd, SessionError>,
         rate: &mut LogRateLimit,
     ) {
-        let id = &self.offer.id;
+        let id = &self.offer.disk.id;
         let ClientSession { connection, statistics, client_log } = session;
         let lines = statistics.lock().expect("no holder of this lock panics").lines(id);
         if matches!(end, Ok(SessionEnd::Disconnected))

@@ -1,71 +1,36 @@
-//! `--export`: vhost-user-blk on a UNIX socket.
+//! `--export`: what exports of all types have in common, and which types there are.
 //!
-//! Limits: 256 queues (docs/limits.md), logical blocks of 512 bytes to 2 MiB
-//! (QEMU's), socket paths of 107 bytes (the kernel's `sun_path` with its terminating zero).
-//! Not here: nbd, fuse and vduse-blk exports; they are refused by name.
+//! Not here: the keys of each type (`vhost_user_blk_options`, `nbd_export_options`); fuse and vduse-blk exports, which are
+//! refused by name.
 
-use std::path::PathBuf;
-
-use block::{Access, Node};
-use graph::NewExport;
-use serde_json::{Map, Value, json};
+use block::Access;
+use graph::{ExportAddress, NewExport};
+use serde_json::{Map, Value};
 use syntax::{
-    ArgumentError, Keys, OptionFields, Union, ValueType, is_identifier, optional, parse_number,
-    required,
+    ArgumentError, Key, Keys, OptionFields, ValueType, is_identifier, optional, required,
 };
-use virtio::{BlkConfig, CacheMode};
 
-use crate::export_error::ExportError;
+use crate::nbd_export_options::NbdExportOptions;
+use crate::vhost_user_blk_options::{QueuePin, VHOST_USER_BLK, VhostUserBlkOptions};
 
-/// The most queues of one export; so many offers one that offers as many as a front end asks for.
-pub(crate) const QUEUES_MAX: u16 = 256;
+/// The keys of each export type that works.
+pub const EXPORT_TYPES: &[(&str, Keys)] = &[("vhost-user-blk", VHOST_USER_BLK)];
 
-/// The block size without `logical-block-size`.
-pub const LOGICAL_BLOCK_BYTES: u32 = 512;
-
-/// The largest block size, as in QEMU.
-const LOGICAL_BLOCK_BYTES_MAX: u32 = 2 << 20;
-
-/// The longest path that fits `sun_path`.
-const SOCKET_PATH_BYTES_MAX: usize = 107;
-
-/// The export types that work.
+/// Their names.
 const SUPPORTED: &[&str] = &["vhost-user-blk"];
 
-/// The export types that qemu-storage-daemon has and ringloom does not have yet.
+/// The export types that qemu-storage-daemon has and ringloom does not have.
 const LATER: &[&str] = &["nbd", "fuse", "vduse-blk"];
 
-/// The keys of `type=vhost-user-blk`.
-pub static VHOST_USER_BLK: Keys = Keys {
-    of: "--export type=vhost-user-blk",
-    supported: &[
-        &[
-            required("type", ValueType::Text),
-            required("id", ValueType::Text),
-            required("node-name", ValueType::Text),
-            optional("writable", ValueType::Flag),
-            optional("iothread", ValueType::Texts),
-            optional("writethrough", ValueType::Flag),
-        ],
-        &[
-            required("addr", ValueType::Union(&ADDR)),
-            optional("logical-block-size", ValueType::Size),
-            optional("num-queues", ValueType::Number),
-            optional("pin", ValueType::Texts),
-        ],
-    ],
-    later: &[&["allow-inactive", "fixed-iothread"]],
-};
-
-/// The kinds of addresses.
-static ADDR: Union =
-    Union { tag: "type", default: None, branches: &[("unix", UNIX)], later: &["fd"] };
-
-const UNIX: Keys = Keys {
-    of: "addr.type=unix",
-    supported: &[&[required("type", ValueType::Text), required("path", ValueType::Text)]],
-    later: &[&["abstract", "tight"]],
-};
+/// The keys that exports of all types have.
+pub const EXPORT_KEYS: &[Key] = &[
+    required("type", ValueType::Text),
+    required("id", ValueType::Text),
+    required("node-name", ValueType::Text),
+    optional("writable", ValueType::Flag),
+    optional("iothread", ValueType::Texts),
+    optional("writethrough", ValueType::Flag),
+];
 
 /// The argument of `--export`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,156 +39,33 @@ pub struct ExportOptions {
     pub id: String,
     /// The node to offer.
     pub node_name: String,
-    /// Where to listen.
-    pub socket: SocketOptions,
     /// Whether clients may write.
     pub writable: bool,
-    /// The block size a guest sees in bytes: a power of two, 512 to 2 MiB.
-    pub logical_block_size: u32,
-    /// How many queues are offered, 1 to 256; `None` is as many as the front end asks for.
-    pub num_queues: Option<u16>,
-    /// The iothreads that serve the queues, round-robin. Empty is `none`.
+    /// The iothreads that serve its sources, round-robin. Empty is `none`.
     pub iothreads: Vec<String>,
-    /// Queues that stay where they are put, though a pool serves them.
-    pub pins: Vec<QueuePin>,
-    /// Whether changes are durable as soon as they are answered, until a driver asks for another
-    /// mode.
+    /// Whether changes are durable as soon as they are answered; of vhost-user-blk, until a driver asks for another mode.
     pub writethrough: bool,
+    /// The protocol, and what only that has.
+    pub kind: ExportKind,
 }
 
-impl ExportOptions {
-    /// The export for the model.
-    pub fn entry(&self) -> NewExport<'_> {
-        NewExport {
-            id: &self.id,
-            node: &self.node_name,
-            access: if self.writable { Access::ReadWrite } else { Access::ReadOnly },
-            iothreads: &self.iothreads,
-            socket: &self.socket.path,
-        }
-    }
-
-    /// The same as JSON, from which it is read again. Rights of the socket are not in it.
-    pub fn written(&self) -> Map<String, Value> {
-        let mut written = Map::new();
-        let mut put = |key: &str, value: Value| drop(written.insert(key.to_owned(), value));
-        put("type", SUPPORTED[0].into());
-        put("id", self.id.as_str().into());
-        put("node-name", self.node_name.as_str().into());
-        put("addr", json!({"type": "unix", "path": self.socket.path.to_string_lossy()}));
-        put("writable", self.writable.into());
-        put("logical-block-size", self.logical_block_size.into());
-        put("writethrough", self.writethrough.into());
-        if let Some(queues) = self.num_queues {
-            put("num-queues", queues.into());
-        }
-        if !self.iothreads.is_empty() {
-            put("iothread", self.iothreads.clone().into());
-        }
-        if !self.pins.is_empty() {
-            let pin = |pin: &QueuePin| format!("{}:{}", pin.queue, pin.iothread);
-            put("pin", self.pins.iter().map(pin).collect::<Vec<_>>().into());
-        }
-        written
-    }
-
-    /// What a guest is told about the disk, which that node is.
-    pub fn blk_config(&self, node: &dyn Node) -> Result<BlkConfig, ExportError> {
-        let (export, name) = (self.id.clone(), node.name().to_owned());
-        let block = self.logical_block_size;
-        let bytes = node.size().0.0;
-        if !bytes.is_multiple_of(u64::from(block)) {
-            return Err(ExportError::Size { export, node: name, bytes, block });
-        }
-        let limits = node.limits();
-        Ok(BlkConfig {
-            size: node.size(),
-            logical_block: block,
-            physical_block: limits.physical_block.get().max(block),
-            queues: self.num_queues.unwrap_or(QUEUES_MAX),
-            access: self.entry().access,
-            discard: self.writable,
-            discard_granularity: limits.discard_granularity.get().max(block),
-            unmap: limits.discard,
-            write_zeroes: self.writable,
-            cache: if self.writethrough { CacheMode::WriteThrough } else { CacheMode::WriteBack },
-        })
-    }
-}
-
-/// A queue that one iothread of a pool serves, whatever the load.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QueuePin {
-    /// Its number.
-    pub queue: u16,
-    /// The number of the iothread in the pool.
-    pub iothread: u16,
-}
-
-/// The UNIX socket of an export.
+/// The protocol of an export, with its own options.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SocketOptions {
-    /// Its path as written, at most 107 bytes.
-    pub path: PathBuf,
-    /// Its permission bits, if not those the umask leaves.
-    pub mode: Option<u32>,
-    /// Its group, by name or number, if not the process's.
-    pub group: Option<String>,
+pub enum ExportKind {
+    /// A virtio-blk device on a UNIX socket, for one client at a time.
+    VhostUserBlk(VhostUserBlkOptions),
+    /// A name on the NBD server, for any number of clients.
+    Nbd(NbdExportOptions),
 }
 
-/// Reads `QUEUE:IOTHREAD`, of queues that the export has, each at most once.
-fn pins(fields: &mut OptionFields, queues: Option<u16>) -> Result<Vec<QueuePin>, ArgumentError> {
-    if !fields.has("pin") {
-        return Ok(Vec::new());
-    }
-    let mut pins: Vec<QueuePin> = Vec::new();
-    for text in fields.texts("pin")? {
-        let number = |text| parse_number(text).and_then(|it| u16::try_from(it).ok());
-        let pair =
-            text.split_once(':').and_then(|(queue, thread)| number(queue).zip(number(thread)));
-        let expected = "QUEUE:IOTHREAD, as 0:2";
-        let fault = || ArgumentError::Expects { key: "pin".to_owned(), expected };
-        let (queue, iothread) = pair.ok_or_else(fault)?;
-        let queues = queues.unwrap_or(QUEUES_MAX);
-        if queue >= queues {
-            return Err(ArgumentError::own(ExportOptionsError::PinnedQueue { queue, queues }));
+impl ExportKind {
+    /// As `type=` names it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::VhostUserBlk(_) => "vhost-user-blk",
+            Self::Nbd(_) => "nbd",
         }
-        if pins.iter().any(|it| it.queue == queue) {
-            return Err(ArgumentError::own(ExportOptionsError::PinnedTwice(queue)));
-        }
-        pins.push(QueuePin { queue, iothread });
     }
-    Ok(pins)
-}
-
-/// A value that an export's options cannot have.
-#[derive(Debug, thiserror::Error)]
-enum ExportOptionsError {
-    /// A block size that no guest can have.
-    #[error("parameter logical-block-size must be a power of 2 between 512 and 2097152, not {0}")]
-    LogicalBlockSize(u64),
-    /// Too few or too many queues.
-    #[error("parameter num-queues must be between 1 and 256, not {0}")]
-    NumQueues(u64),
-    /// A queue that there is not.
-    #[error("parameter pin: there is no queue {queue}; there are {queues}, the first is 0")]
-    PinnedQueue {
-        /// The queue.
-        queue: u16,
-        /// How many there are.
-        queues: u16,
-    },
-    /// A queue with two places.
-    #[error("parameter pin: queue {0} is there twice")]
-    PinnedTwice(u16),
-    /// A socket path that the kernel cannot take.
-    #[error("socket path '{}' has {bytes} bytes; the limit is 107", path.display())]
-    SocketPathTooLong {
-        /// The path.
-        path: PathBuf,
-        /// Its length.
-        bytes: usize,
-    },
 }
 
 impl ExportOptions {
@@ -243,62 +85,85 @@ impl ExportOptions {
                 accepted,
             });
         }
-        if !SUPPORTED.contains(&kind.as_str()) {
+        let Some((_, keys)) = EXPORT_TYPES.iter().find(|(name, _)| *name == kind) else {
             return Err(fields.unknown_value("type", kind, SUPPORTED));
-        }
-        fields.check_keys(&VHOST_USER_BLK)?;
+        };
+        fields.check_keys(keys)?;
         let id = fields.required_text("id")?;
         if !is_identifier(&id) {
             return Err(ArgumentError::NotAnIdentifier { key: "id", value: id });
         }
-        let num_queues = fields.number("num-queues")?.map(check_num_queues).transpose()?;
+        let node_name = fields.required_text("node-name")?;
+        let kind = match kind.as_str() {
+            "nbd" => ExportKind::Nbd(NbdExportOptions::read(&mut fields, &node_name)?),
+            _ => ExportKind::VhostUserBlk(VhostUserBlkOptions::read(&mut fields)?),
+        };
         Ok(Self {
             id,
-            node_name: fields.required_text("node-name")?,
-            socket: SocketOptions { path: addr(&mut fields)?, mode: None, group: None },
+            node_name,
             writable: fields.flag("writable")?.unwrap_or(false),
-            logical_block_size: match fields.size("logical-block-size")? {
-                Some(bytes) => check_logical_block_size(bytes)?,
-                None => LOGICAL_BLOCK_BYTES,
-            },
-            num_queues,
             iothreads: fields.texts("iothread")?,
-            pins: pins(&mut fields, num_queues)?,
             writethrough: fields.flag("writethrough")?.unwrap_or(false),
+            kind,
         })
     }
-}
 
-/// Checks a socket's path.
-pub fn check_socket_path(path: PathBuf) -> Result<PathBuf, ArgumentError> {
-    let bytes = path.as_os_str().len();
-    if bytes == 0 {
-        return Err(ArgumentError::EmptyPath("socket path"));
+    /// The export for the model.
+    pub fn entry(&self) -> NewExport<'_> {
+        NewExport {
+            id: &self.id,
+            node: &self.node_name,
+            access: self.access(),
+            iothreads: &self.iothreads,
+            address: match &self.kind {
+                ExportKind::VhostUserBlk(own) => ExportAddress::Socket(&own.socket.path),
+                ExportKind::Nbd(own) => ExportAddress::NbdName(&own.name),
+            },
+        }
     }
-    if bytes > SOCKET_PATH_BYTES_MAX {
-        return Err(ArgumentError::own(ExportOptionsError::SocketPathTooLong { path, bytes }));
+
+    /// What its clients may do.
+    pub fn access(&self) -> Access {
+        if self.writable { Access::ReadWrite } else { Access::ReadOnly }
     }
-    Ok(path)
-}
 
-/// Checks a number of queues.
-pub fn check_num_queues(queues: u64) -> Result<u16, ArgumentError> {
-    u16::try_from(queues)
-        .ok()
-        .filter(|queues| (1..=QUEUES_MAX).contains(queues))
-        .ok_or_else(|| ArgumentError::own(ExportOptionsError::NumQueues(queues)))
-}
+    /// The same as JSON, from which it is read again. Rights of the socket are not in it.
+    pub fn written(&self) -> Map<String, Value> {
+        let mut written = Map::new();
+        let mut put = |key: &str, value: Value| drop(written.insert(key.to_owned(), value));
+        put("type", self.kind.name().into());
+        put("id", self.id.as_str().into());
+        put("node-name", self.node_name.as_str().into());
+        put("writable", self.writable.into());
+        put("writethrough", self.writethrough.into());
+        if !self.iothreads.is_empty() {
+            put("iothread", self.iothreads.clone().into());
+        }
+        match &self.kind {
+            ExportKind::VhostUserBlk(own) => own.write(&mut written),
+            ExportKind::Nbd(own) => own.write(&mut written),
+        }
+        written
+    }
 
-fn check_logical_block_size(bytes: u64) -> Result<u32, ArgumentError> {
-    u32::try_from(bytes)
-        .ok()
-        .filter(|bytes| bytes.is_power_of_two())
-        .filter(|bytes| (LOGICAL_BLOCK_BYTES..=LOGICAL_BLOCK_BYTES_MAX).contains(bytes))
-        .ok_or_else(|| ArgumentError::own(ExportOptionsError::LogicalBlockSize(bytes)))
-}
+    /// What only vhost-user-blk has, if it is that.
+    pub fn vhost_user_blk(&self) -> Option<&VhostUserBlkOptions> {
+        match &self.kind {
+            ExportKind::VhostUserBlk(own) => Some(own),
+            ExportKind::Nbd(_) => None,
+        }
+    }
 
-fn addr(fields: &mut OptionFields) -> Result<PathBuf, ArgumentError> {
-    let missing = ArgumentError::Missing(fields.path("addr"));
-    let (_unix, mut addr) = fields.union("addr")?.ok_or(missing)?;
-    check_socket_path(addr.required_text("path")?.into())
+    /// The same, to be changed.
+    pub fn vhost_user_blk_mut(&mut self) -> Option<&mut VhostUserBlkOptions> {
+        match &mut self.kind {
+            ExportKind::VhostUserBlk(own) => Some(own),
+            ExportKind::Nbd(_) => None,
+        }
+    }
+
+    /// The queues that stay where they are put, though a pool serves them.
+    pub fn pins(&self) -> &[QueuePin] {
+        self.vhost_user_blk().map_or(&[], |it| &it.pins)
+    }
 }

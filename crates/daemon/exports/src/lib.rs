@@ -19,27 +19,33 @@ mod export;
 mod export_error;
 mod export_options;
 mod export_size;
+mod exported_disk;
 mod guest_memory;
+mod nbd_export_options;
 mod queue_statistics;
 mod socket;
 mod takeover_pause;
 mod unshared_memory;
+mod vhost_user_blk_options;
 
 pub use activation::{ActivateError, ClaimLock, ExportClaim, InactivateError};
 pub use attach::{AttachLinesFormat, attach_lines};
 pub use claim::{ExportClaimError, InterruptibleWait, LOCK_WAIT_MAX, WaitPolicy, WaitResult};
 pub use descriptor_check::{DescriptorCheck, DescriptorCheckStartError};
 pub use descriptor_limits::{descriptors_wanted_by, has_room_for_spare_rings, share_descriptors};
-pub use device::{DiskParts, ExportedDisk, MigrationFlag, ServingIothreads};
+pub use device::{VhostUserBlkDisk, blk_config};
 pub use export::{AdoptedSession, Export, FreezeRequest, FrozenExport};
 pub use export_error::ExportError;
-pub use export_options::{
-    ExportOptions, LOGICAL_BLOCK_BYTES, QueuePin, SocketOptions, VHOST_USER_BLK, check_num_queues,
-    check_socket_path,
-};
+pub use export_options::{EXPORT_KEYS, EXPORT_TYPES, ExportKind, ExportOptions};
 pub use export_size::ExportSize;
+pub use exported_disk::{DiskParts, ExportedDisk, MigrationFlag, ServingIothreads};
 pub use guest_memory::{GuestMemoryOptions, MemoryDirectoryError};
+pub use nbd_export_options::{NBD, NbdExportOptions};
 pub use socket::{
     ExportSocket, SocketError, SocketIdentity, address, stream_socket, wait_until_unserved,
 };
 pub use takeover_pause::{TakeoverPauseStart, monotonic};
+pub use vhost_user_blk_options::{
+    LOGICAL_BLOCK_BYTES, QueuePin, SocketOptions, VHOST_USER_BLK, VhostUserBlkOptions,
+    check_num_queues, check_socket_path,
+};

@@ -21,7 +21,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-use crate::export_options::SocketOptions;
+use crate::vhost_user_blk_options::SocketOptions;
 
 /// Clients that wait to be accepted while one is served.
 const BACKLOG: i32 = 64;

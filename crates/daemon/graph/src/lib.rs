@@ -25,8 +25,8 @@ pub use graph::{
     NamedFilesPolicy, NodeDescription, NodeInfo,
 };
 pub use model::{
-    Activity, ChildRole, Edge, GraphModel, ModelError, NODE, NewExport, NewNode, NodeOwner,
-    NodeUser, PermissionConflict, TypedObjectId, UsedEdge, path_down,
+    Activity, ChildRole, Edge, ExportAddress, GraphModel, ModelError, NODE, NewExport, NewNode,
+    NodeOwner, NodeUser, PermissionConflict, TypedObjectId, UsedEdge, path_down,
 };
 pub use objects::{
     OBJECT_KEYS, OBJECT_TYPES, ObjectKind, ObjectOptions, ObjectType, PollOptions, PoolMode,

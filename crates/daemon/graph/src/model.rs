@@ -105,8 +105,17 @@ pub struct NewExport<'a> {
     pub access: Access,
     /// The iothreads that it names.
     pub iothreads: &'a [String],
-    /// Where it listens.
-    pub socket: &'a Path,
+    /// Where its clients find it.
+    pub address: ExportAddress<'a>,
+}
+
+/// Where the clients of an export find it; no two have the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExportAddress<'a> {
+    /// A UNIX socket of its own.
+    Socket(&'a Path),
+    /// A name on the NBD server.
+    NbdName(&'a str),
 }
 
 /// A pure model of the graph: objects, nodes, exports and edges by name, with the rules that they keep.
@@ -133,8 +142,36 @@ struct ModelNode {
 /// An export of the model.
 #[derive(Debug, Clone)]
 struct ModelExport {
-    socket: PathBuf,
+    address: ModelAddress,
     iothreads: Vec<String>,
+}
+
+/// [`ExportAddress`], kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum ModelAddress {
+    Socket(PathBuf),
+    NbdName(String),
+}
+
+impl ModelAddress {
+    fn of(address: ExportAddress<'_>) -> Self {
+        match address {
+            ExportAddress::Socket(path) => Self::Socket(path.to_owned()),
+            ExportAddress::NbdName(name) => Self::NbdName(name.to_owned()),
+        }
+    }
+
+    fn taken(&self) -> ModelError {
+        match self {
+            Self::Socket(path) => {
+                let name = path.display().to_string();
+                ModelError::Duplicate { what: "an export with socket", name }
+            }
+            Self::NbdName(name) => {
+                ModelError::Duplicate { what: "an NBD export named", name: name.clone() }
+            }
+        }
+    }
 }
 
 impl GraphModel {
@@ -267,7 +304,7 @@ impl GraphModel {
 
     /// Adds an export, which uses what its clients may do and shares all, as those of qemu-storage-daemon do.
     pub fn add_export(&mut self, new: NewExport<'_>) -> Result<(), ModelError> {
-        let NewExport { id, node, access, iothreads, socket } = new;
+        let NewExport { id, node, access, iothreads, address } = new;
         if self.exports.contains_key(id) {
             return Err(ModelError::Duplicate { what: "export id", name: id.to_owned() });
         }
@@ -276,13 +313,16 @@ impl GraphModel {
             return Err(ModelError::ReadOnlyNode(node.to_owned()));
         }
         self.check_iothreads(iothreads)?;
-        if self.exports.values().any(|export| export.socket == socket) {
-            let name = socket.display().to_string();
-            return Err(ModelError::Duplicate { what: "an export with socket", name });
+        if let (ExportAddress::NbdName(_), Activity::Inactive) = (address, self.activity(node)?) {
+            return Err(ModelError::InactiveNode(node.to_owned()));
+        }
+        let address = ModelAddress::of(address);
+        if self.exports.values().any(|export| export.address == address) {
+            return Err(address.taken());
         }
         self.uses.add_export(id, node, Rights::of_user(access).uses)?;
-        let (socket, iothreads) = (socket.to_owned(), iothreads.to_vec());
-        self.exports.insert(id.to_owned(), ModelExport { socket, iothreads });
+        let iothreads = iothreads.to_vec();
+        self.exports.insert(id.to_owned(), ModelExport { address, iothreads });
         Ok(())
     }
 

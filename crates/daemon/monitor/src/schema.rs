@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 
+use exports::{EXPORT_KEYS, EXPORT_TYPES};
 use graph::{BASE_KEYS, DRIVERS, OBJECT_KEYS, OBJECT_TYPES};
 use serde_json::{Value, json};
 use syntax::{Key, Keys, Union, ValueType};
@@ -247,8 +248,7 @@ impl Schema {
     }
 
     fn export(&mut self) -> String {
-        let keys = exports::VHOST_USER_BLK;
-        self.tables("export", "type", keys.supported[0], &[("vhost-user-blk", keys)])
+        self.tables("export", "type", EXPORT_KEYS, EXPORT_TYPES)
     }
 }
 

@@ -42,9 +42,11 @@ pub fn parse(
         CommandLineForm::Short => short::steps(&words)?,
     };
     for step in &mut plan.steps {
-        if let PlanStep::Export(export) = step {
-            export.socket.mode = socket_mode;
-            export.socket.group.clone_from(&socket_group);
+        if let PlanStep::Export(export) = step
+            && let Some(own) = export.vhost_user_blk_mut()
+        {
+            own.socket.mode = socket_mode;
+            own.socket.group.clone_from(&socket_group);
         }
     }
     plan.socket_rights = (socket_mode, socket_group);

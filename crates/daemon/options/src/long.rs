@@ -82,7 +82,9 @@ pub fn restored(
                 "--object" => ObjectOptions::parse(&text).map(PlanStep::Object),
                 "--blockdev" => Blockdev::parse(&text).map(PlanStep::Blockdev),
                 _ => ExportOptions::parse(&text).map(|mut export| {
-                    (export.socket.mode, export.socket.group) = rights.clone();
+                    if let Some(own) = export.vhost_user_blk_mut() {
+                        (own.socket.mode, own.socket.group) = rights.clone();
+                    }
                     PlanStep::Export(export)
                 }),
             };

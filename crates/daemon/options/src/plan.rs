@@ -112,7 +112,8 @@ impl Plan {
 
     /// What the fences have to let through.
     pub fn sandbox_needs(&self) -> SandboxNeeds<'_> {
-        let sockets = self.exports().map(|export| &*export.socket.path);
+        let devices = self.exports().filter_map(ExportOptions::vhost_user_blk);
+        let sockets = devices.map(|own| &*own.socket.path);
         let monitors = self.chardevs.iter().filter_map(|chardev| match &chardev.kind {
             ChardevKind::Socket { path, .. } => Some(&**path),
             ChardevKind::Stdio | ChardevKind::File { .. } | ChardevKind::Null => None,

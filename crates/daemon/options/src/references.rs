@@ -99,7 +99,7 @@ pub(super) fn admit(
 
 /// Whether the iothreads of the export's pool are there that its pins name.
 fn check_pins(export: &ExportOptions, all: &[PlanStep]) -> Result<(), PinError> {
-    let Some(most) = export.pins.iter().map(|pin| pin.iothread).max() else { return Ok(()) };
+    let Some(most) = export.pins().iter().map(|pin| pin.iothread).max() else { return Ok(()) };
     let pool = all.iter().find_map(|step| match step {
         PlanStep::Object(ObjectOptions { id, kind: ObjectKind::IothreadPool(options) })
             if export.iothreads.first() == Some(id) =>

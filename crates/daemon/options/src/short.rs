@@ -9,7 +9,8 @@ use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 
 use exports::{
-    ExportOptions, LOGICAL_BLOCK_BYTES, SocketOptions, check_num_queues, check_socket_path,
+    ExportKind, ExportOptions, LOGICAL_BLOCK_BYTES, SocketOptions, VhostUserBlkOptions,
+    check_num_queues, check_socket_path,
 };
 use formats::FileExtension;
 use graph::{
@@ -197,13 +198,15 @@ impl ShortForm {
         let export = ExportOptions {
             id: export_id(&self.image),
             node_name: "disk".to_owned(),
-            socket: SocketOptions { path: self.socket.clone(), mode: None, group: None },
             writable: !self.read_only,
-            logical_block_size: LOGICAL_BLOCK_BYTES,
-            num_queues: self.num_queues,
             iothreads,
-            pins: Vec::new(),
             writethrough: false,
+            kind: ExportKind::VhostUserBlk(VhostUserBlkOptions {
+                socket: SocketOptions { path: self.socket.clone(), mode: None, group: None },
+                logical_block_size: LOGICAL_BLOCK_BYTES,
+                num_queues: self.num_queues,
+                pins: Vec::new(),
+            }),
         };
         objects.chain([PlanStep::Blockdev(node), PlanStep::Export(export)]).collect()
     }

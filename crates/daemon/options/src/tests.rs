@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::{env, fs, iter, process};
 
 use disk::DiscardPolicy;
-use exports::{AttachLinesFormat, ExportOptions, SocketOptions};
+use exports::{AttachLinesFormat, ExportKind, ExportOptions, SocketOptions, VhostUserBlkOptions};
 use graph::{
     Activity, BaseOptions, Blockdev, BlockdevRef, KeyedChild, ObjectKind, ObjectOptions,
     PollOptions,
@@ -128,13 +128,19 @@ fn export() -> ExportOptions {
     ExportOptions {
         id: "e".to_owned(),
         node_name: "n".to_owned(),
-        socket: SocketOptions { path: "s".into(), mode: None, group: None },
         writable: false,
+        iothreads: Vec::new(),
+        writethrough: false,
+        kind: ExportKind::VhostUserBlk(device()),
+    }
+}
+
+fn device() -> VhostUserBlkOptions {
+    VhostUserBlkOptions {
+        socket: SocketOptions { path: "s".into(), mode: None, group: None },
         logical_block_size: 512,
         num_queues: None,
-        iothreads: Vec::new(),
         pins: Vec::new(),
-        writethrough: false,
     }
 }
 
@@ -372,9 +378,12 @@ fn exports_read_the_same_in_both_notations() {
         &PlanStep::Export(ExportOptions {
             writable: true,
             writethrough: true,
-            num_queues: Some(256),
-            logical_block_size: 4096,
             iothreads: vec!["t1".to_owned(), "t0".to_owned()],
+            kind: ExportKind::VhostUserBlk(VhostUserBlkOptions {
+                num_queues: Some(256),
+                logical_block_size: 4096,
+                ..device()
+            }),
             ..export()
         }),
     );
@@ -406,7 +415,8 @@ fn what_both_forms_have_applies_to_all_exports() {
     assert_eq!(plan.pidfile, Some(PathBuf::from("new")));
     assert_eq!(plan.daemonize, Daemonize::Background);
     assert_eq!(plan.print, Some(AttachLinesFormat::Libvirt));
-    let sockets: Vec<_> = plan.exports().map(|export| export.socket.clone()).collect();
+    let sockets: Vec<_> =
+        plan.exports().filter_map(|export| Some(export.vhost_user_blk()?.socket.clone())).collect();
     let socket = |path: &str| SocketOptions {
         path: path.into(),
         mode: Some(0o660),

@@ -17,10 +17,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use control::{Configuration, DaemonState, PreparedExport};
+use control::{Configuration, DaemonState, ListeningExport, PreparedExport};
 use exports::{
-    AdoptedSession, Export, ExportSocket, SocketIdentity, TakeoverPauseStart, WaitPolicy,
-    WaitResult, monotonic,
+    AdoptedSession, Export, ExportSocket, SocketIdentity, TakeoverPauseStart, VhostUserBlkDisk,
+    WaitPolicy, WaitResult, monotonic,
 };
 use graph::NodeDescription;
 use host::{Pidfile, chain_of};
@@ -68,8 +68,13 @@ enum TakeoverReply {
 /// An export, and the socket of it that another process serves.
 type TakeoverCandidate = (PreparedExport, OccupiedSocket);
 
-/// An export that was claimed, with its listening socket.
-type ListeningExport = (PreparedExport, ExportSocket);
+/// Why an export with a socket of its own is one of vhost-user-blk.
+const HAS_A_SOCKET: &str = "only exports of vhost-user-blk have sockets that somebody serves";
+
+/// The device of an export whose socket is served.
+fn device(prepared: &PreparedExport) -> &Arc<VhostUserBlkDisk> {
+    prepared.vhost_user_blk().expect(HAS_A_SOCKET)
+}
 
 /// What a takeover came to: exports to be started, and the predecessor.
 #[derive(Debug)]
@@ -160,14 +165,15 @@ fn listen_fresh(
     let mut served = Vec::new();
     let mut fresh = Vec::new();
     for prepared in exports {
-        match server_of(&prepared.options.socket.path)? {
+        let own = prepared.options.vhost_user_blk();
+        match own.map(|own| server_of(&own.socket.path)).transpose()?.flatten() {
             Some(found) => served.push((prepared, found)),
             None => fresh.push(prepared),
         }
     }
     only_server(&served)?;
     let stands_beside = |prepared: &PreparedExport| {
-        served.iter().any(|(served, _)| built.share_files(&served.offer, &prepared.offer))
+        served.iter().any(|(served, _)| built.share_files(&served.disk, &prepared.disk))
     };
     let (beside, alone): (Vec<_>, Vec<_>) = fresh.into_iter().partition(stands_beside);
     // Before any wait for a lock: somebody may serve its image on a socket that has lost its name.
@@ -175,7 +181,8 @@ fn listen_fresh(
         tracing::info!("no process serves these sockets: nothing to take over");
     } else {
         for PreparedExport { options, .. } in &alone {
-            let path = options.socket.path.display();
+            let Some(own) = options.vhost_user_blk() else { continue };
+            let path = own.socket.path.display();
             tracing::info!("export {}: no process serves {path}", options.id);
         }
     }
@@ -209,8 +216,7 @@ fn listen(
     policy: &mut WaitPolicy<'_>,
 ) -> Result<ListeningExport, TakeoverError> {
     built.claim(&prepared, policy)?;
-    let socket = DaemonState::listen(&prepared)?;
-    Ok((prepared, socket))
+    Ok(DaemonState::listen(prepared)?)
 }
 
 /// The one process that serves all these, if any does.
@@ -303,21 +309,20 @@ fn check(
     offered: Option<&OfferedExport>,
     process: u32,
 ) -> Result<(), TakeoverError> {
-    let offer = &prepared.offer;
+    let (disk, config) = (&prepared.disk, &device(prepared).config);
     let other = |what: &str| {
-        let (export, what) = (offer.id.clone(), what.to_owned());
+        let (export, what) = (disk.id.clone(), what.to_owned());
         Err(TakeoverError::OtherDisk { export, what, process })
     };
     let Some(offered) = offered else { return other("socket") };
-    let config = &offer.config;
-    if offered.id != offer.id {
+    if offered.id != disk.id {
         let theirs = &offered.id;
         return other(&format!("id (not {theirs}), which is the disk's serial number,"));
     }
-    if let Some(what) = difference(&built.describe(&offer.id), &offered.nodes, process) {
+    if let Some(what) = difference(&built.describe(&disk.id), &offered.nodes, process) {
         return other(&what);
     }
-    let bytes = offer.size.capacity().get().0.0;
+    let bytes = disk.size.capacity().get().0.0;
     let (ours, theirs) = (config.features(), Features(offered.features));
     let is_writable = |features: Features| !features.contains(Features::BLK_RO);
     match () {
@@ -393,27 +398,30 @@ fn go_on(
     built.own();
     let (mut listening, mut lost) = (Vec::new(), Vec::new());
     for ReadyExport { prepared, file, listener, next, client } in ready {
-        let socket = ExportSocket::adopt(listener, next, file, &prepared.options.socket);
+        let own = prepared.options.vhost_user_blk().expect(HAS_A_SOCKET);
+        let socket = Some(ExportSocket::adopt(listener, next, file, &own.socket));
+        let disk = Arc::clone(&prepared.disk);
+        let ready = ListeningExport { prepared, socket };
         match client {
-            ExportClient::Absent => listening.push((prepared, socket)),
+            ExportClient::Absent => listening.push(ready),
             ExportClient::Lost(error) => {
                 // The old process closes the connection when it leaves.
-                tracing::warn!("export {}: session ended: {}", prepared.offer.id, chain_of(&error));
-                lost.push(Arc::clone(&prepared.offer));
-                listening.push((prepared, socket));
+                tracing::warn!("export {}: session ended: {}", disk.id, chain_of(&error));
+                lost.push(disk);
+                listening.push(ready);
             }
             ExportClient::Here(adopted) => {
-                if let Err(error) = built.start(prepared, socket, Some(*adopted)) {
+                if let Err(error) = built.start(ready, Some(*adopted)) {
                     tracing::error!("{}", chain_of(&error));
                 }
             }
         }
     }
     tracing::info!("process {process} has handed over");
-    for offer in lost {
+    for disk in lost {
         // What it held only for its client.
-        if let Err(error) = offer.claim.end() {
-            tracing::error!("export {}: {}", offer.id, chain_of(&error));
+        if let Err(error) = disk.claim.end() {
+            tracing::error!("export {}: {}", disk.id, chain_of(&error));
         }
     }
     Ok(listening)
@@ -476,20 +484,20 @@ fn build_all(
     for (prepared, found) in served {
         let place = exports.iter().position(|handed_over| handed_over.socket == found.file);
         let missing = || {
-            let what = format!("nothing of export {}", prepared.offer.id);
+            let what = format!("nothing of export {}", prepared.disk.id);
             TakeoverError::Broken { process, source: WireError::Unexpected(what) }
         };
         let ExportHandOver { cache, stopped, listener, next, session, socket: _, held: is_held } =
             exports.swap_remove(place.ok_or_else(missing)?);
-        *prepared.offer.cache.lock().expect("no holder of this lock panics") = cache;
+        *device(&prepared).cache.lock().expect("no holder of this lock panics") = cache;
         let resumption = TakeoverPauseStart { since: stopped, process };
         let client = match session {
             None => ExportClient::Absent,
             Some((connection, state)) => {
-                match Export::adopt(&prepared.offer, connection, state, resumption) {
+                match Export::adopt(device(&prepared), connection, state, resumption) {
                     Ok(adopted) => ExportClient::Here(Box::new(adopted)),
                     Err(source) if source.is_own() => {
-                        let export = prepared.offer.id.clone();
+                        let export = prepared.disk.id.clone();
                         return Err(TakeoverError::Session { export, process, source });
                     }
                     Err(error) => ExportClient::Lost(error),
@@ -502,7 +510,7 @@ fn build_all(
     let failed = |(export, source)| TakeoverError::Image { export, process, source };
     built.inherit(files, images).map_err(failed)?;
     for ReadyExport { prepared, .. } in &ready {
-        let id = &prepared.offer.id;
+        let id = &prepared.disk.id;
         built.check_inherited(id).map_err(|source| failed((id.clone(), source)))?;
     }
     for (ReadyExport { prepared, .. }, _) in ready.iter().zip(held).filter(|(_, is_held)| *is_held)
@@ -541,7 +549,7 @@ fn listen_all(
 ) -> Result<Vec<ListeningExport>, TakeoverError> {
     let mut listening = Vec::new();
     for (prepared, _) in served {
-        let slot = &prepared.offer.resumption;
+        let slot = &device(&prepared).resumption;
         *slot.lock().expect("no holder of this lock panics") = Some(resumption);
         listening.push(listen(built, prepared, policy)?);
     }

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use block::{Clock, LogRateLimit};
 use control::DaemonState;
+use control::RunningExport;
 use exports::{Export, FreezeRequest, FrozenExport, monotonic};
 use graph::GraphPath;
 use host::chain_of;
@@ -105,6 +106,8 @@ enum Rejection {
     Version { version: u32 },
     #[error("export {export} is not on the new command line, and nobody would serve it")]
     Missing { export: String },
+    #[error("export {export} is served over NBD, and its clients cannot be handed over")]
+    Nbd { export: String },
     #[error("disk {path}: an earlier flush failed, which a new process would not know")]
     FailedFlush { path: String },
     #[error("export {export}: its requests were not finished within {} s", DRAIN_LIMIT.as_secs())]
@@ -188,12 +191,13 @@ fn agree(
         }
         other => return Err(other.unexpected().into()),
     };
-    let asked = |export: &&Export| sockets.contains(&export.socket());
-    if let Some(export) = built.exports().iter().find(|export| !asked(export)) {
-        return Err(Rejection::Missing { export: export.offer().id.clone() });
+    let exports = devices(built)?;
+    let asked = |export: &&&Export| sockets.contains(&export.socket());
+    if let Some(export) = exports.iter().find(|export| !asked(export)) {
+        return Err(Rejection::Missing { export: export.disk().id.clone() });
     }
     check_flushes(built)?;
-    for export in built.exports() {
+    for export in exports {
         wire.offer(offered(built, export), until)?;
     }
     wire.send(&Message::OfferEnd, &[], until)?;
@@ -201,6 +205,13 @@ fn agree(
         Message::Proceed => Ok(()),
         other => Err(other.unexpected().into()),
     }
+}
+
+/// All exports, if they can be handed over.
+fn devices(built: &DaemonState) -> Result<Vec<&Export>, Rejection> {
+    let nbd = |export: &RunningExport| Rejection::Nbd { export: export.disk().id.clone() };
+    let exports = built.exports().iter();
+    exports.map(|export| export.vhost_user_blk().ok_or_else(|| nbd(export))).collect()
 }
 
 /// What is served with, if commands have changed it.
@@ -221,15 +232,15 @@ fn check_flushes(built: &DaemonState) -> Result<(), Rejection> {
 }
 
 fn offered(built: &DaemonState, export: &Export) -> OfferedExport {
-    let offer = export.offer();
+    let (disk, config) = (export.disk(), &export.offer().config);
     OfferedExport {
         socket: export.socket(),
-        id: offer.id.clone(),
-        bytes: offer.size.capacity().get().0.0,
-        logical_block: offer.config.logical_block,
-        queues: offer.config.queues,
-        features: offer.config.features().0,
-        nodes: built.describe(&offer.id),
+        id: disk.id.clone(),
+        bytes: disk.size.capacity().get().0.0,
+        logical_block: config.logical_block,
+        queues: config.queues,
+        features: config.features().0,
+        nodes: built.describe(&disk.id),
     }
 }
 
@@ -243,7 +254,7 @@ struct StoppedExport {
 /// others are served, so that these stand still for as long as all together need.
 fn freeze_all(built: &DaemonState) -> Result<Vec<StoppedExport>, Rejection> {
     let until = Deadline::within(DRAIN_LIMIT);
-    let exports = built.exports();
+    let exports = devices(built)?;
     let mut held: Vec<Option<StoppedExport>> = exports.iter().map(|_| None).collect();
     for _ in 0..ROUNDS {
         let missing = held.iter().enumerate().filter(|(_, held)| held.is_none());
@@ -253,7 +264,7 @@ fn freeze_all(built: &DaemonState) -> Result<Vec<StoppedExport>, Rejection> {
         let (began, quick) = (monotonic(), Deadline::within(QUICK_LIMIT));
         let mut late = Vec::new();
         for (place, freeze) in missing.into_iter().zip(asked) {
-            match finish(&exports[place], freeze, began, quick)? {
+            match finish(exports[place], freeze, began, quick)? {
                 Ok(done) => held[place] = Some(done),
                 Err(freeze) => late.push((place, freeze)),
             }
@@ -266,16 +277,16 @@ fn freeze_all(built: &DaemonState) -> Result<Vec<StoppedExport>, Rejection> {
         // Dropped, the others go on.
         held.iter_mut().for_each(|held| *held = None);
         for (place, freeze) in late {
-            match finish(&exports[place], freeze, began, until)? {
+            match finish(exports[place], freeze, began, until)? {
                 Ok(done) => held[place] = Some(done),
                 Err(_) => {
-                    return Err(Rejection::Busy { export: exports[place].offer().id.clone() });
+                    return Err(Rejection::Busy { export: exports[place].disk().id.clone() });
                 }
             }
         }
     }
     let export = held.iter().position(Option::is_none).unwrap_or(0);
-    Err(Rejection::Busy { export: exports[export].offer().id.clone() })
+    Err(Rejection::Busy { export: exports[export].disk().id.clone() })
 }
 
 /// Waits until an export serves nothing any more; if it takes longer, its question is given back.
@@ -285,7 +296,7 @@ fn finish(
     stopped: Duration,
     until: Deadline,
 ) -> Result<Result<StoppedExport, FreezeRequest>, Rejection> {
-    let id = || export.offer().id.clone();
+    let id = || export.disk().id.clone();
     let FrozenExport { listener, next, session } = match freeze.frozen.recv_timeout(until.left()) {
         Ok(frozen) => frozen.map_err(|source| Rejection::Copy { export: id(), source })?,
         Err(RecvTimeoutError::Timeout) => return Ok(Err(freeze)),
@@ -297,7 +308,7 @@ fn finish(
         return Err(Rejection::Migrating { export: id() });
     }
     let cache = *export.offer().cache.lock().expect("no holder of this lock panics");
-    let (socket, held) = (export.socket(), export.offer().claim.is_held());
+    let (socket, held) = (export.socket(), export.disk().claim.is_held());
     Ok(Ok(StoppedExport {
         freeze,
         handed_over: ExportHandOver { socket, cache, stopped, listener, next, session, held },
@@ -331,7 +342,7 @@ fn hand_over(
         Ok(()) => {
             built.leave();
             for (export, StoppedExport { freeze, handed_over: _ }) in
-                built.exports().iter().zip(held)
+                built.exports().iter().filter_map(RunningExport::vhost_user_blk).zip(held)
             {
                 export.give_away(&freeze);
             }

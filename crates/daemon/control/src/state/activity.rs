@@ -8,10 +8,11 @@
 use std::time::Duration;
 
 use block::{Access, LogRateLimit, Rights};
-use exports::{ActivateError, Export, InactivateError, WaitPolicy};
+use exports::{ActivateError, InactivateError, WaitPolicy};
 use graph::{Activity, ModelError};
 
 use super::{ControlError, DaemonState, GraphChangeError, NoWait};
+use crate::running_export::RunningExport;
 
 /// Nodes could not be made active or inactive: all are as they were.
 #[derive(Debug, thiserror::Error)]
@@ -56,17 +57,17 @@ impl DaemonState {
 
     /// Has the exports of these nodes hold them always, or only while they serve rings.
     fn change_claims(&self, nodes: &[String], to: Activity) -> Result<(), ActivityError> {
-        let is_above = |export: &&Export| {
-            let root = self.graph.root(&export.offer().id);
+        let is_above = |export: &&RunningExport| {
+            let root = self.graph.root(&export.disk().id);
             root.is_some_and(|root| nodes.iter().any(|node| node == root))
         };
-        let above: Vec<&Export> = self.exports.iter().filter(is_above).collect();
-        let is_written = |export: &&&Export| {
-            export.offer().config.access == Access::ReadWrite && export.offer().claim.is_serving()
+        let above: Vec<&RunningExport> = self.exports.iter().filter(is_above).collect();
+        let is_written = |export: &&&RunningExport| {
+            export.disk().access == Access::ReadWrite && export.disk().claim.is_serving()
         };
         let written = above.iter().find(is_written).filter(|_| to == Activity::Inactive);
         if let Some(export) = written {
-            return Err(ActivityError::Served(export.offer().id.clone()));
+            return Err(ActivityError::Served(export.disk().id.clone()));
         }
         if to == Activity::Active {
             nodes.iter().try_for_each(|node| self.refresh_unused(node))?;
@@ -94,8 +95,8 @@ impl DaemonState {
     }
 }
 
-fn change_claim(export: &Export, to: Activity) -> Result<(), ActivityError> {
-    let claim = &export.offer().claim;
+fn change_claim(export: &RunningExport, to: Activity) -> Result<(), ActivityError> {
+    let claim = &export.disk().claim;
     match to {
         Activity::Active => {
             let rate = &mut LogRateLimit::default();
@@ -106,12 +107,12 @@ fn change_claim(export: &Export, to: Activity) -> Result<(), ActivityError> {
     }
 }
 
-fn take_back(export: &Export, done: Activity) {
+fn take_back(export: &RunningExport, done: Activity) {
     let before = match done {
         Activity::Active => Activity::Inactive,
         Activity::Inactive => Activity::Active,
     };
     if let Err(error) = change_claim(export, before) {
-        tracing::error!("export {}: {}", export.offer().id, host::chain_of(&error));
+        tracing::error!("export {}: {}", export.disk().id, host::chain_of(&error));
     }
 }

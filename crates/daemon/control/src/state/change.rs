@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Claim, ClaimError, LaneError, ResizeError, SystemClock};
-use exports::{ClaimLock, Export, ExportedDisk};
+use exports::{ClaimLock, ExportedDisk};
 use graph::{EdgeChange, Graph, GraphChange, GraphChangeRefusal, ModelError, NodeUser};
 use iothread::{DrainTimeout, DrainedSection};
 use kernel_io::{FileReplacement, FileReplacementGuard};
@@ -143,7 +143,7 @@ struct GraphTransaction<'a> {
 
 /// An export above a change of the graph, with its claims before and after.
 struct AffectedExport<'a> {
-    offer: &'a ExportedDisk,
+    disk: &'a ExportedDisk,
     held: ClaimLock<'a>,
     /// What is held of the new nodes besides.
     new_claims: Vec<Claim>,
@@ -157,7 +157,7 @@ impl AffectedExport<'_> {
     }
 
     fn export(&self) -> String {
-        self.offer.id.clone()
+        self.disk.id.clone()
     }
 
     fn flush(&mut self) -> Result<(), GraphChangeError> {
@@ -174,7 +174,7 @@ impl AffectedExport<'_> {
     fn claim_ahead(&mut self, change: &GraphChange) -> Result<(), GraphChangeError> {
         if self.claim().is_some() {
             for node in change.nodes() {
-                let claimed = node.claim(self.offer.rights());
+                let claimed = node.claim(self.disk.rights());
                 let failed = |source| GraphChangeError::Claim { export: self.export(), source };
                 self.new_claims.push(claimed.map_err(failed)?);
             }
@@ -186,7 +186,7 @@ impl AffectedExport<'_> {
     fn claim_after(&mut self) -> Result<(), GraphChangeError> {
         let export = self.export();
         if self.claim().is_some() {
-            let claimed = self.offer.node.claim(self.offer.rights());
+            let claimed = self.disk.node.claim(self.disk.rights());
             let failed = |source| GraphChangeError::Claim { export, source };
             self.after = Some(claimed.map_err(failed)?);
         }
@@ -204,10 +204,10 @@ impl AffectedExport<'_> {
 
 impl<'a> AffectedExport<'a> {
     /// What there is to know of an export for a change below it.
-    fn of(offer: &'a ExportedDisk) -> Result<Self, GraphChangeError> {
-        let busy = || GraphChangeError::Activation(offer.id.clone());
-        let held = offer.claim.lock().ok_or_else(busy)?;
-        Ok(Self { offer, held, new_claims: Vec::new(), after: None })
+    fn of(disk: &'a ExportedDisk) -> Result<Self, GraphChangeError> {
+        let busy = || GraphChangeError::Activation(disk.id.clone());
+        let held = disk.claim.lock().ok_or_else(busy)?;
+        Ok(Self { disk, held, new_claims: Vec::new(), after: None })
     }
 }
 
@@ -278,13 +278,13 @@ impl DaemonState {
     ) -> Result<GraphTransaction<'_>, GraphChangeError> {
         let Self { exports, sources, graph, files, .. } = self;
         let hand_over = files.hand_over(change.successions.clone());
-        let offers = exports.iter().map(Export::offer);
-        let above = offers.filter(|offer| change.exports.contains(&offer.id));
+        let disks = exports.iter().map(|export| &**export.disk());
+        let above = disks.filter(|disk| change.exports.contains(&disk.id));
         let mut above = above.map(AffectedExport::of).collect::<Result<Vec<_>, _>>()?;
         above.iter_mut().try_for_each(|above| above.claim_ahead(&change))?;
         // Almost all of it while guests run, and the rest, which is soon done, while they wait.
         above.iter_mut().try_for_each(AffectedExport::flush)?;
-        let nodes = above.iter().map(|above| Arc::clone(&above.offer.node)).collect();
+        let nodes = above.iter().map(|above| Arc::clone(&above.disk.node)).collect();
         let drained = Some(DrainedSection::begin(sources, nodes, DRAIN_MAX, &SystemClock)?);
         above.iter_mut().try_for_each(AffectedExport::flush)?;
         for FileReplacement { before, after } in &change.successions {
@@ -321,7 +321,7 @@ impl GraphTransaction<'_> {
         let change = self.change.take().expect("a change is committed once");
         self.graph.changed(change);
         for above in &mut self.above {
-            above.offer.size.set_files(self.graph.files_below_export(&above.offer.id));
+            above.disk.size.set_files(self.graph.files_below_export(&above.disk.id));
             above.settle();
         }
         Ok(())

@@ -48,7 +48,7 @@ impl DaemonState {
         of: impl Fn(ExportStorage) -> BTreeMap<String, Arc<T>>,
     ) -> Vec<(GraphPath, Arc<T>)> {
         let mut once: Vec<(GraphPath, Arc<T>)> = Vec::new();
-        for id in self.exports.iter().map(|export| &export.offer().id) {
+        for id in self.exports.iter().map(|export| &export.disk().id) {
             for (place, one) in of(self.graph.storage_below(id)) {
                 if !once.iter().any(|(_, other)| Arc::ptr_eq(other, &one)) {
                     once.push(((id.clone(), place), one));
@@ -103,8 +103,8 @@ impl DaemonState {
         prepared: &PreparedExport,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), BuildError> {
-        prepared.offer.claim.take(policy)?;
-        self.claimed.push(Arc::clone(&prepared.offer));
+        prepared.disk.claim.take(policy)?;
+        self.claimed.push(Arc::clone(&prepared.disk));
         Ok(())
     }
 

@@ -7,11 +7,11 @@
 
 use std::sync::Arc;
 
-use exports::{Export, ServingIothreads};
+use exports::ServingIothreads;
 use graph::{ModelError, NodeUser};
 use iothread::{Iothread, PlacedSource};
 
-use super::{ControlError, DaemonState, PreparedExport, storage_of};
+use super::{ControlError, DaemonState, storage_of};
 
 impl DaemonState {
     /// Has the exports above a node served by an iothread, or by `main` if it is none. Blocks until all rings are moved.
@@ -26,22 +26,23 @@ impl DaemonState {
     }
 
     fn set_export_iothreads(&mut self, id: &str, names: &[String]) -> Result<(), ControlError> {
-        let export = self.exports.iter().find(|export| export.offer().id == id);
-        let offer =
-            export.map(Export::share_offer).ok_or_else(|| ModelError::NoExport(id.into()))?;
+        let export = self.exports.iter().find(|export| export.disk().id == id);
+        let disk = export.ok_or_else(|| ModelError::NoExport(id.into()))?.disk();
+        let disk = Arc::clone(disk);
         let mut options = self.export_options[id].clone();
         options.iothreads = names.to_vec();
-        options.pins.clear();
+        if let Some(own) = options.vhost_user_blk_mut() {
+            own.pins.clear();
+        }
         self.graph.set_export_iothreads(id, names)?;
         let serving = self.iothreads_of(&options)?;
-        if let ServingIothreads::Pool(pool) = offer.iothreads() {
+        if let ServingIothreads::Pool(pool) = disk.iothreads() {
             self.pools[pool.name()].remove(id);
         }
-        offer.set_iothreads(serving.clone());
+        disk.set_iothreads(serving.clone());
         if let ServingIothreads::Pool(pool) = &serving {
             let storage = storage_of(&self.graph.files_below_export(id));
-            let prepared = PreparedExport { options: options.clone(), offer: Arc::clone(&offer) };
-            self.pools[pool.name()].add(&prepared, storage);
+            self.pools[pool.name()].add(&options, &disk, storage);
         }
         self.export_options.insert(id.to_owned(), options);
         for source in self.sources_of(id) {
@@ -59,9 +60,9 @@ impl DaemonState {
         queue: u16,
         iothread: &str,
     ) -> Result<(), ControlError> {
-        let serving = self.exports.iter().find(|it| it.offer().id == export);
+        let serving = self.exports.iter().find(|it| it.disk().id == export);
         let serving = serving.ok_or_else(|| ModelError::NoExport(export.to_owned()))?;
-        if let ServingIothreads::Pool(pool) = serving.offer().iothreads() {
+        if let ServingIothreads::Pool(pool) = serving.disk().iothreads() {
             let (export, pool) = (export.to_owned(), pool.name().to_owned());
             return Err(ControlError::Pooled { export, pool });
         }

@@ -4,6 +4,8 @@
 //! durable.
 //! Threads: the first one.
 
+use std::sync::Arc;
+
 use graph::ModelError;
 
 use super::{DaemonState, GraphChangeError};
@@ -13,16 +15,16 @@ impl DaemonState {
     /// If what was written cannot be made durable the export is gone all the same, and its claim stays, so that nobody
     /// goes on with an image that lacks something.
     pub fn remove_export(&mut self, id: &str) -> Result<(), GraphChangeError> {
-        let place = self.exports.iter().position(|export| export.offer().id == id);
+        let place = self.exports.iter().position(|export| export.disk().id == id);
         let missing = || ModelError::NoExport(id.to_owned());
         let export = self.exports.remove(place.ok_or_else(missing)?);
-        let offer = export.share_offer();
+        let disk = Arc::clone(export.disk());
         drop(export);
         self.graph.remove_export(id)?;
         self.export_options.remove(id);
         self.pools.values().for_each(|pool| pool.remove(id));
         let failed = |source| GraphChangeError::Flush { export: id.to_owned(), source };
-        offer.claim.release().map_err(failed)?;
+        disk.claim.release().map_err(failed)?;
         self.claimed.retain(|claimed| claimed.id != id);
         tracing::info!("export {id}: removed");
         Ok(())

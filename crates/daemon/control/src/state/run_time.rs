@@ -197,16 +197,16 @@ impl DaemonState {
         let bytes_max = memory.session_bytes_max(self.exports.len() + 1);
         let prepared = self.prepare_export(options, bytes_max)?;
         let id = options.id.clone();
-        let mut disks: Vec<_> = self.exports.iter().map(|it| it.offer()).collect();
-        disks.push(&prepared.offer);
+        let devices = self.exports.iter().filter_map(|it| Some(it.vhost_user_blk()?.offer()));
+        let disks: Vec<_> = devices.chain(prepared.vhost_user_blk().map(|it| &**it)).collect();
         exports::share_descriptors(&disks);
         let rate = &mut LogRateLimit::default();
         let policy = &mut WaitPolicy { limit: Duration::ZERO, wait: &mut NoWait, rate };
         let started = self.claim(&prepared, policy).map_err(ControlError::from).and_then(|()| {
-            let socket = Self::listen(&prepared)?;
+            let listening = Self::listen(prepared)?;
             reached(CommandStep::Listening);
             self.keep()?;
-            Ok(self.start(prepared, socket, None)?)
+            Ok(self.start(listening, None)?)
         });
         // What was kept is kept without it then.
         started.inspect_err(|_| {

@@ -141,6 +141,9 @@ pub enum ModelError {
     /// A writable export of something that is not.
     #[error("cannot export read-only node '{0}' as writable")]
     ReadOnlyNode(String),
+    /// An export that needs its node always, of one that is held only now and then.
+    #[error("node '{0}' is inactive: an NBD export needs an active one")]
+    InactiveNode(String),
     /// An inactive node below an active one.
     #[error("Inactive '{child}' can't be a {key} child of active '{node}'")]
     InactiveChild {

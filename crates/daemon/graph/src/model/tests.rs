@@ -27,7 +27,7 @@ fn filter<'a>(name: &'a str, below: &str) -> NewNode<'a> {
 }
 
 fn export<'a>(id: &'a str, node: &'a str, access: Access) -> NewExport<'a> {
-    NewExport { id, node, access, iothreads: &[], socket: Path::new(id) }
+    NewExport { id, node, access, iothreads: &[], address: ExportAddress::Socket(Path::new(id)) }
 }
 
 #[track_caller]

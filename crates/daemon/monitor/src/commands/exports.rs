@@ -1,5 +1,6 @@
 //! `block-export-add`, `block-export-del`, `query-block-exports`.
 
+use control::RunningExport;
 use exports::ExportOptions;
 use serde_json::{Value, json};
 use syntax::{Keys, OptionFields, ValueType, optional, required};
@@ -34,7 +35,7 @@ pub(super) fn del(
 ) -> Result<Value, QmpError> {
     let id = fields.required_text("id")?;
     let is_hard = fields.word("mode")? == Some("hard");
-    let export = context.state.exports().iter().find(|export| export.offer().id == id);
+    let export = context.state.exports().iter().find(|export| export.disk().id == id);
     if export.is_some_and(|export| !is_hard && export.has_client()) {
         let desc = format!("export '{id}' still in use (mode='hard' disconnects its client)");
         return Err(QmpError::generic(desc));
@@ -50,10 +51,10 @@ pub(super) fn del(
 }
 
 pub(super) fn query(context: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
-    let info = |export: &exports::Export| BlockExportInfo {
-        id: export.offer().id.clone(),
-        kind: ExportType("vhost-user-blk"),
-        node_name: context.state.graph().root(&export.offer().id).unwrap_or_default().to_owned(),
+    let info = |export: &RunningExport| BlockExportInfo {
+        id: export.disk().id.clone(),
+        kind: ExportType(export.type_name()),
+        node_name: context.state.graph().root(&export.disk().id).unwrap_or_default().to_owned(),
         is_shutting_down: false,
     };
     answer(context.state.exports().iter().map(info).collect::<Vec<_>>())

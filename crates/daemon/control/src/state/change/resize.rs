@@ -7,7 +7,6 @@
 use std::sync::Arc;
 
 use block::{ByteCount, DiskSize, Permission, Permissions, Rights, SystemClock};
-use exports::Export;
 use graph::{ModelError, NodeUser};
 use iothread::DrainedSection;
 use qcow2::Qcow2Node;
@@ -57,11 +56,11 @@ impl DaemonState {
             let (node, export) = (name.to_owned(), export.clone());
             return Err(GraphChangeError::Shrunk { node, bytes: before, export, wanted: bytes });
         }
-        let offers = self.exports.iter().map(Export::offer);
-        let above = offers.filter(|offer| exports.contains(&offer.id));
+        let disks = self.exports.iter().map(|export| &**export.disk());
+        let above = disks.filter(|disk| exports.contains(&disk.id));
         let mut above = above.map(AffectedExport::of).collect::<Result<Vec<_>, _>>()?;
         above.iter_mut().try_for_each(AffectedExport::flush)?;
-        let nodes = above.iter().map(|above| Arc::clone(&above.offer.node)).collect();
+        let nodes = above.iter().map(|above| Arc::clone(&above.disk.node)).collect();
         let drained = DrainedSection::begin(&self.sources, nodes, DRAIN_MAX, &SystemClock)?;
         let claim = node.claim(RESIZES)?;
         let resized = node.resize(DiskSize(ByteCount(bytes)));
@@ -73,9 +72,9 @@ impl DaemonState {
             let (iothread, source) = (refused.iothread, refused.source);
             GraphChangeError::Lane { iothread, source }
         })?;
-        let offers: Vec<_> = above.iter().map(|above| above.offer).collect();
+        let disks: Vec<_> = above.iter().map(|above| above.disk).collect();
         drop(above);
-        offers.iter().for_each(|offer| offer.size.review());
+        disks.iter().for_each(|disk| disk.size.review());
         resized?;
         flushed.map_err(|source| GraphChangeError::Flush { export: name.to_owned(), source })?;
         tracing::info!("node {name}: {before} bytes are {bytes} now");

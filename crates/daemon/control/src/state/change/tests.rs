@@ -87,8 +87,8 @@ impl Place {
         let policy = &mut WaitPolicy { limit: Duration::ZERO, wait: &mut Never, rate };
         prepared.iter().for_each(|prepared| built.claim(prepared, policy).unwrap());
         for prepared in prepared {
-            let socket = DaemonState::listen(&prepared).unwrap();
-            built.start(prepared, socket, None).unwrap();
+            let listening = DaemonState::listen(prepared).unwrap();
+            built.start(listening, None).unwrap();
         }
         Self { built, directory }
     }

@@ -42,8 +42,8 @@ fn serving(directory: &std::path::Path) -> DaemonState {
     let rate = &mut LogRateLimit::default();
     let policy = &mut WaitPolicy { limit: Duration::ZERO, wait: &mut Never, rate };
     built.claim(&prepared, policy).unwrap();
-    let socket = DaemonState::listen(&prepared).unwrap();
-    built.start(prepared, socket, None).unwrap();
+    let listening = DaemonState::listen(prepared).unwrap();
+    built.start(listening, None).unwrap();
     built
 }
 
