@@ -204,6 +204,7 @@ const TABLE: &[Row] = &[
         &["disk", "layers", "virtio", "virtio_blk"],
     ),
     row("virtio_blk", &["block", "request_path", "virtio"], &[]),
+    row("nbd", &["block"], &[]),
     row("request_path", &["block", "kernel_io"], &["disk"]),
     row("disk", &["block", "kernel_io"], &[]),
     row(

@@ -1,0 +1,27 @@
+//! NBD's server side: the wire format, the negotiation of a connection, and the connection as a front end.
+//!
+//! Where it stands in the life of a request: before its beginning. Whoever accepts a connection gives what the client
+//! sends to a [`Negotiation`] and sends what that says, until the client has chosen an export.
+//!
+//! Invariants: nothing here reads or writes a socket, waits or looks at a clock; every length that a client names is
+//! bounded before memory is used for it.
+//!
+//! Not here: listeners, time limits, TLS credentials and which exports there are (the daemon, behind [`ExportCatalog`]).
+
+#![forbid(unsafe_code)]
+
+mod export;
+mod negotiation;
+mod settings;
+pub mod wire;
+
+pub use export::{
+    BlockSizes, ExportCatalog, ExportOffer, ExportSummary, ProtocolString, StringRefusal,
+};
+pub use negotiation::{
+    Negotiation, NegotiationFault, NegotiationProgress, NegotiationStep, OPTION_BYTES_MAX,
+    OPTIONS_MAX, RECEIVED_BYTES_MAX, SENT_BYTES_MAX, TlsPolicy,
+};
+pub use settings::{
+    HeaderStyle, MetaContext, MetaContexts, TransmissionFlags, TransmissionSettings,
+};
