@@ -35,7 +35,8 @@ impl DaemonState {
         nodes: Vec<Value>,
         root: impl Fn(&str) -> Option<&'a str>,
     ) -> Configuration {
-        let objects = self.objects.values().map(|object| object.written().into()).collect();
+        let objects =
+            self.objects.values().filter_map(|object| Some(object.kept()?.into())).collect();
         let export = |options: &exports::ExportOptions| {
             let mut written = options.written();
             if let Some(root) = root(&options.id) {

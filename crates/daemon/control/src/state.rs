@@ -28,7 +28,7 @@ use exports::{
 };
 use graph::{
     Blockdev, Graph, GraphError, ModelError, NamedFilesPolicy, ObjectKind, ObjectOptions,
-    PollOptions, PoolOptions, StorageWatchdog,
+    PollOptions, PoolOptions, Secret, SecretError, StorageWatchdog,
 };
 use iothread::{
     Confinement, Iothread, PlacedSource, PollLimitStrictness, PollSettings, ProcessResources,
@@ -69,6 +69,7 @@ pub struct DaemonState {
     pub(crate) graph: Graph,
     /// As they were made, or changed since.
     pub(crate) objects: BTreeMap<String, ObjectOptions>,
+    secrets: BTreeMap<String, Secret>,
     pub(crate) export_options: BTreeMap<String, ExportOptions>,
     /// Whether a command has changed what the command line made.
     is_changed: bool,
@@ -135,6 +136,15 @@ pub enum BuildError {
     /// An object or an export does not fit what there is.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// A secret is not to be had.
+    #[error("secret {secret}")]
+    Secret {
+        /// Its id.
+        secret: String,
+        /// Why.
+        #[source]
+        source: SecretError,
+    },
     /// An export could not claim its node.
     #[error(transparent)]
     Claim(#[from] ExportClaimError),
@@ -200,6 +210,7 @@ impl DaemonState {
             iothreads: HashMap::new(),
             graph: Graph::new(Arc::clone(files), Arc::clone(clock), named_files, watch),
             objects: BTreeMap::new(),
+            secrets: BTreeMap::new(),
             export_options: BTreeMap::new(),
             is_changed: false,
             state_file: None,
@@ -212,7 +223,7 @@ impl DaemonState {
         }
     }
 
-    /// Makes an object: starts an iothread, or makes a throttle group.
+    /// Makes an object: starts an iothread, makes a throttle group, or reads a secret.
     pub fn add_object(&mut self, object: &ObjectOptions) -> Result<(), BuildError> {
         match &object.kind {
             ObjectKind::Iothread(polling) => {
@@ -229,6 +240,13 @@ impl DaemonState {
             ObjectKind::ThrottleGroup(limits) => {
                 self.graph.add_throttle_group(&object.id, *limits)?;
             }
+            ObjectKind::Secret(options) => {
+                let failed = |source| BuildError::Secret { secret: object.id.clone(), source };
+                let secret = options.load().map_err(failed)?;
+                self.graph.add_object(object.name())?;
+                self.secrets.insert(object.id.clone(), secret);
+            }
+            ObjectKind::MainLoop => self.graph.add_object(object.name())?,
         }
         self.objects.insert(object.id.clone(), object.clone());
         Ok(())
@@ -342,6 +360,11 @@ impl DaemonState {
         if let Err(error) = self.spare_rings.fill(count) {
             tracing::debug!("{} of {count} spare rings: {error}", self.spare_rings.left());
         }
+    }
+
+    /// A secret, for what needs it.
+    pub fn secret(&self, id: &str) -> Option<&Secret> {
+        self.secrets.get(id)
     }
 
     /// The exports that were started.

@@ -240,8 +240,9 @@ pub(crate) fn properties(client: &mut QmpClient, id: &str) -> Result<(Vec<String
     let path = format!("/objects/{id}");
     let all = client.list("qom-list", &json!({"path": path}))?.unwrap_or_default();
     let names = all.iter().map(|it| text(it, "name").to_owned());
-    let mut names: Vec<String> =
-        names.filter(|name| *name != "type" && !name.starts_with("x-")).collect();
+    // A secret is not told, also by daemons that would.
+    let is_shown = |name: &String| !matches!(&**name, "type" | "data") && !name.starts_with("x-");
+    let mut names: Vec<String> = names.filter(is_shown).collect();
     names.sort();
     let mut values = json!({"id": id});
     for name in &names {

@@ -96,7 +96,12 @@ fn make(graph: &mut Graph, step: &PlanStep) -> Result<(), String> {
         PlanStep::Object(ObjectOptions { id, kind: ObjectKind::ThrottleGroup(limits) }) => {
             graph.add_throttle_group(id, *limits).map_err(|it| sentence(&it))
         }
-        PlanStep::Object(object) => graph.add_object(object.name()).map_err(|it| sentence(&it)),
+        PlanStep::Object(object) => {
+            if let ObjectKind::Secret(secret) = &object.kind {
+                secret.load().map_err(|it| format!("secret {}: {}", object.id, sentence(&it)))?;
+            }
+            graph.add_object(object.name()).map_err(|it| sentence(&it))
+        }
         PlanStep::Blockdev(blockdev) => graph.add(blockdev).map_err(|it| sentence(&it)),
         PlanStep::Export(export) => {
             graph.add_export(export.entry()).map(drop).map_err(|it| sentence(&it))
@@ -286,7 +291,7 @@ impl CheckReport {
                 ObjectKind::IothreadPool(pool) => {
                     pool.settings(pool.cpus.as_ref()).map_or(1, |settings| settings.max())
                 }
-                ObjectKind::ThrottleGroup(_) => 0,
+                ObjectKind::ThrottleGroup(_) | ObjectKind::Secret(_) | ObjectKind::MainLoop => 0,
             })
             .sum();
         let main = usize::from(plan.exports().any(|export| export.iothreads.is_empty()));

@@ -55,7 +55,7 @@ pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
 
 fn paths_of(step: &PlanStep) -> Vec<&Path> {
     match step {
-        PlanStep::Object(_) => Vec::new(),
+        PlanStep::Object(object) => object.files(),
         PlanStep::Blockdev(blockdev) => {
             blockdev.nodes().into_iter().flat_map(Blockdev::files).collect()
         }

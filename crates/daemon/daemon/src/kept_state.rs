@@ -83,7 +83,19 @@ impl State {
         if let Some(path) = not_allowed(plan, &steps) {
             return Err(ServeError::NotAllowed { place: place.to_owned(), path });
         }
-        plan.steps = steps;
+        // What would show a secret is not kept: such objects are those of the line.
+        let is_new = |step: &PlanStep| match step {
+            PlanStep::Object(object) => {
+                let is_it =
+                    |it: &PlanStep| matches!(it, PlanStep::Object(it) if it.id == object.id);
+                object.kept().is_none() && !steps.iter().any(is_it)
+            }
+            PlanStep::Blockdev(_) | PlanStep::Export(_) => false,
+        };
+        let mut of_line: Vec<PlanStep> =
+            plan.steps.iter().filter(|it| is_new(it)).cloned().collect();
+        of_line.extend(steps);
+        plan.steps = of_line;
         Ok(())
     }
 
@@ -131,7 +143,10 @@ fn not_allowed(plan: &Plan, steps: &[PlanStep]) -> Option<PathBuf> {
 /// What a step opens or makes, and whether to write.
 fn paths_of(step: &PlanStep) -> Vec<(PathBuf, Access)> {
     match step {
-        PlanStep::Object(_) => Vec::new(),
+        PlanStep::Object(object) => {
+            let files = object.files().into_iter();
+            files.map(|path| (real(path), Access::ReadOnly)).collect()
+        }
         PlanStep::Blockdev(blockdev) => {
             let of_node = |node: &Blockdev| {
                 let files: Vec<_> = node.files().into_iter().map(real).collect();

@@ -30,6 +30,6 @@ pub use model::{
 };
 pub use objects::{
     OBJECT_KEYS, OBJECT_TYPES, ObjectKind, ObjectOptions, ObjectType, PollOptions, PoolMode,
-    PoolOptions,
+    PoolOptions, Secret, SecretError, SecretOptions,
 };
 pub use storage_watchdog::{StorageWatchdog, waiting_for};

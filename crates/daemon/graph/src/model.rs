@@ -55,6 +55,12 @@ pub(crate) const IOTHREAD_POOL: &str = "iothread-pool";
 /// The type of objects that are limits which several nodes share.
 pub(crate) const THROTTLE_GROUP: &str = "throttle-group";
 
+/// The type of objects that are bytes which are not shown.
+pub(crate) const SECRET: &str = "secret";
+
+/// The type of the object that stands for the first thread.
+pub(crate) const MAIN_LOOP: &str = "main-loop";
+
 /// The type and id of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TypedObjectId<'a> {
@@ -180,6 +186,9 @@ impl GraphModel {
         let TypedObjectId { kind, id } = object;
         if self.objects.contains_key(id) {
             return Err(ModelError::Duplicate { what: "object id", name: id.to_owned() });
+        }
+        if kind == MAIN_LOOP && self.objects.values().any(|known| *known == MAIN_LOOP) {
+            return Err(ModelError::MainLoopTwice);
         }
         self.objects.insert(id.to_owned(), kind);
         Ok(())

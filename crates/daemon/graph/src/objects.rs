@@ -6,15 +6,20 @@
 
 mod iothread;
 mod iothread_pool;
+mod main_loop;
+mod secret;
 mod throttle_group;
+
+use std::path::Path;
 
 use layers::ThrottleLimits;
 use serde_json::{Map, Value};
 use syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, is_identifier, required};
 
 pub use iothread_pool::{PoolMode, PoolOptions};
+pub use secret::{Secret, SecretError, SecretOptions};
 
-use crate::model::{IOTHREAD, IOTHREAD_POOL, THROTTLE_GROUP, TypedObjectId};
+use crate::model::{IOTHREAD, IOTHREAD_POOL, MAIN_LOOP, SECRET, THROTTLE_GROUP, TypedObjectId};
 
 /// The argument of `--object`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,19 +39,48 @@ pub enum ObjectKind {
     IothreadPool(PoolOptions),
     /// What the nodes that name it may do together.
     ThrottleGroup(ThrottleLimits),
+    /// Bytes that are not shown.
+    Secret(SecretOptions),
+    /// The settings of the first thread, of which there are none.
+    MainLoop,
 }
 
 impl ObjectOptions {
-    /// The same as JSON, from which it is read again.
+    /// The same as JSON, from which it is read again; but the bytes of a secret.
     pub fn written(&self) -> Map<String, Value> {
         let mut written = match &self.kind {
             ObjectKind::Iothread(polling) => polling.written(),
             ObjectKind::IothreadPool(pool) => pool.written(),
             ObjectKind::ThrottleGroup(limits) => throttle_group::written(limits),
+            ObjectKind::Secret(secret) => secret.written(),
+            ObjectKind::MainLoop => Map::new(),
         };
         written.insert("qom-type".to_owned(), self.name().kind.into());
         written.insert("id".to_owned(), self.id.as_str().into());
         written
+    }
+
+    /// The same as it is kept for the next start: not at all if that would show a secret.
+    pub fn kept(&self) -> Option<Map<String, Value>> {
+        let is_shown = match &self.kind {
+            ObjectKind::Secret(secret) => secret.file().is_some(),
+            ObjectKind::Iothread(_)
+            | ObjectKind::IothreadPool(_)
+            | ObjectKind::ThrottleGroup(_)
+            | ObjectKind::MainLoop => true,
+        };
+        is_shown.then(|| self.written())
+    }
+
+    /// The files of the host that it is read from.
+    pub fn files(&self) -> Vec<&Path> {
+        match &self.kind {
+            ObjectKind::Secret(secret) => secret.file().into_iter().collect(),
+            ObjectKind::Iothread(_)
+            | ObjectKind::IothreadPool(_)
+            | ObjectKind::ThrottleGroup(_)
+            | ObjectKind::MainLoop => Vec::new(),
+        }
     }
 
     /// The object for the model.
@@ -55,6 +89,8 @@ impl ObjectOptions {
             ObjectKind::Iothread(_) => IOTHREAD,
             ObjectKind::IothreadPool(_) => IOTHREAD_POOL,
             ObjectKind::ThrottleGroup(_) => THROTTLE_GROUP,
+            ObjectKind::Secret(_) => SECRET,
+            ObjectKind::MainLoop => MAIN_LOOP,
         };
         TypedObjectId { kind, id: &self.id }
     }
@@ -103,12 +139,17 @@ pub const OBJECT_KEYS: &[Key] =
     &[required("qom-type", ValueType::Text), required("id", ValueType::Text)];
 
 /// The object types that work.
-pub const OBJECT_TYPES: &[ObjectType] =
-    &[iothread::ENTRY, iothread_pool::ENTRY, throttle_group::ENTRY];
+pub const OBJECT_TYPES: &[ObjectType] = &[
+    iothread::ENTRY,
+    iothread_pool::ENTRY,
+    throttle_group::ENTRY,
+    secret::ENTRY,
+    main_loop::ENTRY,
+];
 
 /// The object types that qemu-storage-daemon has and ringloom does not have yet.
-const LATER: &str = "authz-list authz-listfile authz-pam authz-simple main-loop pr-manager-helper \
-    secret secret_keyring thread-context tls-cipher-suites tls-creds-anon tls-creds-psk tls-creds-x509";
+const LATER: &str = "authz-list authz-listfile authz-pam authz-simple pr-manager-helper \
+    secret_keyring thread-context tls-cipher-suites tls-creds-anon tls-creds-psk tls-creds-x509";
 
 impl ObjectOptions {
     /// Reads the argument of `--object`.

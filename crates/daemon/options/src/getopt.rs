@@ -183,6 +183,36 @@ pub(super) struct ParsedOption {
     pub(super) argument: OsString,
 }
 
+/// Leaves out of an argument what may be a part of a secret, and of what is wrong with it.
+fn without_secret(option: &str, text: String, fault: ArgumentError) -> (String, ArgumentError) {
+    if option != "--object" {
+        return (text, fault);
+    }
+    let is_secret = text.contains("secret");
+    let shown = match (text.find("data"), text.find([',', '{'])) {
+        (_, Some(end)) if is_secret => end,
+        // What should have been one, misspelled.
+        (Some(end), _) => end,
+        (_, _) => return (text, fault),
+    };
+    // A comma in a secret ends it, and what follows is taken for a key.
+    let may_show = matches!(
+        fault,
+        ArgumentError::NoEquals(_)
+            | ArgumentError::InvalidKey(_)
+            | ArgumentError::Inconsistent(_)
+            | ArgumentError::TooDeep { .. }
+            | ArgumentError::UnknownKey { .. }
+            | ArgumentError::Json(_)
+    );
+    let fault = if may_show {
+        ArgumentError::ExpectsAlone("keys with values; a comma in a value is written twice")
+    } else {
+        fault
+    };
+    (format!("{}…", &text[..shown]), fault)
+}
+
 impl ParsedOption {
     fn new(known: &OptionSpec, argument: OsString) -> Self {
         Self { name: known.name, option: known.long, argument }
@@ -194,7 +224,7 @@ impl ParsedOption {
 
     /// What is wrong with the argument.
     pub(super) fn wrong(&self, fault: ArgumentError) -> CommandLineError {
-        let text = self.argument.display().to_string();
+        let (text, fault) = without_secret(self.option, self.argument.display().to_string(), fault);
         CommandLineError::Argument { option: self.option, text, fault: Box::new(fault) }
     }
 

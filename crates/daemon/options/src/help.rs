@@ -80,6 +80,10 @@ const OBJECT: &str =
                            iops-write  iops-write-max  iops-write-max-length
                          -max: the rate in bursts of so many seconds (-max-length; default: 1);
                          iops-size: larger requests count as several. x-LIMIT=N is the same
+  --object [qom-type=]secret,id=ID,file=PATH | data=TEXT [,format=raw|base64]
+                         bytes that are not shown; data can be seen by whoever sees processes
+  --object [qom-type=]main-loop,id=ID
+                         taken for the sake of those who make it; it changes nothing
 ";
 
 const EXPORT: &str =

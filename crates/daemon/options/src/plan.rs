@@ -102,7 +102,9 @@ impl Plan {
         let mut configuration = Configuration::default();
         for step in &self.steps {
             match step {
-                PlanStep::Object(object) => configuration.objects.push(object.written().into()),
+                PlanStep::Object(object) => {
+                    configuration.objects.extend(object.kept().map(Into::into));
+                }
                 PlanStep::Blockdev(blockdev) => configuration.nodes.push(blockdev.to_json()),
                 PlanStep::Export(export) => configuration.exports.push(export.written().into()),
             }

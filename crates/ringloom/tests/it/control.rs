@@ -12,6 +12,7 @@ mod moved;
 mod parity;
 mod python;
 mod restart;
+mod secrets;
 mod storm;
 
 use std::path::PathBuf;

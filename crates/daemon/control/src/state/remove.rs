@@ -41,6 +41,7 @@ impl DaemonState {
         self.iothreads.remove(id);
         self.pools.remove(id);
         self.unused_pools.remove(id);
+        self.secrets.remove(id);
         self.objects.remove(id);
         Ok(())
     }

@@ -133,7 +133,11 @@ impl DaemonState {
     pub fn change_object(&mut self, object: &ObjectOptions) -> Result<(), ControlError> {
         let missing = || ModelError::NoObject(object.id.clone());
         let before = self.objects.get(&object.id).cloned().ok_or_else(missing)?;
-        if before.name() != object.name() || matches!(object.kind, ObjectKind::IothreadPool(_)) {
+        let is_fixed = match object.kind {
+            ObjectKind::Iothread(_) | ObjectKind::ThrottleGroup(_) => false,
+            ObjectKind::IothreadPool(_) | ObjectKind::Secret(_) | ObjectKind::MainLoop => true,
+        };
+        if before.name() != object.name() || is_fixed {
             return Err(ModelError::FixedObject(object.id.clone()).into());
         }
         self.set_object(object);
@@ -146,7 +150,7 @@ impl DaemonState {
                 self.iothreads[&object.id].set_polling(settings(*polling));
             }
             ObjectKind::ThrottleGroup(limits) => self.graph.set_limits(&object.id, *limits),
-            ObjectKind::IothreadPool(_) => {}
+            ObjectKind::IothreadPool(_) | ObjectKind::Secret(_) | ObjectKind::MainLoop => {}
         }
         self.objects.insert(object.id.clone(), object.clone());
     }
@@ -160,6 +164,9 @@ impl DaemonState {
     /// [`DaemonState::add_object`], kept.
     pub fn add_object_at_run_time(&mut self, object: &ObjectOptions) -> Result<(), ControlError> {
         self.add_object(object)?;
+        if self.state_file.is_some() && object.kept().is_none() {
+            tracing::warn!("secret {}: is not kept for a restart; one in a file is", object.id);
+        }
         self.keep()
             .inspect_err(|_| self.forget(|it| it.remove_object(&object.id).map_err(Into::into)))
     }
@@ -167,6 +174,10 @@ impl DaemonState {
     /// [`DaemonState::remove_object`], kept.
     pub fn remove_object_at_run_time(&mut self, id: &str) -> Result<(), ControlError> {
         let before = self.objects.get(id).cloned();
+        if before.as_ref().is_some_and(|object| object.kind == ObjectKind::MainLoop) {
+            // The first thread stays.
+            return Err(ModelError::ObjectInUse(id.to_owned()).into());
+        }
         self.remove_object(id)?;
         self.keep().inspect_err(|_| {
             if let Some(object) = &before {

@@ -26,6 +26,9 @@ pub enum ModelError {
     /// An id that no object has.
     #[error("object '{0}' not found")]
     NoObject(String),
+    /// A first thread more. QEMU's sentence.
+    #[error("only one main-loop instance allowed")]
+    MainLoopTwice,
     /// An object that a node or an export names.
     #[error("object '{0}' is in use, can not be deleted")]
     ObjectInUse(String),

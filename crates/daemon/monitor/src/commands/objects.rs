@@ -3,7 +3,7 @@
 //!
 //! An object has the path `/objects/ID`; its id alone is enough where it is the only one of that name.
 
-use graph::{OBJECT_TYPES, ObjectOptions, ObjectType};
+use graph::{ModelError, OBJECT_TYPES, ObjectKind, ObjectOptions, ObjectType};
 use serde_json::{Map, Value};
 use syntax::{Key, Keys, OptionFields, ValueType, optional, required};
 
@@ -119,6 +119,8 @@ fn list_of(of: &'static ObjectType) -> Vec<ObjectPropertyInfo> {
             "int"
         } else if matches!(key.takes, ValueType::Object(_)) {
             "ThrottleLimits"
+        } else if (of.name, key.name) == ("secret", "format") {
+            "QCryptoSecretFormat"
         } else {
             "string"
         }
@@ -153,6 +155,10 @@ fn of_object(object: &ObjectOptions) -> &'static ObjectType {
     object_type(object.name().kind).expect("every object has a type of the table")
 }
 
+fn is_secret(object: &ObjectOptions) -> bool {
+    matches!(object.kind, ObjectKind::Secret(_))
+}
+
 /// The value of a property of an object.
 fn value(object: &ObjectOptions, name: &str) -> Option<Value> {
     if name == "type" {
@@ -180,6 +186,9 @@ pub(super) fn get(
 ) -> Result<Value, QmpError> {
     let (path, name) = (fields.required_text("path")?, fields.required_text("property")?);
     match resolve(context, &path)? {
+        QomPath::Object(object) if is_secret(object) && name == "data" => {
+            Err(QmpError::generic(format!("the data of secret '{}' is not told", object.id)))
+        }
         QomPath::Object(object) => {
             value(object, &name).ok_or_else(|| no_property(object.name().kind, &name))
         }
@@ -209,6 +218,9 @@ pub(super) fn set(
     if properties(of_object(object)).all(|key| key.name != name) {
         return Err(no_property(kind, &name));
     }
+    if is_secret(object) {
+        return Err(ModelError::FixedObject(object.id.clone()).into());
+    }
     if name.starts_with("x-") {
         return Err(QmpError::generic("Property cannot be set after initialization"));
     }
@@ -233,7 +245,11 @@ pub(super) fn list_types(
     let implements = fields.text("implements")?;
     fields.flag("abstract")?;
     let info = |of: &ObjectType| {
-        let parent = Some(if of.name == "iothread" { "event-loop-base" } else { "object" });
+        let parent = Some(match of.name {
+            "iothread" | "main-loop" => "event-loop-base",
+            "secret" => "secret_common",
+            _ => "object",
+        });
         ObjectTypeInfo { name: of.name, is_abstract: None, parent }
     };
     let all = OBJECT_TYPES.iter().map(info).filter(|it| match implements.as_deref() {

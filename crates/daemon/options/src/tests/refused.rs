@@ -31,8 +31,8 @@ fn wrong_objects_are_named() {
     );
     refuse(
         "--object",
-        "secret,id=s",
-        "object type 'secret' is not supported yet (supported: iothread, iothread-pool, throttle-group)",
+        "tls-creds-x509,id=s",
+        "object type 'tls-creds-x509' is not supported yet (supported: iothread, iothread-pool, throttle-group, secret, main-loop)",
     );
     refuse(
         "--object",

@@ -31,6 +31,8 @@ const MISSING: &[(&str, &str)] = &[
     ("aio-max-batch", "a property that is refused by name"),
     ("thread-pool-max", "the same"),
     ("thread-pool-min", "the same"),
+    ("keyid", "the same"),
+    ("iv", "the same"),
 ];
 
 /// Elements of lists that only ringloom has, with the reasons.
