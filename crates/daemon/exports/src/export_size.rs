@@ -16,10 +16,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use block::{ByteCount, DiskSize, Node};
+use block::{ByteCount, Capacity, DiskSize, Node};
 use kernel_io::{FileKind, OpenFile};
 use vhost_user::BackendChannel;
-use virtio_blk::Capacity;
 
 /// The size of an export's disk, which may change, and what its front end was told.
 #[derive(Debug)]

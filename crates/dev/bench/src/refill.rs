@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use block::{
-    Access, ByteCount, Child, Claim, Clock, DiskSize, Durability, Node, Outcome, Rights,
+    Access, ByteCount, Capacity, Child, Claim, Clock, DiskSize, Durability, Node, Outcome, Rights,
     SourceRequestSlot, SystemClock,
 };
 use disk::{DiscardPolicy, FileNode, NullNode, RawNode, RawWindow, ReadContent};
@@ -40,7 +40,7 @@ use request_path::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 use virtio::{BlkRules, Ring};
-use virtio_blk::{BlkReplyTarget, BlkRing, BlkRingFault, BlkRingSetup, Capacity};
+use virtio_blk::{BlkReplyTarget, BlkRing, BlkRingFault, BlkRingSetup};
 
 use crate::clock;
 use crate::counters::cpu_ns;

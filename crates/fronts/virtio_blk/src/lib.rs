@@ -8,11 +8,9 @@
 
 #![forbid(unsafe_code)]
 
-mod capacity;
 mod in_flight_reads;
 mod interrupt_moderation;
 mod interrupts;
 mod ring;
 
-pub use capacity::Capacity;
 pub use ring::{BlkReplyTarget, BlkRing, BlkRingFault, BlkRingSetup};

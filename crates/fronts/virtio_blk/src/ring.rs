@@ -12,7 +12,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use block::{Operation, Outcome, Sector, Segment, SourceRequestSlot};
+use block::{Capacity, Operation, Outcome, Sector, Segment, SourceRequestSlot};
 use request_path::{
     FrontEnd, FrontEndContext, Interest, LogicalUnitIndex, NewRequest, RequestAction,
     SleepDecision, StreamTransfer,
@@ -22,7 +22,6 @@ use virtio::{
     RingDirtyLog, reached,
 };
 
-use crate::Capacity;
 use crate::in_flight_reads::DirtyLogReads;
 use crate::interrupts::InterruptSender;
 

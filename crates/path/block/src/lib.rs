@@ -10,6 +10,7 @@
 
 mod answer_memory;
 mod buffers;
+mod capacity;
 mod channel;
 mod child;
 mod claim;
@@ -31,6 +32,7 @@ mod sync_coalescer;
 
 pub use answer_memory::{AnswerBuffer, AnswerMemoryError};
 pub use buffers::{Buffers, HostMemory, RequestMemoryCopy, Segment};
+pub use capacity::Capacity;
 pub use channel::{
     BeginResult, CancellationSupport, Channel, ChannelId, ChannelWakeCondition, Interest, Tag,
 };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use block::{DiskSize, Durability, Node, Operation, Outcome};
+use block::{Capacity, DiskSize, Durability, Node, Operation, Outcome};
 use iothread::{Iothread, PlacedFrontEnd, SourceName};
 use kernel_io::Notifier;
 use request_path::{FrontEnd, FrontEndSource, LogicalUnitIndex};
@@ -17,7 +17,7 @@ use testkit::rng::Rng;
 use testkit::stream_front::StreamFront;
 use testkit::stream_front::client::StreamClient;
 use virtio::{BlkRules, Ring, RingBase};
-use virtio_blk::{BlkRing, BlkRingSetup, Capacity};
+use virtio_blk::{BlkRing, BlkRingSetup};
 
 use super::guest::Guest;
 use super::segments::{SLOT_BYTES, SLOTS, lay_out, spread, take_in};

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use block::{Access, Clock, Durability, Node, SystemClock};
+use block::{Access, Capacity, Clock, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode};
 use iothread::{
     Iothread, PlacedFrontEnd, PollSettings, ProcessResources, SourceName, SourceObserver,
@@ -14,7 +14,7 @@ use kernel_io::{Caching, FileTable, OpenOptions, ReactorChoice};
 use request_path::{FrontEnd, FrontEndSource};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio::{BlkRules, Ring, RingDirtyLog};
-use virtio_blk::{BlkRing, BlkRingSetup, Capacity};
+use virtio_blk::{BlkRing, BlkRingSetup};
 
 use crate::guest::Guest;
 
