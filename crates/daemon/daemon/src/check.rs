@@ -185,18 +185,9 @@ impl CheckReport {
     fn look_at_device(&mut self, export: &ExportOptions, own: &VhostUserBlkOptions) {
         let (id, socket) = (&export.id, &own.socket);
         let path = socket.path.display();
-        match wait_until_unserved(&socket.path) {
-            Ok(()) => self.say(format!("  socket {path}: nobody listens there")),
-            Err(error) => {
-                self.say(format!("  socket {path}: in use"));
-                self.refusals.push(format!("export {id}: {}", chain_of(&error)));
-            }
-        }
-        let directory = socket.path.parent().filter(|it| !it.as_os_str().is_empty());
-        if let Some(directory) = directory.filter(|it| !it.is_dir()) {
-            let shown = directory.display();
-            self.refusals
-                .push(format!("export {id}: socket {path}: there is no directory {shown}"));
+        match socket.descriptor {
+            Some(number) => self.say(format!("  socket {path}: inherited as descriptor {number}")),
+            None => self.look_at_socket(id, &socket.path),
         }
         if let Some(queues) = own.num_queues
             && usize::from(queues) < export.iothreads.len()
@@ -205,6 +196,23 @@ impl CheckReport {
             self.advice.push(format!(
                 "export {id}: {count} iothreads for {queues} queues; some do nothing"
             ));
+        }
+    }
+
+    fn look_at_socket(&mut self, id: &str, socket: &Path) {
+        let path = socket.display();
+        match wait_until_unserved(socket) {
+            Ok(()) => self.say(format!("  socket {path}: nobody listens there")),
+            Err(error) => {
+                self.say(format!("  socket {path}: in use"));
+                self.refusals.push(format!("export {id}: {}", chain_of(&error)));
+            }
+        }
+        let directory = socket.parent().filter(|it| !it.as_os_str().is_empty());
+        if let Some(directory) = directory.filter(|it| !it.is_dir()) {
+            let shown = directory.display();
+            self.refusals
+                .push(format!("export {id}: socket {path}: there is no directory {shown}"));
         }
     }
 

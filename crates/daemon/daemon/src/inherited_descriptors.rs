@@ -50,7 +50,13 @@ pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
     let paths = paths.chain(own);
     let variable = |name: &str| std::env::var(name).ok();
     let passed = passed(variable("LISTEN_PID"), variable("LISTEN_FDS"), std::process::id());
-    paths.filter_map(number_of).chain(passed).chain(*gauges).collect()
+    let exports = plan.exports().filter_map(|export| export.vhost_user_blk()?.socket.descriptor);
+    let monitors = chardevs.iter().filter_map(|chardev| match &chardev.kind {
+        ChardevKind::Socket { descriptor, .. } => *descriptor,
+        ChardevKind::File { .. } | ChardevKind::Stdio | ChardevKind::Null => None,
+    });
+    let sockets = exports.chain(monitors);
+    paths.filter_map(number_of).chain(passed).chain(sockets).chain(*gauges).collect()
 }
 
 fn paths_of(step: &PlanStep) -> Vec<&Path> {

@@ -156,6 +156,7 @@ fn paths_of(step: &PlanStep) -> Vec<(PathBuf, Access)> {
         }
         PlanStep::Export(export) => {
             let own = export.vhost_user_blk().into_iter();
+            let own = own.filter(|own| own.socket.descriptor.is_none());
             own.map(|own| (real(&own.socket.path), Access::ReadWrite)).collect()
         }
     }

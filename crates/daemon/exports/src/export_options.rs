@@ -10,6 +10,7 @@ use syntax::{
     ArgumentError, Key, Keys, OptionFields, ValueType, is_identifier, optional, required,
 };
 
+use crate::inherited_socket::path_of_listener;
 use crate::nbd_export_options::NbdExportOptions;
 use crate::vhost_user_blk_options::{QueuePin, VHOST_USER_BLK, VhostUserBlkOptions};
 
@@ -106,6 +107,16 @@ impl ExportOptions {
             writethrough: fields.flag("writethrough")?.unwrap_or(false),
             kind,
         })
+    }
+
+    /// The same with the path of the socket that the process was started with, if it is to listen there.
+    pub fn with_inherited_socket(mut self) -> Result<Self, ArgumentError> {
+        if let Some(own) = self.vhost_user_blk_mut()
+            && let Some(number) = own.socket.descriptor
+        {
+            own.socket.path = path_of_listener(number).map_err(ArgumentError::own)?;
+        }
+        Ok(self)
     }
 
     /// The export for the model.

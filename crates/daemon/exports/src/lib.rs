@@ -21,6 +21,7 @@ mod export_options;
 mod export_size;
 mod exported_disk;
 mod guest_memory;
+mod inherited_socket;
 mod nbd_export_options;
 mod queue_statistics;
 mod socket;
@@ -40,6 +41,7 @@ pub use export_options::{EXPORT_KEYS, EXPORT_TYPES, ExportKind, ExportOptions};
 pub use export_size::ExportSize;
 pub use exported_disk::{DiskParts, ExportedDisk, MigrationFlag, ServingIothreads};
 pub use guest_memory::{GuestMemoryOptions, MemoryDirectoryError};
+pub use inherited_socket::{InheritedSocketError, descriptor_number, path_of_listener};
 pub use nbd_export_options::{NBD, NbdExportOptions};
 pub use socket::{
     ExportSocket, SocketError, SocketIdentity, address, stream_socket, wait_until_unserved,

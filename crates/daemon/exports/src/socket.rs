@@ -5,7 +5,7 @@
 
 use std::fmt::{self, Display};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -21,6 +21,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
+use crate::inherited_socket::{InheritedSocketError, listener_at};
 use crate::vhost_user_blk_options::SocketOptions;
 
 /// Clients that wait to be accepted while one is served.
@@ -93,6 +94,15 @@ pub enum SocketError {
     /// What is there is not ours to remove.
     #[error("{0} exists and is not a socket")]
     NoSocket(PathBuf),
+    /// What the process was started with is no socket to listen on.
+    #[error("socket {path}")]
+    Inherited {
+        /// Where it should listen.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: InheritedSocketError,
+    },
     /// There is no such group.
     #[error("socket {path}: there is no group '{group}'")]
     Group {
@@ -117,6 +127,9 @@ pub enum SocketError {
 impl ExportSocket {
     /// Listens at the path. A stale socket there is replaced.
     pub fn listen(options: &SocketOptions) -> Result<Self, SocketError> {
+        if let Some(number) = options.descriptor {
+            return Self::inherit(options, number);
+        }
         let path = std::path::absolute(&options.path)
             .map_err(|source| failed(&options.path, "find its directory", source))?;
         // Between bind and listen a socket looks stale to another starter.
@@ -136,6 +149,20 @@ impl ExportSocket {
         Ok(socket)
     }
 
+    /// A socket at which whoever has started the process listens. Its file stays in the end.
+    fn inherit(options: &SocketOptions, number: RawFd) -> Result<Self, SocketError> {
+        let path = options.path.clone();
+        let refused = |source| SocketError::Inherited { path: path.clone(), source };
+        let listener = listener_at(number).map_err(refused)?;
+        let identity =
+            SocketIdentity::of(&path).map_err(|source| failed(&path, "look at it", source))?;
+        // The kernel notes who listened last: it is this process that serves.
+        rustix::net::listen(&listener, BACKLOG)
+            .map_err(|errno| failed(&path, "listen", errno.into()))?;
+        let (listener, is_ours, next) = (listener.into(), AtomicBool::new(false), Mutex::default());
+        Ok(Self { listener, path, identity, is_ours, next })
+    }
+
     /// A socket that another process has made and listens on no more. Its rights become those that
     /// are asked for here; whoever asks who listens is told this process. It may have accepted the next client.
     pub fn adopt(
@@ -149,10 +176,13 @@ impl ExportSocket {
             tracing::warn!("socket {}: cannot find its directory: {error}", path.display());
             path
         });
-        let (listener, is_ours) = (listener.into(), AtomicBool::new(true));
+        let is_ours = options.descriptor.is_none();
+        let (listener, is_ours) = (listener.into(), AtomicBool::new(is_ours));
         let next = Mutex::new(next.map(UnixStream::from));
         let socket = Self { listener, path, identity, is_ours, next };
-        if let Err(error) = socket.set_rights(options) {
+        if options.descriptor.is_none()
+            && let Err(error) = socket.set_rights(options)
+        {
             // It is being served, which counts more.
             tracing::warn!("{}", host::chain_of(&error));
         }
@@ -404,7 +434,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     fn options(path: &Path, mode: Option<u32>) -> SocketOptions {
-        SocketOptions { path: path.to_path_buf(), mode, group: None }
+        SocketOptions { path: path.to_path_buf(), descriptor: None, mode, group: None }
     }
 
     #[test]

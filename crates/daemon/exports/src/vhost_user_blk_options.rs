@@ -3,6 +3,7 @@
 //! Limits: 256 queues (docs/limits.md), logical blocks of 512 bytes to 2 MiB
 //! (QEMU's), socket paths of 107 bytes (the kernel's `sun_path` with its terminating zero).
 
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
@@ -11,6 +12,7 @@ use syntax::{
 };
 
 use crate::export_options::EXPORT_KEYS;
+use crate::inherited_socket::descriptor_number;
 
 /// The most queues of one export; so many offers one that offers as many as a front end asks for.
 pub(crate) const QUEUES_MAX: u16 = 256;
@@ -41,7 +43,13 @@ pub const VHOST_USER_BLK: Keys = Keys {
 
 /// The kinds of addresses.
 static ADDR: Union =
-    Union { tag: "type", default: None, branches: &[("unix", UNIX)], later: &["fd"] };
+    Union { tag: "type", default: None, branches: &[("fd", FD), ("unix", UNIX)], later: &[] };
+
+const FD: Keys = Keys {
+    of: "addr.type=fd",
+    supported: &[&[required("type", ValueType::Text), required("str", ValueType::Text)]],
+    later: &[],
+};
 
 const UNIX: Keys = Keys {
     of: "addr.type=unix",
@@ -76,6 +84,8 @@ pub struct QueuePin {
 pub struct SocketOptions {
     /// Its path as written, at most 107 bytes.
     pub path: PathBuf,
+    /// The descriptor at which it listens already: then its file and rights are another's.
+    pub descriptor: Option<RawFd>,
     /// Its permission bits, if not those the umask leaves.
     pub mode: Option<u32>,
     /// Its group, by name or number, if not the process's.
@@ -141,7 +151,7 @@ impl VhostUserBlkOptions {
     pub(crate) fn read(fields: &mut OptionFields) -> Result<Self, ArgumentError> {
         let num_queues = fields.number("num-queues")?.map(check_num_queues).transpose()?;
         Ok(Self {
-            socket: SocketOptions { path: addr(fields)?, mode: None, group: None },
+            socket: addr(fields)?,
             logical_block_size: match fields.size("logical-block-size")? {
                 Some(bytes) => check_logical_block_size(bytes)?,
                 None => LOGICAL_BLOCK_BYTES,
@@ -153,7 +163,13 @@ impl VhostUserBlkOptions {
 
     pub(crate) fn write(&self, written: &mut Map<String, Value>) {
         let mut put = |key: &str, value: Value| drop(written.insert(key.to_owned(), value));
-        put("addr", json!({"type": "unix", "path": self.socket.path.to_string_lossy()}));
+        put(
+            "addr",
+            match self.socket.descriptor {
+                Some(number) => json!({"type": "fd", "str": number.to_string()}),
+                None => json!({"type": "unix", "path": self.socket.path.to_string_lossy()}),
+            },
+        );
         put("logical-block-size", self.logical_block_size.into());
         if let Some(queues) = self.num_queues {
             put("num-queues", queues.into());
@@ -193,8 +209,12 @@ fn check_logical_block_size(bytes: u64) -> Result<u32, ArgumentError> {
         .ok_or_else(|| ArgumentError::own(ExportOptionsError::LogicalBlockSize(bytes)))
 }
 
-fn addr(fields: &mut OptionFields) -> Result<PathBuf, ArgumentError> {
+fn addr(fields: &mut OptionFields) -> Result<SocketOptions, ArgumentError> {
     let missing = ArgumentError::Missing(fields.path("addr"));
-    let (_unix, mut addr) = fields.union("addr")?.ok_or(missing)?;
-    check_socket_path(addr.required_text("path")?.into())
+    let (kind, mut addr) = fields.union("addr")?.ok_or(missing)?;
+    let (path, descriptor) = match kind {
+        "fd" => (PathBuf::new(), Some(descriptor_number(&addr.required_text("str")?)?)),
+        _ => (check_socket_path(addr.required_text("path")?.into())?, None),
+    };
+    Ok(SocketOptions { path, descriptor, mode: None, group: None })
 }

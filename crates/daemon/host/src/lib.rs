@@ -22,7 +22,7 @@ pub use peer::{Peer, gives_peer_processes, has_ended, peer_of, peer_process};
 pub use pidfile::{Pidfile, PidfileError};
 pub use process::{
     DaemonizeError, DescriptorError, ForkResult, ReadinessPipe, StartOutcome,
-    close_descriptors_but, daemonize, duplicate_for_writing, raise_open_files_limit,
+    close_descriptors_but, daemonize, duplicate, duplicate_for_writing, raise_open_files_limit,
 };
 pub use signals::{
     SignalEscalation, block_signals, exit_on_second_signal, is_ignored, unblock_signals,

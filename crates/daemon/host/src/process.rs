@@ -82,15 +82,20 @@ pub enum DescriptorError {
     ReadOnly,
 }
 
-/// A descriptor of its own for what is open there, to write to it.
-pub fn duplicate_for_writing(descriptor: RawFd) -> Result<OwnedFd, DescriptorError> {
+/// A descriptor of its own for what is open there.
+pub fn duplicate(descriptor: RawFd) -> Result<OwnedFd, DescriptorError> {
     // SAFETY: the call takes no addresses, and fails if nothing is open there.
     let duplicate = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3) };
     if duplicate < 0 {
         return Err(DescriptorError::Closed(io::Error::last_os_error()));
     }
     // SAFETY: it was just made, and nobody else knows it.
-    let duplicate = unsafe { OwnedFd::from_raw_fd(duplicate) };
+    Ok(unsafe { OwnedFd::from_raw_fd(duplicate) })
+}
+
+/// The same, to write to it.
+pub fn duplicate_for_writing(descriptor: RawFd) -> Result<OwnedFd, DescriptorError> {
+    let duplicate = duplicate(descriptor)?;
     let flags = rustix::fs::fcntl_getfl(&duplicate);
     let flags = flags.map_err(|errno| DescriptorError::Closed(errno.into()))?;
     if (flags & OFlags::RWMODE) == OFlags::RDONLY || flags.contains(OFlags::PATH) {

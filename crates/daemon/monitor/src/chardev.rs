@@ -166,17 +166,18 @@ impl Chardev {
                 let input = input.map_err(failed("open what it is to read"))?;
                 Endpoint::Files(input.map(Into::into), output.into())
             }
-            ChardevKind::Socket { path, role, mode, group } => {
+            ChardevKind::Socket { path, descriptor, role, mode, group } => {
                 let of_socket = |source| ChardevError::Socket { id: id.clone(), source };
                 match role {
                     SocketRole::Server { waits } => {
                         let mode = Some(mode.unwrap_or(MODE));
-                        let options =
-                            SocketOptions { path: path.clone(), mode, group: group.clone() };
+                        let (path, group) = (path.clone(), group.clone());
+                        let descriptor = *descriptor;
+                        let options = SocketOptions { path, descriptor, mode, group };
                         let socket = ExportSocket::listen(&options).map_err(of_socket)?;
                         let mut first = None;
                         if *waits {
-                            let shown = path.display();
+                            let shown = options.path.display();
                             tracing::info!("chardev {id}: waiting for a client on {shown}");
                             first = Some(wait_for_client(id, &socket, wait)?);
                         }

@@ -2,9 +2,10 @@
 //!
 //! Not here: the kinds of character devices that only a guest has a use for; they are refused by name.
 
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 
-use exports::check_socket_path;
+use exports::{check_socket_path, descriptor_number, path_of_listener};
 use syntax::{
     ArgumentError, Key, Keys, OptionFields, ValueType, is_identifier, optional, required,
 };
@@ -34,7 +35,8 @@ pub static CHARDEVS: &[(&str, Keys)] = &[
             supported: &[
                 COMMON,
                 &[
-                    required("path", ValueType::Text),
+                    optional("path", ValueType::Text),
+                    optional("fd", ValueType::Text),
                     optional("server", ValueType::Flag),
                     optional("wait", ValueType::Flag),
                     optional("mode", ValueType::Text),
@@ -44,7 +46,6 @@ pub static CHARDEVS: &[(&str, Keys)] = &[
             later: &[&[
                 "abstract",
                 "delay",
-                "fd",
                 "host",
                 "ipv4",
                 "ipv6",
@@ -149,6 +150,8 @@ pub enum ChardevKind {
     Socket {
         /// Where, at most 107 bytes.
         path: PathBuf,
+        /// The descriptor at which it listens already: then its file and rights are another's.
+        descriptor: Option<RawFd>,
         /// Whether it listens there, and clients connect; otherwise it connects once.
         role: SocketRole,
         /// Its permission bits; 0600 if they are not said.
@@ -189,6 +192,14 @@ enum ChardevError {
     /// A client that waits for clients.
     #[error("'wait' option is incompatible with socket in client connect mode")]
     ClientWaits,
+    /// Two sockets.
+    #[error("one of 'path' and 'fd' is enough")]
+    Places,
+    /// A socket that listens already, and whose rights are those of who has made it.
+    #[error(
+        "'fd' is a socket that listens: it needs server=on, and has its mode and group already"
+    )]
+    Inherited,
     /// A mode that is none.
     #[error("parameter mode expects permission bits in octal, 0 to 0777, not '{0}'")]
     Mode(String),
@@ -242,15 +253,29 @@ fn identifier(key: &'static str, value: String) -> Result<String, ArgumentError>
 }
 
 fn socket(fields: &mut OptionFields) -> Result<ChardevKind, ArgumentError> {
-    let path = check_socket_path(fields.required_text("path")?.into())?;
+    let (path, descriptor) = match (fields.text("path")?, fields.text("fd")?) {
+        (Some(path), None) => (check_socket_path(path.into())?, None),
+        (None, Some(number)) => {
+            let number = descriptor_number(&number)?;
+            (path_of_listener(number).map_err(ArgumentError::own)?, Some(number))
+        }
+        (None, None) => return Err(ArgumentError::Missing("path".to_owned())),
+        (Some(_), Some(_)) => return Err(ArgumentError::own(ChardevError::Places)),
+    };
     let listens = fields.flag("server")?.unwrap_or(false);
     let waits = fields.flag("wait")?;
     let role = socket_role(listens, waits)?;
+    if descriptor.is_some()
+        && (role == SocketRole::Client || fields.has("mode") || fields.has("group"))
+    {
+        return Err(ArgumentError::own(ChardevError::Inherited));
+    }
     let mode = fields.text("mode")?.map(|text| {
         let mode = u32::from_str_radix(&text, 8).ok().filter(|mode| *mode <= 0o777);
         mode.ok_or_else(|| ArgumentError::own(ChardevError::Mode(text)))
     });
-    Ok(ChardevKind::Socket { path, role, mode: mode.transpose()?, group: fields.text("group")? })
+    let (mode, group) = (mode.transpose()?, fields.text("group")?);
+    Ok(ChardevKind::Socket { path, descriptor, role, mode, group })
 }
 
 pub(crate) fn socket_role(listens: bool, waits: Option<bool>) -> Result<SocketRole, ArgumentError> {

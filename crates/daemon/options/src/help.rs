@@ -86,11 +86,13 @@ const OBJECT: &str =
                          taken for the sake of those who make it; it changes nothing
 ";
 
-const EXPORT: &str =
-    "  --export [type=]vhost-user-blk,id=ID,node-name=N,addr.type=unix,addr.path=PATH
+const EXPORT: &str = "  --export [type=]vhost-user-blk,id=ID,node-name=N
+           ,addr.type=unix,addr.path=PATH | ,addr.type=fd,addr.str=DESCRIPTOR
            [,writable=on|off][,logical-block-size=BYTES][,num-queues=N]
            [,iothread=ID | ,iothread.0=ID,iothread.1=ID,…][,pin=QUEUE:N][,writethrough=on|off]
-                         offer a node on a socket. Queues go to the iothreads round-robin, those
+                         offer a node on a socket: at a path, or one at which the descriptor that
+                         the daemon was started with listens (socket activation).
+                         Queues go to the iothreads round-robin, those
                          of a pool (iothread=auto) where they are served best, or with pin on the
                          N-th iothread of the pool, from 0; none
                          named: the main thread. Default: read-only, blocks of 512 bytes, as many
@@ -124,6 +126,7 @@ Always:
   --gauges-fd N          write what iothreads, queues and disks do to this open descriptor, a line
                          of JSON each second
   --chardev socket,id=ID,path=PATH[,server=on|off][,wait=on|off][,mode=MODE][,group=GROUP]
+  --chardev socket,id=ID,fd=DESCRIPTOR,server=on[,wait=on|off]
   --chardev stdio,id=ID[,signal=on|off] | null,id=ID
   --chardev file,id=ID,path=PATH[,append=on|off][,input-path=PATH]
                          where a monitor is reached. server: clients connect, and with wait (the

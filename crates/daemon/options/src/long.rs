@@ -81,7 +81,7 @@ pub fn restored(
             let step = match option {
                 "--object" => ObjectOptions::parse(&text).map(PlanStep::Object),
                 "--blockdev" => Blockdev::parse(&text).map(PlanStep::Blockdev),
-                _ => ExportOptions::parse(&text).map(|mut export| {
+                _ => export(&text).map(|mut export| {
                     if let Some(own) = export.vhost_user_blk_mut() {
                         (own.socket.mode, own.socket.group) = rights.clone();
                     }
@@ -109,7 +109,7 @@ fn step(name: LongFormOption, word: &ParsedOption) -> Result<PlanStep, CommandLi
     let step = match name {
         LongFormOption::Object => ObjectOptions::parse(text).map(PlanStep::Object),
         LongFormOption::Blockdev => Blockdev::parse(text).map(PlanStep::Blockdev),
-        LongFormOption::Export => ExportOptions::parse(text).map(PlanStep::Export),
+        LongFormOption::Export => export(text).map(PlanStep::Export),
     };
     step.map_err(|fault| word.wrong(fault))
 }
@@ -120,4 +120,8 @@ pub(super) fn check_files(step: &PlanStep) -> Result<(), ArgumentError> {
         PlanStep::Blockdev(blockdev) => blockdev.check_files(),
         PlanStep::Object(_) | PlanStep::Export(_) => Ok(()),
     }
+}
+
+fn export(text: &str) -> Result<ExportOptions, ArgumentError> {
+    ExportOptions::parse(text)?.with_inherited_socket()
 }

@@ -115,9 +115,12 @@ impl Plan {
     /// What the fences have to let through.
     pub fn sandbox_needs(&self) -> SandboxNeeds<'_> {
         let devices = self.exports().filter_map(ExportOptions::vhost_user_blk);
-        let sockets = devices.map(|own| &*own.socket.path);
+        // What whoever started the process has made, stays.
+        let own = devices.filter(|own| own.socket.descriptor.is_none());
+        let sockets = own.map(|own| &*own.socket.path);
         let monitors = self.chardevs.iter().filter_map(|chardev| match &chardev.kind {
-            ChardevKind::Socket { path, .. } => Some(&**path),
+            ChardevKind::Socket { path, descriptor: None, .. } => Some(&**path),
+            ChardevKind::Socket { .. } => None,
             ChardevKind::Stdio | ChardevKind::File { .. } | ChardevKind::Null => None,
         });
         SandboxNeeds {

@@ -202,7 +202,12 @@ impl ShortForm {
             iothreads,
             writethrough: false,
             kind: ExportKind::VhostUserBlk(VhostUserBlkOptions {
-                socket: SocketOptions { path: self.socket.clone(), mode: None, group: None },
+                socket: SocketOptions {
+                    path: self.socket.clone(),
+                    descriptor: None,
+                    mode: None,
+                    group: None,
+                },
                 logical_block_size: LOGICAL_BLOCK_BYTES,
                 num_queues: self.num_queues,
                 pins: Vec::new(),

@@ -137,7 +137,7 @@ fn export() -> ExportOptions {
 
 fn device() -> VhostUserBlkOptions {
     VhostUserBlkOptions {
-        socket: SocketOptions { path: "s".into(), mode: None, group: None },
+        socket: SocketOptions { path: "s".into(), descriptor: None, mode: None, group: None },
         logical_block_size: 512,
         num_queues: None,
         pins: Vec::new(),
@@ -419,6 +419,7 @@ fn what_both_forms_have_applies_to_all_exports() {
         plan.exports().filter_map(|export| Some(export.vhost_user_blk()?.socket.clone())).collect();
     let socket = |path: &str| SocketOptions {
         path: path.into(),
+        descriptor: None,
         mode: Some(0o660),
         group: Some("kvm".to_owned()),
     };

@@ -34,7 +34,7 @@ use super::limits::{ANSWER_LIMIT, Deadline, VERSION};
 use super::protocol::{
     Message, OfferedExport, TakeoverConnection, TakeoverOfferResult, WireError, listener_at,
 };
-use super::server::{OccupiedSocket, check_program, open_pidfd, server_of};
+use super::server::{OccupiedSocket, check_program, open_pidfd, server_at, server_of};
 
 /// How often an old process may be gone, or replaced by another one, before it could hand over.
 const TRIES: u32 = 10;
@@ -166,7 +166,7 @@ fn listen_fresh(
     let mut fresh = Vec::new();
     for prepared in exports {
         let own = prepared.options.vhost_user_blk();
-        match own.map(|own| server_of(&own.socket.path)).transpose()?.flatten() {
+        match own.map(|own| server_at(&own.socket)).transpose()?.flatten() {
             Some(found) => served.push((prepared, found)),
             None => fresh.push(prepared),
         }

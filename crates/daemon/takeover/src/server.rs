@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use exports::{SocketError, SocketIdentity, address, stream_socket};
+use exports::{SocketError, SocketIdentity, SocketOptions, address, stream_socket};
 use host::peer_of;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
@@ -79,6 +79,18 @@ pub(super) fn server_of(path: &Path) -> Result<Option<OccupiedSocket>, ServerLoo
         Some(process) => Ok(Some(OccupiedSocket { path: path.to_owned(), file, process })),
         None => Err(ServerLookupError::Elsewhere(path.to_owned())),
     }
+}
+
+/// Who serves the socket of an export. At one that was inherited whoever made it listens as well, such as a service
+/// manager, or has become this process.
+pub(super) fn server_at(
+    socket: &SocketOptions,
+) -> Result<Option<OccupiedSocket>, ServerLookupError> {
+    let serves = |found: &OccupiedSocket| {
+        found.process != std::process::id() && check_program(found.process).is_ok()
+    };
+    let found = server_of(&socket.path)?;
+    Ok(found.filter(|found| socket.descriptor.is_none() || serves(found)))
 }
 
 /// A hold on a process, which tells its end.

@@ -3,6 +3,7 @@
 //! Each behaviour is a function that takes a `Program`; one test runs it with ringloom, and where the peer allows it one
 //! more runs it with qemu-storage-daemon, which shows that the rig is right.
 
+mod activation;
 mod block_device;
 mod campaign;
 mod check;

@@ -183,7 +183,7 @@ pub(super) fn add(
                     )));
                 }
             };
-            ChardevKind::Socket { path, role, mode: None, group: None }
+            ChardevKind::Socket { path, descriptor: None, role, mode: None, group: None }
         }
     };
     let chardev = Chardev::open(&ChardevOptions { id: id.clone(), kind }, &mut NoWait)?;

@@ -24,6 +24,10 @@ pub(super) fn add(
     fields: OptionFields,
 ) -> Result<Value, QmpError> {
     let options = ExportOptions::read(fields)?;
+    if options.vhost_user_blk().is_some_and(|own| own.socket.descriptor.is_some()) {
+        let desc = "addr.type=fd is for the command line: a monitor passes no descriptors";
+        return Err(QmpError::generic(desc));
+    }
     context.state.add_export_at_run_time(&options, context.memory)?;
     done()
 }

@@ -14,7 +14,7 @@ const SOCKET: &str = "--chardev=socket,id=c,path=s,server=on,wait=off";
 fn monitors_have_character_devices_of_their_own() {
     let plan = plan(&[SOCKET, "--monitor=c,pretty=on,readonly=on,mode=control", NULL]);
     let (path, role) = (PathBuf::from("s"), SocketRole::Server { waits: false });
-    let kind = ChardevKind::Socket { path, role, mode: None, group: None };
+    let kind = ChardevKind::Socket { path, descriptor: None, role, mode: None, group: None };
     assert_eq!(plan.chardevs, [ChardevOptions { id: "c".to_owned(), kind }]);
     let (chardev, is_pretty, is_read_only) = ("c".to_owned(), true, true);
     assert_eq!(plan.monitors, [MonitorOptions { chardev, id: None, is_pretty, is_read_only }]);

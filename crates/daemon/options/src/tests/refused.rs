@@ -261,12 +261,12 @@ fn wrong_exports_are_named() {
     refuse("vhost-user-blk,id=e,node-name=n,addr.type=unix", "parameter 'addr.path' is missing");
     refuse("vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=", "the socket path is empty");
     refuse(
-        "vhost-user-blk,id=e,node-name=n,addr.type=fd,addr.str=3",
-        "addr.type 'fd' is not supported yet (supported: unix)",
+        "vhost-user-blk,id=e,node-name=n,addr.type=fd,addr.str=9999",
+        "File descriptor '9999' is not a socket",
     );
     refuse(
         "vhost-user-blk,id=e,node-name=n,addr.type=inet,addr.host=h,addr.port=1",
-        "parameter 'addr.type' does not accept value 'inet' (supported: unix)",
+        "parameter 'addr.type' does not accept value 'inet' (supported: fd, unix)",
     );
     refuse(
         "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.pth=s",

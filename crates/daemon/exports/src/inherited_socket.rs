@@ -1,0 +1,123 @@
+//! A listening socket that the process was started with (`addr.type=fd`): systemd's socket activation, or any parent.
+//!
+//! Invariants: it is a UNIX stream socket that listens and has a name, so that whoever takes over or asks finds it. Its file
+//! and its rights are those of who has made it.
+
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+
+use host::DescriptorError;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use syntax::ArgumentError;
+
+/// A descriptor that is no socket to listen on. QEMU's sentences where it has some.
+#[derive(Debug, thiserror::Error)]
+pub enum InheritedSocketError {
+    /// It is no number.
+    #[error("Unable to parse FD number {0}")]
+    Number(String),
+    /// Nothing is open there, or no socket.
+    #[error("File descriptor '{0}' is not a socket")]
+    NoSocket(RawFd),
+    /// It is of another kind.
+    #[error("File descriptor '{0}' is not a UNIX stream socket")]
+    Kind(RawFd),
+    /// Nobody can connect to it.
+    #[error("File descriptor '{0}' is a socket that does not listen")]
+    Deaf(RawFd),
+    /// It is in no file system.
+    #[error("File descriptor '{0}' is a socket without a path")]
+    Nameless(RawFd),
+    /// The kernel does not say.
+    #[error("File descriptor '{descriptor}': cannot look at it")]
+    Kernel {
+        /// Which.
+        descriptor: RawFd,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Reads the number of a descriptor, as in `addr.str=3`.
+pub fn descriptor_number(text: &str) -> Result<RawFd, ArgumentError> {
+    let number = text.parse::<RawFd>().ok().filter(|number| *number >= 0);
+    number.ok_or_else(|| ArgumentError::own(InheritedSocketError::Number(text.to_owned())))
+}
+
+/// The path of the socket that listens at a descriptor of this process.
+pub fn path_of_listener(descriptor: RawFd) -> Result<PathBuf, InheritedSocketError> {
+    look(descriptor).map(|(_, path)| path)
+}
+
+/// A descriptor of its own for the socket that listens there.
+pub(crate) fn listener_at(descriptor: RawFd) -> Result<OwnedFd, InheritedSocketError> {
+    look(descriptor).map(|(socket, _)| socket)
+}
+
+fn look(descriptor: RawFd) -> Result<(OwnedFd, PathBuf), InheritedSocketError> {
+    let no_socket = |_: DescriptorError| InheritedSocketError::NoSocket(descriptor);
+    let socket = host::duplicate(descriptor).map_err(no_socket)?;
+    let failed = |errno: Errno| match errno {
+        Errno::NOTSOCK | Errno::BADF => InheritedSocketError::NoSocket(descriptor),
+        errno => InheritedSocketError::Kernel { descriptor, source: errno.into() },
+    };
+    let kind = sockopt::socket_type(&socket).map_err(failed)?;
+    let family = sockopt::socket_domain(&socket).map_err(failed)?;
+    if (family, kind) != (AddressFamily::UNIX, SocketType::STREAM) {
+        return Err(InheritedSocketError::Kind(descriptor));
+    }
+    if !sockopt::socket_acceptconn(&socket).map_err(failed)? {
+        return Err(InheritedSocketError::Deaf(descriptor));
+    }
+    let listener = UnixListener::from(socket);
+    let failed = |source| InheritedSocketError::Kernel { descriptor, source };
+    let address = listener.local_addr().map_err(failed)?;
+    match (address.as_pathname(), address.as_abstract_name()) {
+        (Some(path), None) => Ok((listener.into(), path.to_owned())),
+        (_, _) => Err(InheritedSocketError::Nameless(descriptor)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
+
+    #[track_caller]
+    fn refused(descriptor: &impl AsRawFd, expected: &str) {
+        let number = descriptor.as_raw_fd();
+        let said = path_of_listener(number).unwrap_err().to_string();
+        assert_eq!(said, format!("File descriptor '{number}' {expected}"));
+    }
+
+    #[test]
+    fn only_a_named_unix_stream_socket_that_listens_is_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        assert_eq!(path_of_listener(listener.as_raw_fd()).unwrap(), path);
+        refused(&UnixStream::pair().unwrap().0, "is a socket that does not listen");
+        refused(&UnixDatagram::unbound().unwrap(), "is not a UNIX stream socket");
+        refused(
+            &std::net::TcpListener::bind("127.0.0.1:0").unwrap(),
+            "is not a UNIX stream socket",
+        );
+        refused(&tempfile::tempfile().unwrap(), "is not a socket");
+        let name = format!("ringloom-test-{}", std::process::id());
+        let abstract_name = SocketAddr::from_abstract_name(name).unwrap();
+        let nameless = UnixListener::bind_addr(&abstract_name).unwrap();
+        refused(&nameless, "is a socket without a path");
+        let said = path_of_listener(99_999).unwrap_err().to_string();
+        assert_eq!(said, "File descriptor '99999' is not a socket");
+        for text in ["", "x", "-1", "3x"] {
+            descriptor_number(text).unwrap_err();
+        }
+        assert_eq!(descriptor_number("3").unwrap(), 3);
+    }
+}
