@@ -7,6 +7,7 @@ mod change;
 mod creation;
 mod describe;
 mod named_files;
+mod reopen;
 mod root;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ pub use creation::{ImageCreationError, ImageMaker};
 pub use describe::{ExportStorage, GraphPath, NodeDescription};
 pub use named_files::NamedFilesPolicy;
 pub use named_files::{NamedFileError, NamedFileRefusal, NamedFileRole};
+pub use reopen::NodeReopening;
 use root::RootNode;
 
 use crate::drivers::{
@@ -414,19 +416,21 @@ impl Graph {
         let edges = below.iter().map(|below| below.edge.clone()).collect();
         self.model.add_node(blockdev.entry(name, edges, owner))?;
         made.push(name.to_owned());
-        let vertex = self.make(name, &blockdev, below)?;
+        let vertex = self.make(name, &blockdev, below, None)?;
         self.vertices.insert(name.to_owned(), vertex);
         Ok(())
     }
 
-    /// Makes a node of that name over what is below it. Blocks.
+    /// Makes a node of that name over what is below it, which may take the place of one. Blocks.
     fn make(
         &self,
         name: &str,
         blockdev: &Blockdev,
         below: Vec<ChildEdge>,
+        before: Option<&MadeNode>,
     ) -> Result<Vertex, GraphError> {
-        let made = blockdev.options.make(&self.context(name, blockdev, &below));
+        let context = NodeContext { before, ..self.context(name, blockdev, &below) };
+        let made = blockdev.options.make(&context);
         let made = made.map_err(GraphError::Driver)?;
         if let Some(file) = &made.file
             && self.naming.contains(&file.identity())
@@ -456,6 +460,7 @@ impl Graph {
             name,
             base: &blockdev.base,
             children: below.iter().map(child).collect(),
+            before: None,
             depth: bottom.and_then(|bottom| self.model.backing_steps(name, bottom)),
             groups: &self.throttle_groups,
             files: &self.files,

@@ -22,7 +22,7 @@ pub use drivers::{
 pub use graph::{
     DelayError, EdgeChange, ExportStorage, Graph, GraphChange, GraphChangeRefusal, GraphError,
     GraphPath, ImageCreationError, ImageMaker, NamedFileError, NamedFileRefusal, NamedFileRole,
-    NamedFilesPolicy, NodeDescription, NodeInfo,
+    NamedFilesPolicy, NodeDescription, NodeInfo, NodeReopening,
 };
 pub use model::{
     Activity, ChildRole, Edge, ExportAddress, GraphModel, ModelError, NODE, NewExport, NewNode,

@@ -8,6 +8,7 @@
 //! Pure: it opens nothing and knows no driver.
 //! Not here: names that come later on a command line (`options`), sizes and locks (the graph).
 
+mod changes;
 mod fault;
 mod permissions;
 #[cfg(test)]
@@ -477,59 +478,6 @@ impl GraphModel {
     /// Whether that node is held from the start.
     pub fn activity(&self, node: &str) -> Result<Activity, ModelError> {
         self.find_node(node, None).map(|node| node.activity)
-    }
-
-    /// Which nodes become active or inactive if that one is to, or all are, the upper ones first. As in QEMU: what is below
-    /// an active node is active; what is below an inactive one alone is inactive with it.
-    pub fn changing_activity(
-        &self,
-        node: Option<&str>,
-        to: Activity,
-    ) -> Result<Vec<String>, ModelError> {
-        let Some(name) = node else {
-            let changing = self.nodes.iter().filter(|(_, node)| node.activity != to);
-            return Ok(changing.map(|(name, _)| name.clone()).collect());
-        };
-        self.find_node(name, None)?;
-        let (mut changing, mut next) = (Vec::<String>::new(), vec![name]);
-        while let Some(name) = next.pop() {
-            let mut above =
-                self.uses.users_of(name).into_iter().filter_map(|(user, _)| match user {
-                    NodeUser::Node(parent) => Some(parent),
-                    NodeUser::Export(_) => None,
-                });
-            let is_active = |parent: &String| {
-                let stays = !changing.contains(parent);
-                stays && self.nodes.get(parent).is_some_and(|it| it.activity == Activity::Active)
-            };
-            let active = above.find(is_active).filter(|_| to == Activity::Inactive);
-            match active {
-                Some(parent) if changing.is_empty() => {
-                    return Err(ModelError::ActiveParent { node: name.to_owned(), parent });
-                }
-                Some(_) => continue,
-                None => {}
-            }
-            let stays = self.nodes.get(name).is_none_or(|it| it.activity == to);
-            // What is below an inactive node may be active: it stays so if the node was inactive before.
-            if !stays && changing.iter().all(|known| known != name) {
-                changing.push(name.to_owned());
-            }
-            if !stays || to == Activity::Active {
-                let below = self.below(&NodeUser::Node(name.to_owned()));
-                next.extend(below.iter().map(|edge| edge.node.as_str()));
-            }
-        }
-        Ok(changing)
-    }
-
-    /// Has nodes be active or inactive, as [`GraphModel::changing_activity`] says.
-    pub fn set_activity(&mut self, nodes: &[String], to: Activity) {
-        for name in nodes {
-            if let Some(node) = self.nodes.get_mut(name) {
-                node.activity = to;
-            }
-        }
     }
 
     /// The names of all nodes, and of all objects of a type.

@@ -64,6 +64,12 @@ impl FileNode {
         })
     }
 
+    /// The same with the threshold of a file whose place it takes.
+    #[must_use]
+    pub fn with_write_threshold(self, write_threshold: Arc<WriteThreshold>) -> Self {
+        Self { write_threshold, ..self }
+    }
+
     /// What tells when a change goes beyond a place.
     pub fn write_threshold(&self) -> &Arc<WriteThreshold> {
         &self.write_threshold

@@ -11,6 +11,7 @@ mod killed;
 mod moved;
 mod parity;
 mod python;
+mod reopened;
 mod restart;
 mod secrets;
 mod storm;

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use block::{Claim, ClaimError, LaneError, ResizeError, SystemClock};
 use exports::{ClaimLock, ExportedDisk};
-use graph::{EdgeChange, Graph, GraphChange, GraphChangeRefusal, ModelError, NodeUser};
+use graph::{Blockdev, EdgeChange, Graph, GraphChange, GraphChangeRefusal, ModelError, NodeUser};
 use iothread::{DrainTimeout, DrainedSection};
 use kernel_io::{FileReplacement, FileReplacementGuard};
 
@@ -212,16 +212,19 @@ impl<'a> AffectedExport<'a> {
 }
 
 impl DaemonState {
-    /// Puts nodes into places below nodes or exports while guests run: all of them, or none. Each must hold the same
+    /// Puts nodes into places below nodes or exports while guests run, and makes nodes anew with other options: all of them, or none. Each must hold the same
     /// bytes as the one that it replaces; the graph does not look at them. What is kept for the next start is durable
     /// before any request reaches the new nodes. Blocks, as long as the longest request in flight, or 30 seconds.
     pub fn replace(
         &mut self,
         changes: &[EdgeChange],
+        reopened: &[Blockdev],
         policy: StatePolicy,
     ) -> Result<(), GraphChangeError> {
         let mut state_file = self.state_file.take();
-        let result = self.replace_and_keep(changes, policy, state_file.as_mut());
+        let change = self.graph.change(changes, reopened).map_err(GraphChangeError::from);
+        let result =
+            change.and_then(|change| self.replace_and_keep(change, policy, state_file.as_mut()));
         self.state_file = state_file;
         result?;
         self.is_changed = true;
@@ -231,16 +234,18 @@ impl DaemonState {
                 None => tracing::info!("{user}: it has no child '{key}' any more"),
             }
         }
+        for blockdev in reopened {
+            tracing::info!("node '{}': has other options now", blockdev.name_below("", ""));
+        }
         Ok(())
     }
 
     fn replace_and_keep(
         &mut self,
-        changes: &[EdgeChange],
+        change: GraphChange,
         policy: StatePolicy,
         state_file: Option<&mut StateFile>,
     ) -> Result<(), GraphChangeError> {
-        let change = self.graph.change(changes)?;
         if state_file.is_none() && policy == StatePolicy::Kept && !change.exports.is_empty() {
             let exports: Vec<&str> = change.exports.iter().map(String::as_str).collect();
             return Err(GraphChangeError::NotKept(exports.join("', '")));

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use block::LogRateLimit;
 use exports::{ExportOptions, GuestMemoryOptions, InterruptibleWait, WaitPolicy, WaitResult};
-use graph::{Blockdev, DelayError, EdgeChange, Graph, ModelError, ObjectKind, ObjectOptions};
+use graph::{
+    Blockdev, DelayError, EdgeChange, Graph, ModelError, NodeReopening, ObjectKind, ObjectOptions,
+};
 
 use iothread::MoveError;
 use qcow2::ChangeBackingError;
@@ -242,8 +244,8 @@ impl DaemonState {
         Ok(self.graph.snapshot(node, overlay)?)
     }
 
-    /// The changes that give a node that is there other nodes below it.
-    pub fn reopen(&self, blockdev: &Blockdev) -> Result<Vec<EdgeChange>, ControlError> {
+    /// The changes that make a node that is there as it is described anew.
+    pub fn reopen(&self, blockdev: &Blockdev) -> Result<NodeReopening, ControlError> {
         Ok(self.graph.reopen(blockdev)?)
     }
 

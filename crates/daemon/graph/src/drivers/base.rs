@@ -36,6 +36,9 @@ pub(crate) static CACHE: Keys = Keys {
     later: &[],
 };
 
+/// The options of all drivers that nodes which are there can have changed, where their driver can.
+pub(super) const CHANGEABLE: &[&str] = &["read-only", "discard", "cache"];
+
 /// What the help says of all drivers.
 pub const BASE_HELP: &str =
     "             all of them: [,read-only=on|off][,auto-read-only=on|off][,discard=ignore|unmap]

@@ -25,6 +25,7 @@ pub(super) static COPY_ON_READ: Driver = Driver {
         ],
         later: &[BASE_LATER],
     },
+    changeable: &[],
     roles: &[("file", ChildRole::CopiedTo)],
     help: "  --blockdev [driver=]copy-on-read,node-name=N,file=NODE[,bottom=NODE]
                          another node's bytes; what is read and is in its backing files, down

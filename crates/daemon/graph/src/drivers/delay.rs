@@ -36,6 +36,7 @@ pub(super) static DELAY: Driver = Driver {
         ],
         later: &[BASE_LATER],
     },
+    changeable: &["read-only", "discard", "cache", "read", "write", "flush", "ordered"],
     roles: &[("file", ChildRole::Filtered)],
     help: "  --blockdev [driver=]delay,node-name=N,file=NODE[,latency-ns=NS][,ordered=on|off][,seed=NUMBER]
                    [,read.distribution=fixed|uniform|normal|exponential|histogram,read.…]

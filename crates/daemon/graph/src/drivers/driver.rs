@@ -26,6 +26,8 @@ pub struct Driver {
     pub name: &'static str,
     /// All its keys. Those of nodes are its children, in the order in which it takes them.
     pub keys: Keys,
+    /// Options that a node which is there can have changed, as they are described.
+    pub(crate) changeable: &'static [&'static str],
     /// What each of these children is to it.
     pub(crate) roles: &'static [(&'static str, ChildRole)],
     /// How the help shows it.
@@ -129,6 +131,8 @@ pub(crate) struct NodeContext<'a> {
     pub base: &'a BaseOptions,
     /// What stands below it, by key.
     pub children: Vec<(&'a str, &'a Arc<Child>)>,
+    /// The node of the same name that it takes the place of.
+    pub before: Option<&'a MadeNode>,
     /// How many backing files below its child the node is that it named as bottom, if it did.
     pub depth: Option<u8>,
     /// The throttle groups that there are.

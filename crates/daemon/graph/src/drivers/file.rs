@@ -7,7 +7,7 @@ use disk::FileNode;
 use kernel_io::{Aio, Caching, FileKind, LockOptions, Locking, OpenOptions, Sharing};
 use syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional, required};
 
-use super::base::{BASE, BASE_LATER, BaseOptions, pair};
+use super::base::{BASE, BASE_LATER, BaseOptions, CHANGEABLE, pair};
 use super::driver::{
     Driver, DriverOptions, HostFileSpec, MadeNode, NodeContext, NodeError, NodeRequirements,
     Options, ThrottleGroups,
@@ -29,6 +29,7 @@ pub(super) static FILE: Driver = Driver {
         supported: &[BASE, OWN],
         later: &[BASE_LATER, LATER],
     },
+    changeable: CHANGEABLE,
     roles: &[],
     help: "  --blockdev [driver=]file,node-name=N,filename=PATH
                          a regular file
@@ -45,6 +46,7 @@ pub(super) static HOST_DEVICE: Driver = Driver {
         supported: &[BASE, OWN],
         later: &[BASE_LATER, LATER],
     },
+    changeable: CHANGEABLE,
     roles: &[],
     help: "  --blockdev [driver=]host_device,node-name=N,filename=PATH
                          a block device of the host
@@ -146,7 +148,10 @@ impl DriverOptions for FileOptions {
         };
         let what = format!("node {name}: file {}", self.filename.display());
         let open = || FileNode::open(name, &options, base.discard, context.files);
-        let node = context.watch.during(what, open).map_err(|error| context.failed(error))?;
+        let mut node = context.watch.during(what, open).map_err(|error| context.failed(error))?;
+        if let Some(threshold) = context.before.and_then(|before| before.write_threshold.as_ref()) {
+            node = node.with_write_threshold(Arc::clone(threshold));
+        }
         let file = Some(Arc::clone(node.file()));
         let write_threshold = Some(Arc::clone(node.write_threshold()));
         Ok(MadeNode { file, write_threshold, ..MadeNode::of(Arc::new(node)) })

@@ -8,7 +8,7 @@ use block::{ByteCount, DiskSize};
 use disk::{NullNode, ReadContent};
 use syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional};
 
-use super::base::{BASE, BASE_LATER, BaseOptions, on_off, pair};
+use super::base::{BASE, BASE_LATER, BaseOptions, CHANGEABLE, on_off, pair};
 use super::driver::{
     Driver, DriverOptions, MadeNode, NodeContext, NodeError, NodeRequirements, Options,
     ThrottleGroups,
@@ -28,6 +28,7 @@ const OWN: &[Key] = &[
 pub(super) static NULL_CO: Driver = Driver {
     name: "null-co",
     keys: Keys { of: "--blockdev driver=null-co", supported: &[BASE, OWN], later: &[BASE_LATER] },
+    changeable: CHANGEABLE,
     roles: &[],
     help:
         "  --blockdev [driver=]null-co,node-name=N[,size=BYTES][,read-zeroes=on|off][,latency-ns=NS]
@@ -42,6 +43,7 @@ pub(super) static NULL_CO: Driver = Driver {
 pub(super) static NULL_AIO: Driver = Driver {
     name: "null-aio",
     keys: Keys { of: "--blockdev driver=null-aio", supported: &[BASE, OWN], later: &[BASE_LATER] },
+    changeable: CHANGEABLE,
     roles: &[],
     help: "  --blockdev [driver=]null-aio,node-name=N[,…]
                          the same

@@ -70,6 +70,7 @@ pub(super) static QCOW2: Driver = Driver {
         supported: &[BASE, OWN],
         later: &[BASE_LATER, LATER],
     },
+    changeable: &[],
     roles: &[
         (IMAGE, ChildRole::Metadata),
         (BACKING, ChildRole::Backing),

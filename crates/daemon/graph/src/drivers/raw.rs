@@ -6,7 +6,7 @@ use block::Child;
 use disk::{DiscardPolicy, RawNode, RawWindow};
 use syntax::{ArgumentError, Keys, OptionFields, ValueType, optional, required};
 
-use super::base::{BASE, BASE_LATER, BaseOptions, pair};
+use super::base::{BASE, BASE_LATER, BaseOptions, CHANGEABLE, pair};
 use super::driver::{
     Driver, DriverOptions, MadeNode, NodeContext, NodeError, NodeRequirements, Options,
     ThrottleGroups,
@@ -28,6 +28,7 @@ pub(super) static RAW: Driver = Driver {
         ],
         later: &[BASE_LATER],
     },
+    changeable: CHANGEABLE,
     roles: &[("file", ChildRole::Filtered)],
     help: "  --blockdev [driver=]raw,node-name=N,file=NODE[,offset=BYTES][,size=BYTES]
                          another node's bytes as they are, all or so many from there; the other

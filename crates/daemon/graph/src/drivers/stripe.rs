@@ -28,6 +28,7 @@ pub(super) static STRIPE: Driver = Driver {
         ],
         later: &[BASE_LATER],
     },
+    changeable: &[],
     roles: &[("children", ChildRole::Member)],
     help: "  --blockdev [driver=]stripe,node-name=N,chunk=SIZE,children.0=NODE,children.1=NODE[,…]
                          the chunks of 2 to 64 nodes of one size in turn, as in md's RAID0; a

@@ -25,6 +25,7 @@ pub(super) static THROTTLE: Driver = Driver {
         ],
         later: &[BASE_LATER],
     },
+    changeable: &["read-only", "discard", "cache", "throttle-group", "limits"],
     roles: &[("file", ChildRole::Filtered)],
     help: "  --blockdev [driver=]throttle,node-name=N,throttle-group=ID,file=NODE
                          another node's bytes, within the limits of a group

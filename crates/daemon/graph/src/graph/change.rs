@@ -1,4 +1,5 @@
 //! What a change of the graph is, whether it may be, and that it was made.
+//! Not here: options of nodes that change (`reopen`).
 //!
 //! Where it stands: asked before anything is touched. `build::change` carries a change out: it drains what
 //! stands above, and tells how it ended.
@@ -15,8 +16,8 @@ use qcow2::Qcow2Node;
 use serde_json::Value;
 use syntax::ValueType;
 
-use super::{Graph, Vertex};
-use crate::drivers::{BACKING, Blockdev, BlockdevRef, KeyedChild};
+use super::{Graph, GraphError, Vertex};
+use crate::drivers::{BACKING, Blockdev};
 use crate::model::{ChildRole, GraphModel, ModelError, NodeUser};
 
 /// Another node for one edge of the graph, a new edge, or the end of one.
@@ -38,6 +39,8 @@ pub struct GraphChange {
     pub exports: BTreeSet<String>,
     /// Where a file takes the place of another one of the same image, which no export uses any more afterwards.
     pub successions: Vec<FileReplacement>,
+    /// Nodes that are made anew, with other options.
+    pub(super) remade: Vec<(String, Vertex)>,
     /// The graph with it.
     model: GraphModel,
 }
@@ -57,6 +60,9 @@ pub enum GraphChangeRefusal {
     /// The nodes do not fit together.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// A node cannot be made anew.
+    #[error(transparent)]
+    Remake(#[from] GraphError),
     /// Guests know the size.
     #[error(
         "node {child} has {found} bytes, and {wanted} bytes are wanted in its place below {user}"
@@ -103,8 +109,13 @@ impl GraphChange {
 }
 
 impl Graph {
-    /// Whether these nodes may be put in their places, one after the other. Nothing is changed.
-    pub fn change(&self, changes: &[EdgeChange]) -> Result<GraphChange, GraphChangeRefusal> {
+    /// Whether these nodes may be put in their places, one after the other, and those be made anew with other options.
+    /// Nothing is changed. Blocks, if files are opened anew.
+    pub fn change(
+        &self,
+        changes: &[EdgeChange],
+        reopened: &[Blockdev],
+    ) -> Result<GraphChange, GraphChangeRefusal> {
         let mut model = self.model.clone();
         let (mut exports, mut places, mut left) = (BTreeSet::new(), Vec::new(), Vec::new());
         for (place, EdgeChange { user, key, by }) in changes.iter().enumerate() {
@@ -139,8 +150,24 @@ impl Graph {
             }
         }
         let new = changes.iter().filter_map(|change| change.by.as_deref());
-        let successions = self.successions(&model, left.iter().map(String::as_str), new);
-        Ok(GraphChange { places, exports, successions, model })
+        let mut successions = self.successions(&model, left.iter().map(String::as_str), new);
+        self.judge_reopened(&mut model, changes, reopened)?;
+        let remade = self.remake(reopened)?;
+        for (name, vertex) in &remade {
+            exports.extend(model.exports_above(&NodeUser::Node(name.clone())));
+            let before = self.vertices[name].made.file.clone();
+            let files = before.zip(vertex.made.file.clone());
+            successions.extend(files.map(|(before, after)| FileReplacement { before, after }));
+            let moved = |user: &NodeUser, key: &str| {
+                changes.iter().any(|change| change.user == *user && change.key == key)
+            };
+            let users = self.model.users_of(name).into_iter();
+            places.extend(users.filter(|(user, key)| !moved(user, key)).map(|(user, key)| {
+                let child = Arc::clone(self.place(&user, &key));
+                ChangedPlace::Node { child, node: Arc::clone(&vertex.made.node) }
+            }));
+        }
+        Ok(GraphChange { places, exports, successions, remade, model })
     }
 
     /// The changes that put an image on a node: all who stand on the node stand on the image then, and the node is its
@@ -172,40 +199,6 @@ impl Graph {
         Ok(moved.chain([below]).collect())
     }
 
-    /// The changes that give a node that is there other nodes below it, as it is described anew. All else must be as it was
-    /// (QEMU's `blockdev-reopen`).
-    pub fn reopen(&self, blockdev: &Blockdev) -> Result<Vec<EdgeChange>, ModelError> {
-        let name = blockdev.name_below("", "");
-        self.node(&name)?;
-        let vertex = &self.vertices[&name];
-        let before: BTreeMap<_, _> = vertex.options.iter().cloned().collect();
-        let after: BTreeMap<_, _> = blockdev.describe(&self.throttle_groups).into_iter().collect();
-        let mut keys = before.keys().chain(after.keys());
-        if let Some(key) = keys.find(|key| before.get(*key) != after.get(*key)) {
-            return Err(ModelError::FixedOption { node: name, key: key.clone() });
-        }
-        let user = NodeUser::Node(name.clone());
-        let mut changes = Vec::new();
-        for KeyedChild { key, node } in &blockdev.children {
-            let BlockdevRef::Reference(by) = node else {
-                return Err(ModelError::InlineChild { node: name, key: key.clone() });
-            };
-            let edges = self.model.below(&user);
-            if edges.iter().all(|edge| edge.key != *key || edge.node != *by) {
-                let (user, key) = (user.clone(), key.clone());
-                changes.push(EdgeChange { user, key, by: Some(by.clone()) });
-            }
-        }
-        let is_named = |key: &str| blockdev.children.iter().any(|child| child.key == key);
-        if self.model.below(&user).iter().any(|edge| edge.key == BACKING) && !is_named(BACKING) {
-            if !blockdev.written.contains_key(BACKING) {
-                return Err(ModelError::NoBackingSaid(name));
-            }
-            changes.push(EdgeChange { user, key: BACKING.to_owned(), by: None });
-        }
-        Ok(changes)
-    }
-
     /// An image that may have a child under that key or none, and what the child is to it.
     fn optional_child(&self, user: &NodeUser, key: &str) -> Option<(Arc<Qcow2Node>, ChildRole)> {
         let NodeUser::Node(name) = user else { return None };
@@ -219,6 +212,7 @@ impl Graph {
     /// A change was made.
     pub fn changed(&mut self, change: GraphChange) {
         self.model = change.model;
+        self.vertices.extend(change.remade);
         for place in change.places {
             if let ChangedPlace::Backing { user, image, .. } = place {
                 let vertex = self.vertices.get_mut(&user).expect("it was found before");
@@ -230,7 +224,7 @@ impl Graph {
 
     /// What the graph would be written as with a change.
     pub fn written_with(&self, change: &GraphChange) -> Result<Vec<Value>, ModelError> {
-        self.written_as(&change.model)
+        self.written_as(&change.model, &change.remade)
     }
 
     /// The files below new nodes that take the place of files below old ones, as the model is after the change. Not those
@@ -273,7 +267,7 @@ impl Graph {
     }
 
     /// The place below a user, which the model knows.
-    fn place(&self, user: &NodeUser, key: &str) -> &Arc<Child> {
+    pub(super) fn place(&self, user: &NodeUser, key: &str) -> &Arc<Child> {
         let place = match user {
             NodeUser::Node(name) => {
                 let mut places = self.vertices[name].places.iter();
@@ -284,7 +278,7 @@ impl Graph {
         place.expect("every edge of the model has its place")
     }
 
-    fn is_image(&self, user: &NodeUser) -> bool {
+    pub(super) fn is_image(&self, user: &NodeUser) -> bool {
         matches!(user, NodeUser::Node(name) if self.vertices[name].made.image.is_some())
     }
 }

@@ -71,7 +71,7 @@ fn a_node_that_cannot_be_made_takes_none_away_that_was_there() {
     add(&mut graph, &directory, line).unwrap();
     let user = NodeUser::Node("r".to_owned());
     let mut change = graph
-        .change(&[EdgeChange { user, key: "file".to_owned(), by: Some("n".to_owned()) }])
+        .change(&[EdgeChange { user, key: "file".to_owned(), by: Some("n".to_owned()) }], &[])
         .unwrap();
     change.swap();
     graph.changed(change);

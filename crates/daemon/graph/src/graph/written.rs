@@ -8,14 +8,14 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::Graph;
+use super::{Graph, Vertex};
 use crate::drivers::BACKING;
 use crate::model::{GraphModel, ModelError, NODE, NodeOwner, NodeUser};
 
 impl Graph {
     /// The whole graph. A node below a place that has changed and has no name of its own cannot be written.
     pub fn written(&self) -> Result<Vec<Value>, ModelError> {
-        self.written_as(&self.model)
+        self.written_as(&self.model, &[])
     }
 
     /// A node as it was written, with the names of the nodes below it.
@@ -23,16 +23,22 @@ impl Graph {
         self.vertices.get(name).map(|vertex| &vertex.written)
     }
 
-    /// The same with the edges of that model.
-    pub(super) fn written_as(&self, model: &GraphModel) -> Result<Vec<Value>, ModelError> {
-        let mut writer = GraphWriter { graph: self, model, done: BTreeSet::new(), all: Vec::new() };
+    /// The same with the edges of that model, and nodes that are made anew for it.
+    pub(super) fn written_as(
+        &self,
+        model: &GraphModel,
+        remade: &[(String, Vertex)],
+    ) -> Result<Vec<Value>, ModelError> {
+        let (done, all) = (BTreeSet::new(), Vec::new());
+        let mut writer = GraphWriter { graph: self, remade, model, done, all };
         let is_root = |name: &&str| {
             let goes_alone = model.owner(name) == Some(NodeOwner::Operator);
             // What was inside another node and is not any more can be named only if it has a name.
-            let is_named = self.vertices[*name].written.contains_key("node-name");
+            let is_named = writer.vertex(name).written.contains_key("node-name");
             goes_alone || is_named && model.users_of(name).is_empty()
         };
-        for name in model.names(NODE).into_iter().filter(is_root) {
+        let roots: Vec<_> = model.names(NODE).into_iter().filter(is_root).collect();
+        for name in roots {
             writer.add(name)?;
         }
         Ok(writer.all)
@@ -41,6 +47,7 @@ impl Graph {
 
 struct GraphWriter<'a> {
     graph: &'a Graph,
+    remade: &'a [(String, Vertex)],
     model: &'a GraphModel,
     /// Nodes that are written.
     done: BTreeSet<String>,
@@ -48,6 +55,11 @@ struct GraphWriter<'a> {
 }
 
 impl GraphWriter<'_> {
+    fn vertex(&self, name: &str) -> &Vertex {
+        let remade = self.remade.iter().find(|(known, _)| known == name);
+        remade.map_or_else(|| &self.graph.vertices[name], |(_, vertex)| vertex)
+    }
+
     /// Adds a node, and before it those that it names.
     fn add(&mut self, name: &str) -> Result<(), ModelError> {
         if !self.done.contains(name) {
@@ -59,8 +71,8 @@ impl GraphWriter<'_> {
 
     fn node(&mut self, name: &str) -> Result<Value, ModelError> {
         self.done.insert(name.to_owned());
-        let vertex = &self.graph.vertices[name];
-        let mut node = vertex.written.clone();
+        let (mut node, is_image) =
+            (self.vertex(name).written.clone(), self.vertex(name).made.image.is_some());
         let mut lists: Map<String, Value> = Map::new();
         for edge in self.model.below(&NodeUser::Node(name.to_owned())) {
             node.remove(&edge.key);
@@ -75,7 +87,7 @@ impl GraphWriter<'_> {
         }
         node.append(&mut lists);
         let below = self.model.below(&NodeUser::Node(name.to_owned()));
-        if vertex.made.image.is_some() && below.iter().all(|edge| edge.key != BACKING) {
+        if is_image && below.iter().all(|edge| edge.key != BACKING) {
             node.insert(BACKING.to_owned(), Value::Null);
         }
         Ok(Value::Object(node))
@@ -84,7 +96,7 @@ impl GraphWriter<'_> {
     /// What stands for a node below another one: itself where it was written inside and is met first, otherwise its name.
     /// `None` if the image above names it.
     fn below(&mut self, name: &str) -> Result<Option<Value>, ModelError> {
-        let is_named = self.graph.vertices[name].written.contains_key("node-name");
+        let is_named = self.vertex(name).written.contains_key("node-name");
         let is_inside = self.model.owner(name) == Some(NodeOwner::Parent);
         if is_inside && !self.done.contains(name) {
             if self.graph.named_by_images.contains(name) {

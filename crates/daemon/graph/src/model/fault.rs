@@ -65,6 +65,22 @@ pub enum ModelError {
         /// The key.
         key: String,
     },
+    /// A node that is in one change twice.
+    #[error("node '{0}' is reopened twice, or reopened and put below another node at once")]
+    ReopenedTwice(String),
+    /// A node below an image that is used.
+    #[error(
+        "node '{node}' is below image '{image}', which an export uses: how it is opened cannot be changed now"
+    )]
+    ReopenBelowImage {
+        /// The node.
+        node: String,
+        /// The image.
+        image: String,
+    },
+    /// A node that is to be read-only, and is written. QEMU's sentence.
+    #[error("Read-only block node '{0}' cannot support read-write users")]
+    ReadOnlyInUse(String),
     /// An option that a node has for good.
     #[error("Cannot change the option '{key}' of node '{node}'")]
     FixedOption {

@@ -101,6 +101,13 @@ impl UseGraph {
         self.add(&NodeUser::Export(id.to_owned()), below)
     }
 
+    /// Has a node take changes or not.
+    pub(super) fn set_access(&mut self, name: &str, access: Access) {
+        if let Some(user) = self.users.get_mut(&NodeUser::Node(name.to_owned())) {
+            user.access = access;
+        }
+    }
+
     /// What all who stand on a node use of it.
     pub(super) fn used(&self, node: &str) -> Permissions {
         let found = &mut RightsCache::new();

@@ -133,6 +133,8 @@ pub(super) static TRANSACTION: Keys = Keys {
 /// What the actions of a transaction have prepared, and how it is taken back.
 struct Preparation {
     edges: Vec<EdgeChange>,
+    /// Nodes that are there and get other options.
+    reopened: Vec<Blockdev>,
     policy: StatePolicy,
     /// Nodes that were made for it.
     nodes: Vec<String>,
@@ -154,7 +156,7 @@ pub(super) fn snapshot_sync(
     change(context, |context, preparation| preparation.add_snapshot_sync(context, &mut fields))
 }
 
-/// Other nodes below nodes that are there: all of them, or none. What is not a node below cannot be changed.
+/// Other nodes below nodes that are there, and other options, as far as their drivers can: all of them, or none.
 pub(super) fn reopen(
     context: &mut CommandContext<'_>,
     mut fields: OptionFields,
@@ -165,9 +167,15 @@ pub(super) fn reopen(
     change(context, |context, preparation| {
         for (_, options) in all {
             let blockdev = Blockdev::read(options)?;
-            preparation.edges.extend(context.state.reopen(&blockdev)?);
+            let reopening = context.state.reopen(&blockdev)?;
+            if reopening.node.is_some() {
+                blockdev.check_files()?;
+            }
+            preparation.edges.extend(reopening.edges);
+            preparation.reopened.extend(reopening.node);
         }
-        if !is_volatile {
+        // With its old options a node has the same bytes.
+        if !is_volatile && !preparation.edges.is_empty() {
             preparation.policy = StatePolicy::Kept;
         }
         Ok(())
@@ -234,14 +242,15 @@ fn change(
 ) -> Result<Value, QmpError> {
     let mut preparation = Preparation {
         edges: Vec::new(),
+        reopened: Vec::new(),
         policy: StatePolicy::Volatile,
         nodes: Vec::new(),
         files: Vec::new(),
     };
     let prepared = prepare(context, &mut preparation);
     let changed = prepared.and_then(|()| {
-        let Preparation { edges, policy, .. } = &preparation;
-        Ok(context.state.replace(edges, *policy)?)
+        let Preparation { edges, reopened, policy, .. } = &preparation;
+        Ok(context.state.replace(edges, reopened, *policy)?)
     });
     if let Err(error) = changed {
         preparation.take_back(context);

@@ -113,7 +113,7 @@ impl Place {
         };
         let replacements: Vec<_> = places.iter().map(replacement).collect();
         self.built
-            .replace(&replacements, StatePolicy::Volatile)
+            .replace(&replacements, &[], StatePolicy::Volatile)
             .map_err(|error| chain_of(&error).to_string())
     }
 }
@@ -529,7 +529,7 @@ fn several_places_change_together_or_not_at_all() {
         key: "file".to_owned(),
         by: Some(by.to_owned()),
     });
-    let back = |place: &Place| place.built.graph.change(&back).unwrap();
+    let back = |place: &Place| place.built.graph.change(&back, &[]).unwrap();
     let prepared = back(&place);
     drop(place.built.prepare_change(prepared).unwrap());
     check(&of_b, &of_a);
@@ -599,10 +599,10 @@ fn an_overlay_takes_what_is_written_from_then_on_and_is_there_at_the_next_start(
 
     place.built.add_node(&overlay).unwrap();
     let snapshot = place.built.snapshot("a", "q").unwrap();
-    let refused = place.built.replace(&snapshot, StatePolicy::Kept).unwrap_err().to_string();
+    let refused = place.built.replace(&snapshot, &[], StatePolicy::Kept).unwrap_err().to_string();
     assert!(refused.starts_with("export 'e' would be served from its old node"), "{refused}");
     place.built.keep_state(state).unwrap();
-    place.built.replace(&snapshot, StatePolicy::Kept).unwrap();
+    place.built.replace(&snapshot, &[], StatePolicy::Kept).unwrap();
     let said = place.built.snapshot("a", "q").unwrap_err().to_string();
     assert_eq!(said, "Node 'a' is busy: node is used as backing hd of 'q'");
 
@@ -654,7 +654,7 @@ fn a_backing_file_can_be_taken_from_an_image_and_given_back() {
     let mut change = |by: Option<&str>| {
         let (user, key) = (node("q"), "backing".to_owned());
         let change = EdgeChange { user, key, by: by.map(str::to_owned) };
-        place.built.replace(&[change], StatePolicy::Volatile).unwrap();
+        place.built.replace(&[change], &[], StatePolicy::Volatile).unwrap();
         place.built.configuration().unwrap().nodes
     };
     assert_eq!(client.read(0, 4096, 0).unwrap(), base[..4096]);
