@@ -70,6 +70,8 @@ pub struct DaemonState {
     /// As they were made, or changed since.
     pub(crate) objects: BTreeMap<String, ObjectOptions>,
     secrets: BTreeMap<String, Secret>,
+    /// Permission bits and group of the sockets of exports that commands make.
+    socket_rights: (Option<u32>, Option<String>),
     pub(crate) export_options: BTreeMap<String, ExportOptions>,
     /// Whether a command has changed what the command line made.
     is_changed: bool,
@@ -211,6 +213,7 @@ impl DaemonState {
             graph: Graph::new(Arc::clone(files), Arc::clone(clock), named_files, watch),
             objects: BTreeMap::new(),
             secrets: BTreeMap::new(),
+            socket_rights: (None, None),
             export_options: BTreeMap::new(),
             is_changed: false,
             state_file: None,
@@ -360,6 +363,13 @@ impl DaemonState {
         if let Err(error) = self.spare_rings.fill(count) {
             tracing::debug!("{} of {count} spare rings: {error}", self.spare_rings.left());
         }
+    }
+
+    /// The permission bits and the group of the sockets of exports that commands make. Called before the fences, behind which
+    /// no name of a group can be looked up.
+    pub fn set_socket_rights(&mut self, mode: Option<u32>, group: Option<&str>) {
+        let number = |group: &str| exports::group_number(group).unwrap_or_else(|| group.to_owned());
+        self.socket_rights = (mode, group.map(number));
     }
 
     /// A secret, for what needs it.

@@ -94,6 +94,15 @@ pub(crate) enum Word {
         /// The iothread; none: the main thread (not for one queue)
         iothread: String,
     },
+    /// Have a queue stay on an iothread of its pool
+    Pin {
+        /// The queue
+        #[arg(value_name = "EXPORT:QUEUE", value_parser = parse_queue)]
+        target: (String, Option<u16>),
+        /// The number of the iothread in the pool, from 0; none: the pool places it
+        #[arg(value_name = "N")]
+        iothread: String,
+    },
     /// Carry out a QMP command and print what it returns
     Qmp {
         /// The command, as query-block-exports

@@ -193,3 +193,27 @@ pub(crate) fn move_to(
     let said = format!("export {id} and all else above node {node}: served by iothread {iothread}");
     Ok(Answer::said(&said, arguments))
 }
+
+/// A queue that stays where it is put, also after a restart.
+pub(crate) fn pin(
+    client: &mut QmpClient,
+    id: &str,
+    queue: Option<u16>,
+    iothread: &str,
+) -> Result<Answer> {
+    let Some(queue) = queue else { bail!("{id}: which queue? as {id}:0") };
+    let number = match iothread {
+        "none" => None,
+        text => Some(text.parse::<u16>().with_context(|| {
+            format!("'{text}' is no number of an iothread in the pool, as 0, nor none")
+        })?),
+    };
+    let arguments = json!({"export": id, "queue": queue, "iothread": number});
+    let said = match number {
+        Some(number) => {
+            format!("export {id}: queue {queue} stays on iothread {number} of its pool")
+        }
+        None => format!("export {id}: queue {queue} is placed by its pool"),
+    };
+    carry_out(client, "ringloom-pin-queue", arguments, &said)
+}

@@ -55,6 +55,9 @@ fn carry_out(client: &mut QmpClient, word: &Word) -> Result<Answer> {
         Word::Move { target: (export, queue), iothread } => {
             changes::move_to(client, export, *queue, iothread)
         }
+        Word::Pin { target: (export, queue), iothread } => {
+            changes::pin(client, export, *queue, iothread)
+        }
         Word::Qmp { command, arguments } => {
             let json = client.ask(command, arguments)?;
             Ok(Answer { text: format!("{json:#}\n"), json })

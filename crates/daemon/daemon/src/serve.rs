@@ -193,6 +193,8 @@ pub fn serve(mut plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
     let gauges = gauges.map(start_output).transpose().map_err(failed("start its threads"))?;
     let mut built =
         DaemonState::nothing(&files, &clock, sandbox.as_ref(), &check, &plan.named_files, &watch);
+    let (mode, group) = &plan.socket_rights;
+    built.set_socket_rights(*mode, group.as_deref());
     // Before anybody is replaced, so that whoever wants to replace this one asks and does not kill.
     let takeover_listener = TakeoverListener::open();
     let taken = match start(&plan, &mut built, &watch, &mut attention) {

@@ -44,10 +44,11 @@ pub use guest_memory::{GuestMemoryOptions, MemoryDirectoryError};
 pub use inherited_socket::{InheritedSocketError, descriptor_number, path_of_listener};
 pub use nbd_export_options::{NBD, NbdExportOptions};
 pub use socket::{
-    ExportSocket, SocketError, SocketIdentity, address, stream_socket, wait_until_unserved,
+    ExportSocket, SocketError, SocketIdentity, address, group_number, stream_socket,
+    wait_until_unserved,
 };
 pub use takeover_pause::{TakeoverPauseStart, monotonic};
 pub use vhost_user_blk_options::{
-    LOGICAL_BLOCK_BYTES, QueuePin, SocketOptions, VHOST_USER_BLK, VhostUserBlkOptions,
+    LOGICAL_BLOCK_BYTES, QUEUES_MAX, QueuePin, SocketOptions, VHOST_USER_BLK, VhostUserBlkOptions,
     check_num_queues, check_socket_path,
 };

@@ -103,6 +103,17 @@ pub enum SocketError {
         #[source]
         source: InheritedSocketError,
     },
+    /// The group cannot be given to it.
+    #[error(
+        "socket {path}: the group '{group}' cannot be given to it now; a directory of that group with the set-group-ID \
+         bit (chmod g+s) gives it to all that is made there"
+    )]
+    GroupDenied {
+        /// Where.
+        path: PathBuf,
+        /// Which.
+        group: String,
+    },
     /// There is no such group.
     #[error("socket {path}: there is no group '{group}'")]
     Group {
@@ -267,8 +278,18 @@ impl ExportSocket {
         let path = &self.path;
         if let Some(group) = &options.group {
             let id = group_id(path, group)?;
-            std::os::unix::fs::chown(path, None, Some(id))
-                .map_err(|source| failed(path, "change its group", source))?;
+            let has = std::fs::symlink_metadata(path).map(|it| it.gid());
+            let changed = match has {
+                Ok(has) if has == id => Ok(()),
+                _ => std::os::unix::fs::chown(path, None, Some(id)),
+            };
+            changed.map_err(|source| {
+                if source.kind() == io::ErrorKind::PermissionDenied {
+                    SocketError::GroupDenied { path: path.clone(), group: group.clone() }
+                } else {
+                    failed(path, "change its group", source)
+                }
+            })?;
         }
         // It has this mode from its making on, but for what the umask takes.
         let has = std::fs::symlink_metadata(path).map(|it| it.mode() & 0o777);
@@ -392,6 +413,22 @@ impl Display for ProcessIdDisplay {
     }
 }
 
+/// Has the umask leave that mode as it is, and take all else, until it is dropped. It is the process's: a file that
+/// another thread makes in that moment has no other rights either.
+struct UmaskGuard(Mode);
+
+impl UmaskGuard {
+    fn of(mode: u32) -> Self {
+        Self(rustix::process::umask(Mode::from_raw_mode(0o777 & !mode)))
+    }
+}
+
+impl Drop for UmaskGuard {
+    fn drop(&mut self) {
+        rustix::process::umask(self.0);
+    }
+}
+
 fn bind(path: &Path, mode: Option<u32>) -> Result<OwnedFd, SocketError> {
     let fd = stream_socket(path, SocketFlags::CLOEXEC)?;
     if let Some(mode) = mode {
@@ -399,8 +436,11 @@ fn bind(path: &Path, mode: Option<u32>) -> Result<OwnedFd, SocketError> {
         rustix::fs::fchmod(&fd, Mode::from_raw_mode(mode))
             .map_err(|errno| failed(path, "change its mode", errno.into()))?;
     }
-    rustix::net::bind(&fd, &address(path)?)
-        .map_err(|errno| failed(path, "bind it", errno.into()))?;
+    let bound = {
+        let _umask = mode.map(UmaskGuard::of);
+        rustix::net::bind(&fd, &address(path)?)
+    };
+    bound.map_err(|errno| failed(path, "bind it", errno.into()))?;
     Ok(fd)
 }
 
@@ -413,6 +453,11 @@ pub fn stream_socket(path: &Path, flags: SocketFlags) -> Result<OwnedFd, SocketE
 /// The address of a socket at a path.
 pub fn address(path: &Path) -> Result<SocketAddrUnix, SocketError> {
     SocketAddrUnix::new(path).map_err(|errno| failed(path, "name it", errno.into()))
+}
+
+/// The number of a group, as text, if it is known: behind the fences it cannot be asked for any more.
+pub fn group_number(group: &str) -> Option<String> {
+    group_id(Path::new(""), group).ok().map(|id| id.to_string())
 }
 
 fn group_id(path: &Path, group: &str) -> Result<u32, SocketError> {

@@ -15,7 +15,7 @@ use crate::export_options::EXPORT_KEYS;
 use crate::inherited_socket::descriptor_number;
 
 /// The most queues of one export; so many offers one that offers as many as a front end asks for.
-pub(crate) const QUEUES_MAX: u16 = 256;
+pub const QUEUES_MAX: u16 = 256;
 
 /// The block size without `logical-block-size`.
 pub const LOGICAL_BLOCK_BYTES: u32 = 512;

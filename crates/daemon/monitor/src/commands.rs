@@ -224,6 +224,12 @@ pub(crate) const COMMANDS: &[Command] = {
             <()>::describe,
             placement::move_queue,
         ),
+        changes(
+            "ringloom-pin-queue",
+            Table(&placement::PIN_QUEUE),
+            <()>::describe,
+            placement::pin_queue,
+        ),
         changes("transaction", Table(&images::TRANSACTION), <()>::describe, images::transaction),
         with(
             &["unstable"],

@@ -13,6 +13,7 @@ mod parity;
 mod python;
 mod reopened;
 mod restart;
+mod rights;
 mod secrets;
 mod storm;
 

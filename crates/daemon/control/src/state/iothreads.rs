@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use exports::ServingIothreads;
+use exports::{ExportOptions, ExportedDisk, QUEUES_MAX, QueuePin, ServingIothreads};
 use graph::{ModelError, NodeUser};
 use iothread::{Iothread, PlacedSource};
 
@@ -51,6 +51,46 @@ impl DaemonState {
         }
         tracing::info!("export {id}: served by {serving}");
         Ok(())
+    }
+
+    /// Has a queue stay on the iothread of that number in its pool, or lets the pool place it; kept.
+    pub fn pin_queue(
+        &mut self,
+        id: &str,
+        queue: u16,
+        iothread: Option<u16>,
+    ) -> Result<(), ControlError> {
+        let export = self.exports.iter().find(|export| export.disk().id == id);
+        let disk = Arc::clone(export.ok_or_else(|| ModelError::NoExport(id.into()))?.disk());
+        let ServingIothreads::Pool(pool) = disk.iothreads() else {
+            return Err(ControlError::NoPool(id.to_owned()));
+        };
+        let before = self.export_options[id].clone();
+        let mut options = before.clone();
+        let no_pool = || ControlError::NoPool(id.to_owned());
+        let own = options.vhost_user_blk_mut().ok_or_else(no_pool)?;
+        let queues = usize::from(own.num_queues.unwrap_or(QUEUES_MAX));
+        let iothreads = pool.slots();
+        let of_pool = format!("iothread of pool '{}'", pool.name());
+        let of_export = format!("queue of export '{id}'");
+        let numbers = [(of_export, Some(queue), queues), (of_pool, iothread, iothreads)];
+        for (what, number, count) in numbers {
+            if let Some(number) = number.filter(|number| usize::from(*number) >= count) {
+                return Err(ControlError::NoNumber { what, number, count });
+            }
+        }
+        own.pins.retain(|pin| pin.queue != queue);
+        own.pins.extend(iothread.map(|iothread| QueuePin { queue, iothread }));
+        self.place_anew(&options, &disk, pool.name());
+        self.keep().inspect_err(|_| self.place_anew(&before, &disk, pool.name()))
+    }
+
+    /// Has a pool place the queues of an export as its options say now.
+    fn place_anew(&mut self, options: &ExportOptions, disk: &Arc<ExportedDisk>, pool: &str) {
+        let storage = storage_of(&self.graph.files_below_export(&options.id));
+        self.pools[pool].remove(&options.id);
+        self.pools[pool].add(options, disk, storage);
+        self.export_options.insert(options.id.clone(), options.clone());
     }
 
     /// Moves a queue that runs to an iothread, until its client leaves. Blocks until it is served there.

@@ -64,6 +64,21 @@ pub enum ControlError {
         /// The pool.
         pool: String,
     },
+    /// A queue that has no pool in which it could stay.
+    #[error(
+        "export '{0}' is served by no pool of iothreads: its queues stay where they are anyway"
+    )]
+    NoPool(String),
+    /// An iothread that a pool does not have, or a queue that an export does not have.
+    #[error("there is no {what} {number}; there are {count}, the first is 0")]
+    NoNumber {
+        /// What it should be.
+        what: String,
+        /// The number.
+        number: u16,
+        /// How many there are.
+        count: usize,
+    },
     /// There is no such queue now.
     #[error("export '{export}' has no queue {queue} that is served now")]
     NotRunning {
@@ -207,6 +222,11 @@ impl DaemonState {
         options: &ExportOptions,
         memory: &GuestMemoryOptions,
     ) -> Result<(), ControlError> {
+        let mut options = options.clone();
+        if let Some(own) = options.vhost_user_blk_mut() {
+            (own.socket.mode, own.socket.group) = self.socket_rights.clone();
+        }
+        let options = &options;
         let bytes_max = memory.session_bytes_max(self.exports.len() + 1);
         let prepared = self.prepare_export(options, bytes_max)?;
         let id = options.id.clone();

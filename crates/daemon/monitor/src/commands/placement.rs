@@ -1,4 +1,4 @@
-//! Which iothreads serve what: `x-blockdev-set-iothread`, `ringloom-move-queue`, `query-ringloom-queues`,
+//! Which iothreads serve what: `x-blockdev-set-iothread`, `ringloom-move-queue`, `ringloom-pin-queue`, `query-ringloom-queues`,
 //! `query-ringloom-iothreads`, `query-ringloom-pools`.
 
 use block::nanoseconds;
@@ -72,6 +72,35 @@ pub(super) fn move_queue(
         |_| QmpError::generic(format!("parameter 'queue' is below 65536, not {number}"));
     let queue = u16::try_from(number).map_err(too_large)?;
     context.state.move_queue(&export, queue, &iothread)?;
+    done()
+}
+
+pub(super) static PIN_QUEUE: Keys = Keys {
+    of: "ringloom-pin-queue",
+    supported: &[&[
+        required("export", ValueType::Text),
+        required("queue", ValueType::Number),
+        optional("iothread", ValueType::Number),
+    ]],
+    later: &[],
+};
+
+/// The iothread is one of the pool, by number; without it the pool places the queue.
+pub(super) fn pin_queue(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let export = fields.required_text("export")?;
+    let mut number = |key: &str| {
+        let too_large = |number| {
+            move |_| QmpError::generic(format!("parameter '{key}' is below 65536, not {number}"))
+        };
+        let number = fields.number(key)?;
+        number.map(|it| u16::try_from(it).map_err(too_large(it))).transpose()
+    };
+    let (queue, iothread) = (number("queue")?, number("iothread")?);
+    let queue = queue.ok_or_else(|| QmpError::generic("parameter 'queue' is missing"))?;
+    context.state.pin_queue(&export, queue, iothread)?;
     done()
 }
 

@@ -108,6 +108,8 @@ const LOOKING: &[c_long] = calls! {
 /// daemons of the host could be reached, and no change of modes or owners by path, of which landlock knows nothing.
 const MAKING: &[c_long] = calls! {
     SYS_bind SYS_listen SYS_flock
+    // A socket gets its mode when it gets its name, less what the umask takes.
+    SYS_umask
 };
 
 /// The bits of a mode that a command may give: none that lets a program run as somebody else.

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use testkit::client::{Client, Shape};
-use testkit::deadline::Deadline;
+use testkit::client::{Client, Request, Shape};
+use testkit::deadline::{Deadline, poll_until};
 use testkit::image;
-use testkit::process::{Bench, Program};
+use testkit::process::{Bench, Program, STOP_LIMIT};
 use testkit::qmp::QmpClient;
 
 use super::{monitor_socket, start, state};
@@ -99,6 +99,60 @@ fn queues_go_where_they_are_sent(program: &Program) -> Result<()> {
 #[test]
 fn queues_go_to_the_iothreads_that_commands_name() {
     with(&ringloom(), queues_go_where_they_are_sent);
+}
+
+/// A queue that is used is served by the second iothread of the pool in the end.
+fn stays(client: &mut Client, qmp: &mut QmpClient) -> Result<()> {
+    poll_until("queue 1 on the second iothread", STOP_LIMIT, || {
+        client.execute(1, &Request::Flush)?;
+        Ok((served_by(qmp)?[1] == "p-1").then_some(()))
+    })
+}
+
+fn queues_stay_where_they_are_pinned(program: &Program) -> Result<()> {
+    let bench = Bench::new()?;
+    let socket = bench.path("e.sock");
+    let sockets = std::slice::from_ref(&socket);
+    image::create_filled(&bench.path("disk"), 1 << 20, 0x51)?;
+    let (server, mut qmp) = start(program, &bench, &line(&bench), sockets)?;
+    let mut client = Client::connect(&socket, Shape { queues: 2, ..Shape::small() })?;
+    let served =
+        |iothread: Value| json!({"node-name": "disk", "iothread": iothread, "force": true});
+    let pin =
+        |queue: u64, iothread: u64| json!({"export": "e", "queue": queue, "iothread": iothread});
+    let (_, desc) = qmp.refused("ringloom-pin-queue", &pin(1, 1))?;
+    ensure!(desc.contains("served by no pool"), "{desc}");
+    qmp.execute("object-add", &json!({"qom-type": "iothread-pool", "id": "p", "max": 2}))?;
+    qmp.execute("x-blockdev-set-iothread", &served("p".into()))?;
+    qmp.execute("ringloom-pin-queue", &pin(1, 1))?;
+    for (wrong, expected) in [
+        (pin(2, 0), "there is no queue of export 'e' 2; there are 2"),
+        (pin(0, 2), "there is no iothread of pool 'p' 2; there are 2"),
+        (json!({"export": "x", "queue": 0}), "'x' is not found"),
+        (json!({"export": "e", "queue": 70000}), "below 65536"),
+    ] {
+        let (_, desc) = qmp.refused("ringloom-pin-queue", &wrong)?;
+        ensure!(desc.contains(expected), "{desc}");
+    }
+    stays(&mut client, &mut qmp)?;
+    drop((client, qmp));
+    stop(server, &[&socket, &monitor_socket(&bench)])?;
+
+    // It is kept, until it is taken back.
+    let (server, mut qmp) = start(program, &bench, &line(&bench), sockets)?;
+    let mut client = Client::connect(&socket, Shape { queues: 2, ..Shape::small() })?;
+    stays(&mut client, &mut qmp)?;
+    qmp.execute("ringloom-pin-queue", &json!({"export": "e", "queue": 1}))?;
+    drop((client, qmp));
+    let log = stop(server, &[&socket, &monitor_socket(&bench)])?;
+    let (server, _qmp) = start(program, &bench, &line(&bench), sockets)?;
+    ensure!(!stop(server, &[&socket])?.contains("\"pin\""), "it is still pinned: {log}");
+    Ok(())
+}
+
+#[test]
+fn queues_of_pools_stay_where_commands_pin_them() {
+    with(&ringloom(), queues_stay_where_they_are_pinned);
 }
 
 /// A delay gets other settings under a client, and has them after a restart.

@@ -230,6 +230,16 @@ fn queues_move(program: &Program) -> Result<()> {
     check_refused(&bench, &socket, "move vm1:x t1", 2, "queue 'x'")?;
     check_refused(&bench, &socket, "move vm2 t1", 1, "there is no export 'vm2'")?;
     check_refused(&bench, &socket, "move vm1 t9", 1, "t9")?;
+    check_refused(&bench, &socket, "pin vm1:0 1", 1, "served by no pool")?;
+    check_refused(&bench, &socket, "pin vm1 1", 1, "which queue?")?;
+    let pool = "object-add {\"qom-type\":\"iothread-pool\",\"id\":\"p\",\"max\":2}";
+    said(&bench, &socket, &format!("qmp {pool}"))?;
+    said(&bench, &socket, "move vm1 p")?;
+    let stays = "export vm1: queue 0 stays on iothread 1 of its pool\n";
+    check(&bench, &socket, "pin vm1:0 1", stays)?;
+    check_refused(&bench, &socket, "pin vm1:0 2", 1, "there is no iothread of pool 'p' 2")?;
+    check_refused(&bench, &socket, "pin vm1:0 x", 1, "'x' is no number of an iothread")?;
+    check(&bench, &socket, "pin vm1:0 none", "export vm1: queue 0 is placed by its pool\n")?;
     said(&bench, &socket, "move vm1 none")?;
     client.write(4096, &[0x12; 4096], 0)?;
     drop(client);
