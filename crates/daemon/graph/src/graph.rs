@@ -21,7 +21,7 @@ use std::sync::Arc;
 use block::{Access, Clock, Node};
 use disk::WriteThreshold;
 use kernel_io::{Caching, FileIdentity, FileTable, OpenFile};
-use layers::{ThrottleGroup, ThrottleLimits};
+use layers::{DelaySettings, ThrottleGroup, ThrottleLimits};
 use qcow2::Qcow2Node;
 use serde_json::{Map, Value};
 use syntax::{ArgumentError, OptionFields};
@@ -76,6 +76,16 @@ struct Vertex {
     driver: Option<&'static Driver>,
     base: BaseOptions,
     /// The same as JSON, as it was written, but the nodes below.
+    written: Map<String, Value>,
+}
+
+/// What a delay was before its settings were changed.
+#[derive(Debug)]
+#[must_use = "by it the settings are taken back"]
+pub struct DelayBefore {
+    node: String,
+    settings: Arc<DelaySettings>,
+    options: Vec<(String, String)>,
     written: Map<String, Value>,
 }
 
@@ -218,8 +228,8 @@ impl Graph {
         }
     }
 
-    /// Gives a delay other settings, all anew. Requests that are delayed already stay so.
-    pub fn set_delay(&mut self, mut fields: OptionFields) -> Result<(), DelayError> {
+    /// Gives a delay other settings, all anew; gives those of before. Requests that are delayed already stay so.
+    pub fn set_delay(&mut self, mut fields: OptionFields) -> Result<DelayBefore, DelayError> {
         fields.check_keys(&DELAY_SET)?;
         let mut written = fields.written();
         let name = fields.required_text("node-name")?;
@@ -227,6 +237,8 @@ impl Graph {
         self.model.activity(&name)?;
         let vertex = self.vertices.get_mut(&name).expect("the model knows it");
         let delay = vertex.made.delay.as_ref().ok_or_else(|| DelayError::NoDelay(name.clone()))?;
+        let (options, json) = (vertex.options.clone(), vertex.written.clone());
+        let before = DelayBefore { node: name, settings: delay.settings(), options, written: json };
         for (key, value) in delay_description(&settings) {
             vertex.options.retain(|(known, _)| *known != key);
             vertex.options.push((key, value));
@@ -237,7 +249,18 @@ impl Graph {
         }
         written.remove("node-name");
         vertex.written.append(&mut written);
-        Ok(())
+        Ok(before)
+    }
+
+    /// Gives a delay the settings that it had.
+    pub fn restore_delay(&mut self, before: DelayBefore) {
+        let DelayBefore { node, settings, options, written } = before;
+        if let Some(vertex) = self.vertices.get_mut(&node) {
+            (vertex.options, vertex.written) = (options, written);
+            if let Some(delay) = &vertex.made.delay {
+                delay.set((*settings).clone());
+            }
+        }
     }
 
     /// Lets go of an object that nothing names.

@@ -14,37 +14,51 @@ use iothread::{Iothread, PlacedSource};
 use super::{ControlError, DaemonState, storage_of};
 
 impl DaemonState {
-    /// Has the exports above a node served by an iothread, or by `main` if it is none. Blocks until all rings are moved.
+    /// Has the exports above a node served by an iothread, or by `main` if it is none: all of them, or none. Blocks until all
+    /// rings are moved.
     pub fn set_iothread(&mut self, node: &str, iothread: Option<&str>) -> Result<(), ControlError> {
         self.graph.node(node)?;
         let exports = self.graph.model().exports_above(&NodeUser::Node(node.to_owned()));
-        let names: Vec<String> = iothread.into_iter().map(str::to_owned).collect();
-        for export in &exports {
-            self.set_export_iothreads(export, &names)?;
-        }
-        self.keep()
+        let before = exports.iter().map(|id| {
+            let options = self.export_options.get(id).cloned();
+            options.ok_or_else(|| ModelError::NoExport(id.clone()))
+        });
+        let before = before.collect::<Result<Vec<_>, _>>()?;
+        let changed = before.iter().try_for_each(|options| {
+            let mut options = options.clone();
+            options.iothreads = iothread.into_iter().map(str::to_owned).collect();
+            if let Some(own) = options.vhost_user_blk_mut() {
+                own.pins.clear();
+            }
+            self.serve_as(&options)
+        });
+        changed.and_then(|()| self.keep()).inspect_err(|_| {
+            for options in &before {
+                let id = &options.id;
+                if let Err(error) = self.serve_as(options) {
+                    tracing::error!("export {id}: served by others: {}", host::chain_of(&error));
+                }
+            }
+        })
     }
 
-    fn set_export_iothreads(&mut self, id: &str, names: &[String]) -> Result<(), ControlError> {
-        let export = self.exports.iter().find(|export| export.disk().id == id);
-        let disk = export.ok_or_else(|| ModelError::NoExport(id.into()))?.disk();
+    /// Has an export served by the iothreads that its options name.
+    fn serve_as(&mut self, options: &ExportOptions) -> Result<(), ControlError> {
+        let id = &options.id;
+        let export = self.exports.iter().find(|export| export.disk().id == *id);
+        let disk = export.ok_or_else(|| ModelError::NoExport(id.clone()))?.disk();
         let disk = Arc::clone(disk);
-        let mut options = self.export_options[id].clone();
-        options.iothreads = names.to_vec();
-        if let Some(own) = options.vhost_user_blk_mut() {
-            own.pins.clear();
-        }
-        self.graph.set_export_iothreads(id, names)?;
-        let serving = self.iothreads_of(&options)?;
+        self.graph.set_export_iothreads(id, &options.iothreads)?;
+        let serving = self.iothreads_of(options)?;
         if let ServingIothreads::Pool(pool) = disk.iothreads() {
             self.pools[pool.name()].remove(id);
         }
         disk.set_iothreads(serving.clone());
         if let ServingIothreads::Pool(pool) = &serving {
             let storage = storage_of(&self.graph.files_below_export(id));
-            self.pools[pool.name()].add(&options, &disk, storage);
+            self.pools[pool.name()].add(options, &disk, storage);
         }
-        self.export_options.insert(id.to_owned(), options);
+        self.export_options.insert(id.clone(), options.clone());
         for source in self.sources_of(id) {
             let to = serving.of_queue(source.name().queue);
             move_source(&source, &to);

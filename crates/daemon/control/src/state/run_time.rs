@@ -172,10 +172,10 @@ impl DaemonState {
         self.objects.insert(object.id.clone(), object.clone());
     }
 
-    /// Gives a delay other settings, kept.
+    /// Gives a delay other settings, kept. What waits by then waits as it was to.
     pub fn set_delay(&mut self, fields: OptionFields) -> Result<(), ControlError> {
-        self.graph.set_delay(fields)?;
-        self.keep()
+        let before = self.graph.set_delay(fields)?;
+        self.keep().inspect_err(|_| self.graph.restore_delay(before))
     }
 
     /// [`DaemonState::add_object`], kept.

@@ -1,5 +1,6 @@
 //! What a restart serves: the state file, and where the line differs.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -116,6 +117,56 @@ fn what_cannot_be_kept_is_not_done(program: &Program) -> Result<()> {
 #[test]
 fn a_change_that_cannot_be_kept_is_not_made() {
     with(&ringloom(), what_cannot_be_kept_is_not_done);
+}
+
+/// The same of changes that are made before they are kept: they are taken back.
+fn what_cannot_be_kept_is_taken_back(program: &Program) -> Result<()> {
+    let bench = Bench::new()?;
+    let sockets = [bench.path("e.sock"), bench.path("f.sock")];
+    let late = "delay,node-name=late,latency-ns=0,file.driver=null-co,file.size=1048576";
+    let export = |id: &str| {
+        let socket = bench.text(&format!("{id}.sock"));
+        format!(
+            "vhost-user-blk,id={id},node-name=late,writable=on,iothread=t0,addr.type=unix,addr.path={socket}"
+        )
+    };
+    let words = ["--object", "iothread,id=t0", "--object", "iothread,id=t1", "--blockdev", late];
+    let mut line = [state(&bench), words.map(str::to_owned).to_vec()].concat();
+    for id in ["e", "f"] {
+        line.extend(["--export".to_owned(), export(id)]);
+    }
+    let (server, mut qmp) = start(program, &bench, &line, &sockets)?;
+    let mut clients = sockets.iter().map(|socket| Client::connect(socket, Shape::small()));
+    let mut clients = clients.by_ref().collect::<Result<Vec<_>>>()?;
+    clients.iter_mut().try_for_each(|client| client.write(0, &[1; 4096], 0))?;
+    let pid = i32::try_from(server.pid()).ok().and_then(Pid::from_raw);
+    let limited = |bytes| Rlimit { current: bytes, maximum: None };
+    prlimit(pid, Resource::Fsize, limited(Some(100)))?;
+    let moved = json!({"node-name": "late", "iothread": "t1", "force": true});
+    let slow = json!({"node-name": "late", "latency-ns": 100_000_000_000_u64});
+    let inactive = json!({"node-name": "late/file", "active": false});
+    for (command, arguments) in [("x-blockdev-set-iothread", &moved), ("ringloom-delay-set", &slow)]
+    {
+        let (_, desc) = qmp.refused(command, arguments)?;
+        ensure!(desc.contains("state file") && desc.contains("cannot write it"), "{desc}");
+    }
+    qmp.refused("blockdev-set-active", &inactive)?;
+    let queues = qmp.execute("query-ringloom-queues", &json!({}))?;
+    let is_first = |queue: &serde_json::Value| queue["iothread"] == "t0";
+    ensure!(queues.as_array().is_some_and(|all| all.iter().all(is_first)), "{queues}");
+    clients.iter_mut().try_for_each(|client| client.write(4096, &[2; 4096], 0))?;
+    let (_, desc) = qmp.refused("object-del", &json!({"id": "t0"}))?;
+    ensure!(desc.contains("in use"), "{desc}");
+    prlimit(pid, Resource::Fsize, limited(None))?;
+    qmp.execute("x-blockdev-set-iothread", &moved)?;
+    drop(clients);
+    let sockets: Vec<&Path> = sockets.iter().map(PathBuf::as_path).collect();
+    stop(server, &sockets).map(drop)
+}
+
+#[test]
+fn a_change_that_is_made_and_cannot_be_kept_is_taken_back() {
+    with(&ringloom(), what_cannot_be_kept_is_taken_back);
 }
 
 /// A successor with the old line goes on with what commands have made, with and without a state file.
