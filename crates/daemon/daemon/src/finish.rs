@@ -74,7 +74,7 @@ impl Finish<'_> {
             guests.log_if_served(built.start(export, None).map_err(ServeError::from))?;
         }
         if let Some(monitors) = &mut monitors {
-            guests.log_if_served(monitors.start().map_err(ServeError::from))?;
+            guests.log_if_served(monitors.start(built).map_err(ServeError::from))?;
         }
         readiness.map_or(Ok(()), |readiness| guests.report_ready(readiness, log))?;
         Ok((pidfile, monitors))

@@ -22,7 +22,7 @@ use block::{Access, Clock, Node};
 use disk::WriteThreshold;
 use kernel_io::{Caching, FileIdentity, FileTable, OpenFile};
 use layers::{DelaySettings, ThrottleGroup, ThrottleLimits};
-use qcow2::Qcow2Node;
+use qcow2::{CorruptionReports, Qcow2Node};
 use serde_json::{Map, Value};
 use syntax::{ArgumentError, OptionFields};
 
@@ -62,6 +62,7 @@ pub struct Graph {
     throttle_groups: ThrottleGroups,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
+    corruptions: Arc<CorruptionReports>,
     watch: Arc<StorageWatchdog>,
 }
 
@@ -195,8 +196,14 @@ impl Graph {
             throttle_groups: HashMap::new(),
             files,
             clock,
+            corruptions: Arc::default(),
             watch,
         }
+    }
+
+    /// Where damage of images is reported.
+    pub fn corruptions(&self) -> &CorruptionReports {
+        &self.corruptions
     }
 
     /// Who tells of it.
@@ -488,6 +495,7 @@ impl Graph {
             groups: &self.throttle_groups,
             files: &self.files,
             clock: &self.clock,
+            corruptions: &self.corruptions,
             watch: &self.watch,
         }
     }

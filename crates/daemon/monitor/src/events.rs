@@ -21,6 +21,9 @@ pub(crate) const BLOCK_EXPORT_DELETED: &str = "BLOCK_EXPORT_DELETED";
 /// A job is somewhere else than before.
 pub(crate) const JOB_STATUS_CHANGE: &str = "JOB_STATUS_CHANGE";
 
+/// An image turned out to be damaged.
+pub(crate) const BLOCK_IMAGE_CORRUPTED: &str = "BLOCK_IMAGE_CORRUPTED";
+
 /// A change went beyond the write threshold of a node.
 pub(crate) const BLOCK_WRITE_THRESHOLD: &str = "BLOCK_WRITE_THRESHOLD";
 
@@ -29,6 +32,21 @@ pub(crate) const EVENTS: &[EventKind] = &[
     EventKind {
         name: BLOCK_EXPORT_DELETED,
         members: |_| vec![("id".to_owned(), "str".to_owned(), false)],
+    },
+    EventKind {
+        name: BLOCK_IMAGE_CORRUPTED,
+        members: |_| {
+            let member =
+                |name: &str, of: &str, is_optional| (name.to_owned(), of.to_owned(), is_optional);
+            vec![
+                member("device", "str", false),
+                member("node-name", "str", true),
+                member("msg", "str", false),
+                member("offset", "int", true),
+                member("size", "int", true),
+                member("fatal", "bool", false),
+            ]
+        },
     },
     EventKind {
         name: BLOCK_WRITE_THRESHOLD,

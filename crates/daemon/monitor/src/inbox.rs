@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use kernel_io::Notifier;
+use qcow2::Corruption;
 use serde_json::Value;
 
 use crate::client::Client;
@@ -18,6 +19,8 @@ pub(crate) enum Message {
     Request { client: Arc<Client>, id: Option<Value>, request: Request },
     /// A change went beyond the write threshold of a node.
     ThresholdExceeded { node: String, amount: u64, threshold: u64 },
+    /// An image turned out to be damaged.
+    Corrupted(Corruption),
     /// A job is over, well or with that error.
     JobEnded { id: String, error: Option<String> },
 }

@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 use control::DaemonState;
 use exports::{GuestMemoryOptions, InterruptibleWait};
+use qcow2::Corruption;
 use sandbox::Sandbox;
 use serde_json::{Value, json};
 
 use crate::chardev::{Chardev, ChardevError};
 use crate::client::Client;
 use crate::commands::{self, CommandContext, Jobs};
-use crate::events::{BLOCK_WRITE_THRESHOLD, event};
+use crate::events::{BLOCK_IMAGE_CORRUPTED, BLOCK_WRITE_THRESHOLD, event};
 use crate::inbox::{Inbox, Message};
 use crate::options::{ChardevOptions, MonitorOptions};
 use crate::session::answer;
@@ -87,8 +88,10 @@ impl Monitors {
         })
     }
 
-    /// Begins to talk to clients, on threads behind the fences.
-    pub fn start(&mut self) -> Result<(), MonitorSetupError> {
+    /// Begins to talk to clients, on threads behind the fences, and to hear of damage in images.
+    pub fn start(&mut self, state: &DaemonState) -> Result<(), MonitorSetupError> {
+        let heard = self.inbox.sender();
+        state.graph().corruptions().listen(move |found| heard.send(Message::Corrupted(found)));
         let Self { chardevs, monitors, inbox, sandbox, .. } = self;
         for monitor in monitors {
             let chardev = chardevs.get_mut(&monitor.chardev).expect("the options found it");
@@ -119,6 +122,16 @@ impl Monitors {
                         "node-name": node, "amount-exceeded": amount, "write-threshold": threshold,
                     });
                     self.tell(vec![(BLOCK_WRITE_THRESHOLD, data)]);
+                }
+                Some(Message::Corrupted(Corruption { node, message, offset, is_fatal })) => {
+                    // A storage daemon has no devices.
+                    let mut data = json!({
+                        "device": "", "node-name": node, "msg": message, "fatal": is_fatal,
+                    });
+                    if let Some(offset) = offset {
+                        data["offset"] = offset.into();
+                    }
+                    self.tell(vec![(BLOCK_IMAGE_CORRUPTED, data)]);
                 }
                 Some(Message::JobEnded { id, error }) => {
                     let events = self.jobs.ended(&id, error);

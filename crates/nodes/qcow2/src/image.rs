@@ -322,10 +322,11 @@ impl Image {
         let Some(cluster) = self.metadata.first_of(clusters) else { return Ok(()) };
         let offset = self.geometry.start_of(GuestCluster(cluster));
         if self.metadata.set_damaged() {
-            self.log.error(format_args!(
+            let what = format_args!(
                 "the L2 table at byte {at:#x} of the image names the metadata at {offset:#x}; it is \
                  marked corrupt and not written any more"
-            ));
+            );
+            self.log.corrupt(true, Some(offset), what);
             self.mark_corrupt(storage).await?;
         }
         Err(FailKind::Io)
@@ -353,7 +354,8 @@ impl Image {
     ) -> Result<L2Entry, FailKind> {
         let words = slice.entry(self.geometry.index_of(cluster));
         self.geometry.read(words).map_err(|bad| {
-            self.log.error(format_args!("cluster {} of the disk: {bad}", cluster.0));
+            let what = format_args!("cluster {} of the disk: {bad}", cluster.0);
+            self.log.corrupt(false, None, what);
             FailKind::Io
         })
     }

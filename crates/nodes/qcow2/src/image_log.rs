@@ -4,9 +4,12 @@
 //! Threads: any. Limits: those of [`LogRateLimit`], for each image.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use block::{Clock, LogRateLimit, SystemClock};
+
+use crate::corruption::{Corruption, CorruptionReports};
 
 /// Logs errors of one image, at a limited rate.
 #[derive(Debug)]
@@ -14,12 +17,34 @@ pub(crate) struct ImageLog {
     /// What the image is known as.
     display_name: String,
     rate: Mutex<LogRateLimit>,
+    /// The node-name, and who is told of damage.
+    reports: OnceLock<(String, Arc<CorruptionReports>)>,
+    /// Whether damage was reported with which the image goes on.
+    is_reported: AtomicBool,
 }
 
 impl ImageLog {
     /// None yet.
     pub(crate) fn new(display_name: String) -> Self {
-        Self { display_name, rate: Mutex::default() }
+        let (reports, is_reported) = (OnceLock::new(), AtomicBool::new(false));
+        Self { display_name, rate: Mutex::default(), reports, is_reported }
+    }
+
+    /// Has damage reported there, with this node-name. Called once.
+    pub(crate) fn report_to(&self, node: &str, reports: &Arc<CorruptionReports>) {
+        let _is_first = self.reports.set((node.to_owned(), Arc::clone(reports)));
+    }
+
+    /// Says that the image is damaged, and reports it: of damage that is not fatal only the first one.
+    pub(crate) fn corrupt(&self, is_fatal: bool, offset: Option<u64>, what: fmt::Arguments<'_>) {
+        self.error(what);
+        // A lone flag: nothing else is published by it.
+        if let Some((node, reports)) = self.reports.get()
+            && (is_fatal || !self.is_reported.swap(true, Ordering::Relaxed))
+        {
+            let (node, message) = (node.clone(), what.to_string());
+            reports.report(Corruption { node, message, offset, is_fatal });
+        }
     }
 
     /// Says that something is wrong, if there is room for it.

@@ -33,6 +33,7 @@ mod background_tasks;
 mod bitmaps;
 mod cluster_allocator;
 mod compressed;
+mod corruption;
 mod create;
 mod epoch;
 mod geometry;
@@ -57,6 +58,7 @@ mod task_limits;
 
 pub use cluster_allocator::FreedClusterDiscards;
 pub use compressed::CompressionMethod;
+pub use corruption::{Corruption, CorruptionReports};
 pub use create::{CreateError, CreateOptions, ImagePreallocation, ImageVersion, create};
 pub use handover::{ImageHandOverError, ImageState, InvalidImageState};
 pub use header::{Features, Header, HeaderError};

@@ -13,7 +13,7 @@ mod resize;
 use std::io;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use block::{
@@ -24,6 +24,7 @@ use block::{
 use tasks::{AsyncChild, ControlExecutor, TaskExecutor, block_on};
 
 use crate::cluster_allocator::FreedClusterDiscards;
+use crate::corruption::CorruptionReports;
 use crate::geometry::SLICE_BYTES_MAX;
 use crate::handover::{ImageHandOverError, ImageState};
 use crate::header::Header;
@@ -80,6 +81,8 @@ struct Shared {
     /// The backing file now; that of `children` is the first one.
     backing: Mutex<Option<Arc<Child>>>,
     settings: Qcow2Settings,
+    /// Who is told of damage.
+    reports: OnceLock<Arc<CorruptionReports>>,
     engines: Arc<dyn EngineFactory>,
     /// As it was when the node was made, or got another size.
     header: Mutex<Arc<Header>>,
@@ -119,8 +122,14 @@ impl Qcow2Node {
         }
         let (name, header) = (name.to_owned(), Mutex::new(Arc::new(header)));
         let (state, backing) = (Mutex::default(), Mutex::new(children.backing.clone()));
-        let shared = Shared { name, children, backing, settings, engines, header, state };
+        let reports = OnceLock::new();
+        let shared = Shared { name, children, backing, settings, reports, engines, header, state };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Has damage that is found in the image reported there. Called once, before the image is claimed.
+    pub fn report_to(&self, reports: &Arc<CorruptionReports>) {
+        let _is_first = self.shared.reports.set(Arc::clone(reports));
     }
 
     /// What the header said when the node was made, or got another size.
@@ -334,7 +343,12 @@ impl Shared {
             clean_after,
             blocks: count(refcount_cache.0 >> header.cluster_bits),
         };
-        Image::load(self.display_name(), header, storage, bytes, caches, writing).await
+        let image =
+            Image::load(self.display_name(), header, storage, bytes, caches, writing).await?;
+        if let Some(reports) = self.reports.get() {
+            image.log.report_to(&self.name, reports);
+        }
+        Ok(image)
     }
 
     /// For what an image is used that is claimed like this. Below another image nobody writes to it. Who reads and

@@ -321,9 +321,9 @@ impl Refcounts {
             None => Ok(()),
             Some(cluster) => {
                 let offset = cluster << self.cluster_bits;
-                self.log.error(format_args!(
-                    "the metadata at byte {offset:#x} of the image has refcount 0"
-                ));
+                let what =
+                    format_args!("the metadata at byte {offset:#x} of the image has refcount 0");
+                self.log.corrupt(false, Some(offset), what);
                 Err(FailKind::Io)
             }
         }

@@ -4,6 +4,7 @@ mod active;
 mod chains;
 mod changes;
 mod clients;
+mod corrupted;
 mod faulty_disk;
 mod guest;
 #[cfg(feature = "fault-points")]

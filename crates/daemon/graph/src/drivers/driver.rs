@@ -13,7 +13,7 @@ use block::{Child, Clock, Node};
 use disk::WriteThreshold;
 use kernel_io::{FileKind, FileTable, OpenFile};
 use layers::{DelayNode, ThrottleGroup};
-use qcow2::Qcow2Node;
+use qcow2::{CorruptionReports, Qcow2Node};
 use syntax::{ArgumentError, Keys, OptionFields};
 
 use super::base::BaseOptions;
@@ -141,6 +141,8 @@ pub(crate) struct NodeContext<'a> {
     pub files: &'a Arc<FileTable>,
     /// What nodes that hold requests go by.
     pub clock: &'a Arc<dyn Clock>,
+    /// Where damage of images is reported.
+    pub corruptions: &'a Arc<CorruptionReports>,
     /// What waits for storage is told of.
     pub watch: &'a StorageWatchdog,
 }

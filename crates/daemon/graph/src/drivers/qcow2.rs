@@ -251,6 +251,7 @@ impl DriverOptions for Qcow2Options {
         };
         let node = Qcow2Node::open(context.name, children, settings, Arc::new(engines(context)));
         let node = Arc::new(node.map_err(|error| context.failed(error))?);
+        node.report_to(context.corruptions);
         Ok(MadeNode { image: Some(Arc::clone(&node)), ..MadeNode::of(node) })
     }
 }
