@@ -9,6 +9,8 @@ mod faulty_disk;
 mod guest;
 #[cfg(feature = "fault-points")]
 mod killed;
+mod leaks;
+mod monitored;
 mod moved;
 mod parity;
 mod python;

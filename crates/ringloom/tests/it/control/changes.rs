@@ -162,47 +162,6 @@ fn all_that_is_served_is_made_and_taken_away_by_commands() {
     with(&ringloom(), everything_is_made_by_commands);
 }
 
-/// Adding and removing leaves nothing behind: no descriptor, no thread, no memory.
-fn nothing_leaks(program: &Program) -> Result<()> {
-    const ROUNDS: usize = 120;
-    let bench = Bench::new()?;
-    qemu_img(&bench, "create -q -f qcow2 over 1M")?;
-    let (server, mut qmp) = start(program, &bench, &[], &[])?;
-    let count = |what: &str| -> Result<usize> {
-        Ok(std::fs::read_dir(format!("/proc/{}/{what}", server.pid()))?.count())
-    };
-    let mut first = None;
-    for round in 0..ROUNDS {
-        qmp.execute("object-add", &json!({"qom-type": "iothread", "id": "t"}))?;
-        qmp.execute("blockdev-add", &overlay(&bench, "over"))?;
-        let mut asked = export(&bench, "e", "over");
-        asked["iothread"] = json!(["t"]);
-        qmp.execute("block-export-add", &asked)?;
-        if round % 10 == 0 {
-            let mut client = Client::connect(&bench.path("e.sock"), Shape::small())?;
-            client.write(0, &[0x55; 4096], 0)?;
-        }
-        qmp.execute("block-export-del", &json!({"id": "e", "mode": "hard"}))?;
-        qmp.execute("blockdev-del", &json!({"node-name": "over"}))?;
-        qmp.execute("object-del", &json!({"id": "t"}))?;
-        let now = (count("fd")?, count("task")?);
-        if round >= 20 {
-            let before = *first.get_or_insert(now);
-            ensure!(
-                now.0 <= before.0 + 2 && now.1 <= before.1 + 1,
-                "round {round}: {before:?} -> {now:?}"
-            );
-        }
-    }
-    drop(qmp);
-    stop(server, &[&monitor_socket(&bench)]).map(drop)
-}
-
-#[test]
-fn what_is_added_and_removed_leaves_nothing_behind() {
-    with(&ringloom(), nothing_leaks);
-}
-
 /// Whoever gives a thin volume more space hears once that a guest has gone beyond a place, in a file and below an image,
 /// which takes its clusters ahead.
 fn a_threshold_is_told_once(program: &Program) -> Result<()> {

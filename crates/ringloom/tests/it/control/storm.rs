@@ -1,27 +1,35 @@
 //! Many commands, good and bad, from three monitors at once, under a client that verifies what it reads on four queues.
 //!
+//! Once the daemon lives, once it is killed every 60 commands and started again with the same line.
+//!
 //! `RINGLOOM_STORM_COMMANDS` says how many; 2,000 is the long form, before a change of `control` or `monitor`. The seed
 //! repeats the commands and their order in each monitor, not how monitors interleave.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use testkit::client::RingLayout;
+use testkit::deadline::poll_until;
 use testkit::image;
-use testkit::process::{Bench, Program, Server};
+use testkit::process::{Bench, Program, START_LIMIT, Server};
 use testkit::qmp::QmpClient;
 use testkit::rawring::{Collected, Survivor};
 use testkit::report::note;
 use testkit::rng::Rng;
 
-use super::{monitor_socket, start, state};
+use super::{monitor, monitor_socket, start, state};
 use crate::support::{qemu_img, ringloom, stop, with};
 
 const MONITORS: usize = 3;
 const QUEUES: u16 = 4;
 const COMMANDS: usize = 300;
 const SEED: u64 = 0x57;
+
+/// After how many commands the daemon is killed.
+const KILL_EVERY: usize = 60;
 
 /// How many overlays are put on the disk at most.
 const OVERLAYS: usize = 5;
@@ -170,11 +178,34 @@ impl Asker {
         let mut qmp = QmpClient::connect(socket)?;
         let mut done = 0;
         for _ in 0..count {
-            let root = root(&mut qmp)?;
-            let (command, arguments) = self.next(&root);
-            let answer = qmp.ask(command, &arguments)?;
-            done += usize::from(answer.get("return").is_some());
-            qmp.events.clear();
+            done += usize::from(self.ask_once(&mut qmp)?);
+        }
+        Ok(done)
+    }
+
+    fn ask_once(&mut self, qmp: &mut QmpClient) -> Result<bool> {
+        let root = root(qmp)?;
+        let (command, arguments) = self.next(&root);
+        let answer = qmp.ask(command, &arguments)?;
+        qmp.events.clear();
+        Ok(answer.get("return").is_some())
+    }
+
+    /// The same while the daemon is killed and started again now and then: a command without an answer may have been done.
+    fn ask_on(mut self, socket: &Path, count: usize, asked: &AtomicUsize) -> Result<usize> {
+        let mut done = 0;
+        let mut qmp = None;
+        for _ in 0..count {
+            if qmp.is_none() {
+                // A daemon that is killed while it greets is one that is not there yet.
+                let connected = || Ok(QmpClient::connect(socket).ok());
+                qmp = Some(poll_until("the monitor", START_LIMIT, connected)?);
+            }
+            match qmp.as_mut().map(|qmp| self.ask_once(qmp)) {
+                Some(Ok(is_done)) => done += usize::from(is_done),
+                Some(Err(_)) | None => qmp = None,
+            }
+            asked.fetch_add(1, Ordering::Relaxed);
         }
         Ok(done)
     }
@@ -217,17 +248,30 @@ fn clean_up(qmp: &mut QmpClient) -> Result<()> {
     Ok(())
 }
 
-fn all_is_well_in_a_storm(program: &Program) -> Result<()> {
+fn count() -> usize {
     let count = std::env::var("RINGLOOM_STORM_COMMANDS").ok().and_then(|it| it.parse().ok());
-    let count = count.unwrap_or(COMMANDS);
+    count.unwrap_or(COMMANDS)
+}
+
+fn bench_of_a_storm() -> Result<Bench> {
     let bench = Bench::new()?;
-    let bytes = Survivor::disk_bytes(QUEUES);
-    image::create_sparse(&bench.path("disk"), bytes)?;
+    image::create_sparse(&bench.path("disk"), Survivor::disk_bytes(QUEUES))?;
     for number in 0..MONITORS {
         image::create_sparse(&bench.path(&format!("other{number}")), 1 << 20)?;
     }
-    let sockets: Vec<PathBuf> =
-        (1..MONITORS).map(|number| socket(&bench, number)).chain([bench.path("e.sock")]).collect();
+    Ok(bench)
+}
+
+/// Those that are there from the start, but for that of the first monitor.
+fn sockets(bench: &Bench) -> Vec<PathBuf> {
+    (1..MONITORS).map(|number| socket(bench, number)).chain([bench.path("e.sock")]).collect()
+}
+
+fn all_is_well_in_a_storm(program: &Program) -> Result<()> {
+    let count = count();
+    let bench = bench_of_a_storm()?;
+    let bytes = Survivor::disk_bytes(QUEUES);
+    let sockets = sockets(&bench);
     let (server, qmp) = start(program, &bench, &line(&bench), &sockets)?;
     // A monitor has one client at a time.
     drop(qmp);
@@ -268,13 +312,73 @@ fn all_is_well_in_a_storm(program: &Program) -> Result<()> {
     for overlay in 1..=overlays {
         qemu_img(&bench, &format!("check -q -f qcow2 over{overlay}"))?;
     }
-    let format = if overlays > 0 { "qcow2" } else { "raw" };
-    let file = if overlays > 0 { root } else { "disk".to_owned() };
-    qemu_img(&bench, &format!("convert -f {format} -O raw {file} flat"))?;
+    compare(&bench, &root, &expected)
+}
+
+/// The disk holds what was completed.
+fn compare(bench: &Bench, root: &str, expected: &[u8]) -> Result<()> {
+    let is_overlay = root.starts_with("over");
+    let format = if is_overlay { "qcow2" } else { "raw" };
+    let file = if is_overlay { root } else { "disk" };
+    qemu_img(bench, &format!("convert -f {format} -O raw {file} flat"))?;
     let found = std::fs::read(bench.path("flat"))?;
-    let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+    let wrong = found.iter().zip(expected).position(|(found, expected)| found != expected);
     ensure!(wrong.is_none() && found.len() >= expected.len(), "another byte at {wrong:?}");
     Ok(())
+}
+
+/// The same while the daemon is killed and started again with the same line, and all clients come back.
+fn all_is_well_with_kills(program: &Program) -> Result<()> {
+    let count = count();
+    let bench = bench_of_a_storm()?;
+    let all = [monitor(&bench), line(&bench)].concat();
+    let awaited = [sockets(&bench), vec![monitor_socket(&bench)]].concat();
+    let mut server = program.start(&all, &awaited)?;
+    let mut client = Survivor::connect(&bench.path("e.sock"), RingLayout::Packed, QUEUES)?;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let askers: Vec<_> = (0..MONITORS)
+        .map(|number| {
+            let (rng, directory) = (Rng::new(SEED + number as u64), bench.path(""));
+            let bytes = Survivor::disk_bytes(QUEUES);
+            let asker = Asker { number, rng, directory, overlays: 0, bytes };
+            let (socket, asked) = (socket(&bench, number), Arc::clone(&asked));
+            std::thread::spawn(move || asker.ask_on(&socket, count / MONITORS, &asked))
+        })
+        .collect();
+    let (mut rng, mut kills) = (Rng::new(SEED), 0);
+    while askers.iter().any(|asker| !asker.is_finished()) {
+        if asked.load(Ordering::Relaxed) >= (kills + 1) * KILL_EVERY {
+            server.kill()?;
+            kills += 1;
+            server = program.start(&all, &[bench.path("e.sock")])?;
+            client.reconnect()?;
+        }
+        client.submit(&mut rng)?;
+        ensure!(client.collect()? != Collected::Gone, "the server is gone: {}", server.log());
+    }
+    let mut done = 0;
+    for asker in askers {
+        let asked = asker.join().expect("it does not panic");
+        done += asked.with_context(|| format!("log: {}", server.log()))?;
+    }
+    client.drain().with_context(|| format!("log: {}", server.log()))?;
+    let mut qmp = QmpClient::connect(&monitor_socket(&bench))?;
+    let root = root(&mut qmp)?;
+    note(&format!("storm: {done} of {count} commands done, {kills} kills, the disk is {root}"));
+    ensure!(done * 5 > count && kills > 0, "only {done} were done, with {kills} kills");
+    let expected = client.expected();
+    drop((client, qmp));
+    stop(server, &[&monitor_socket(&bench)])?;
+    if root.starts_with("over") {
+        // A killed daemon leaks clusters at worst.
+        qemu_img(&bench, &format!("check -q -f qcow2 -r leaks {root}"))?;
+    }
+    compare(&bench, &root, &expected)
+}
+
+#[test]
+fn commands_and_kills_change_no_byte_under_load() {
+    with(&ringloom(), all_is_well_with_kills);
 }
 
 #[test]
