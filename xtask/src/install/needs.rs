@@ -121,6 +121,12 @@ pub(crate) const NEEDS: &[Need] = &[
         why: "finds the kernel modules that the guests need",
     },
     Need {
+        package: "libnbd-bin",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["nbdinfo", "nbdcopy"]),
+        why: "clients of NBD that nobody here wrote",
+    },
+    Need {
         package: "chromium",
         origin: Origin::Release,
         proof: Proof::Commands(&["chromium"]),

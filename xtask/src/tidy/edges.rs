@@ -204,7 +204,7 @@ const TABLE: &[Row] = &[
         &["disk", "layers", "virtio", "virtio_blk"],
     ),
     row("virtio_blk", &["block", "request_path", "virtio"], &[]),
-    row("nbd", &["block"], &[]),
+    row("nbd", &["block", "request_path"], &["disk", "iothread", "kernel_io"]),
     row("request_path", &["block", "kernel_io"], &["disk"]),
     row("disk", &["block", "kernel_io"], &[]),
     row(

@@ -118,6 +118,112 @@ pub mod info {
     pub const BLOCK_SIZE: u16 = 3;
 }
 
+/// Requests.
+pub mod request {
+    /// What a compact request begins with.
+    pub const MAGIC: u32 = 0x2560_9513;
+    /// What an extended request begins with.
+    pub const EXTENDED_MAGIC: u32 = 0x21e4_1c71;
+    /// The header of a compact request.
+    pub const COMPACT_BYTES: usize = 28;
+    /// The header of an extended request.
+    pub const EXTENDED_BYTES: usize = 32;
+}
+
+/// Commands, `NBD_CMD_*`.
+pub mod command {
+    /// Read.
+    pub const READ: u16 = 0;
+    /// Write.
+    pub const WRITE: u16 = 1;
+    /// End the session.
+    pub const DISC: u16 = 2;
+    /// Make durable what was answered.
+    pub const FLUSH: u16 = 3;
+    /// Discard.
+    pub const TRIM: u16 = 4;
+    /// Read soon.
+    pub const CACHE: u16 = 5;
+    /// Zero.
+    pub const WRITE_ZEROES: u16 = 6;
+    /// Tell what bytes are.
+    pub const BLOCK_STATUS: u16 = 7;
+}
+
+/// Flags of commands, `NBD_CMD_FLAG_*`.
+pub mod command_flag {
+    /// Durable before it is answered.
+    pub const FUA: u16 = 1 << 0;
+    /// Zeroes that take storage.
+    pub const NO_HOLE: u16 = 1 << 1;
+    /// The data in one chunk.
+    pub const DF: u16 = 1 << 2;
+    /// One extent is enough.
+    pub const REQ_ONE: u16 = 1 << 3;
+    /// Zeroes only if that is quick.
+    pub const FAST_ZERO: u16 = 1 << 4;
+    /// Bytes follow the header, as many as its length says.
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
+}
+
+/// What replies begin with.
+pub mod reply_magic {
+    /// `NBD_SIMPLE_REPLY_MAGIC`.
+    pub const SIMPLE: u32 = 0x6744_6698;
+    /// `NBD_STRUCTURED_REPLY_MAGIC`.
+    pub const STRUCTURED: u32 = 0x668e_33ef;
+    /// `NBD_EXTENDED_REPLY_MAGIC`.
+    pub const EXTENDED: u32 = 0x6e8a_278c;
+}
+
+/// Chunks of replies, `NBD_REPLY_TYPE_*`.
+pub mod chunk {
+    /// Nothing: the request went well.
+    pub const NONE: u16 = 0;
+    /// Data.
+    pub const OFFSET_DATA: u16 = 1;
+    /// Block status.
+    pub const BLOCK_STATUS: u16 = 5;
+    /// Block status with numbers of 64 bits.
+    pub const BLOCK_STATUS_EXT: u16 = 6;
+    /// The request has failed.
+    pub const ERROR: u16 = (1 << 15) + 1;
+}
+
+/// Flags of chunks, `NBD_REPLY_FLAG_*`.
+pub mod chunk_flag {
+    /// The last one of its reply.
+    pub const DONE: u16 = 1 << 0;
+}
+
+/// What `base:allocation` tells, `NBD_STATE_*`.
+pub mod state {
+    /// No storage.
+    pub const HOLE: u32 = 1 << 0;
+    /// Zeroes.
+    pub const ZERO: u32 = 1 << 1;
+}
+
+/// Errors, `NBD_E*`.
+pub mod error {
+    /// None.
+    pub const NONE: u32 = 0;
+    /// Not permitted.
+    pub const EPERM: u32 = 1;
+    /// Input or output.
+    pub const EIO: u32 = 5;
+    /// Not valid.
+    pub const EINVAL: u32 = 22;
+    /// No space.
+    pub const ENOSPC: u32 = 28;
+    /// Too large.
+    pub const EOVERFLOW: u32 = 75;
+    /// Not supported.
+    pub const ENOTSUP: u32 = 95;
+    /// The server ends.
+    pub const ESHUTDOWN: u32 = 108;
+}
+
 /// The fields of a message, taken off its front one after the other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);

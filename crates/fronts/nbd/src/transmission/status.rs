@@ -1,0 +1,116 @@
+//! Block status: from the records that a disk leaves to the extents that a client is told.
+//!
+//! Where it stands in the life of a request: at the end of a block status request.
+//!
+//! Invariants: extents follow each other from the first byte that was asked about and end with the last one at most;
+//! neighbours differ. Limits: as many extents as there were records.
+
+use block::StatusRecord;
+
+use super::reply::ReplyTo;
+use super::request::StatusQuestion;
+use crate::wire::{chunk, chunk_flag, state};
+use crate::{HeaderStyle, MetaContext};
+
+/// The most runs that one reply tells of.
+pub(crate) const RECORDS_MAX: usize = 1024;
+
+/// The room for so many records and for the reply to them.
+pub(crate) fn room(records: usize) -> (usize, usize) {
+    let chunk = EXTENDED_CHUNK_BYTES + records * EXTENDED_EXTENT_BYTES;
+    (records * StatusRecord::BYTES, chunk * MetaContext::ALL.len())
+}
+
+/// Its header, the number of the context and that of the extents.
+const EXTENDED_CHUNK_BYTES: usize = 32 + 8;
+const EXTENDED_EXTENT_BYTES: usize = 16;
+
+/// Writes the reply to a block status request, a chunk for each context; returns its length.
+pub(crate) fn write_reply(
+    to: ReplyTo,
+    question: &StatusQuestion,
+    records: &[u8],
+    bytes: &mut [u8],
+) -> usize {
+    let mut used = 0;
+    let mut contexts = question.contexts.iter().peekable();
+    while let Some(context) = contexts.next() {
+        let flags = if contexts.peek().is_some() { 0 } else { chunk_flag::DONE };
+        used += write_chunk(to, (context, flags), question, records, &mut bytes[used..]);
+    }
+    used
+}
+
+fn write_chunk(
+    to: ReplyTo,
+    (context, flags): (MetaContext, u16),
+    question: &StatusQuestion,
+    records: &[u8],
+    bytes: &mut [u8],
+) -> usize {
+    let is_long = to.style == HeaderStyle::Extended;
+    let kind = if is_long { chunk::BLOCK_STATUS_EXT } else { chunk::BLOCK_STATUS };
+    let head = to.write_chunk_header(bytes, flags, kind, 0);
+    bytes[head..head + 4].copy_from_slice(&context.id().to_be_bytes());
+    let first = if is_long { head + 8 } else { head + 4 };
+    let (mut end, mut count) = (first, 0_u32);
+    each_extent(context, question, records, |length, status| {
+        count += 1;
+        if is_long {
+            bytes[end..end + 8].copy_from_slice(&length.to_be_bytes());
+            bytes[end + 8..end + 16].copy_from_slice(&u64::from(status).to_be_bytes());
+            end += 16;
+        } else {
+            // A compact request cannot ask about more.
+            let length = u32::try_from(length).expect("no longer than the request");
+            bytes[end..end + 4].copy_from_slice(&length.to_be_bytes());
+            bytes[end + 4..end + 8].copy_from_slice(&status.to_be_bytes());
+            end += 8;
+        }
+    });
+    if is_long {
+        bytes[head + 4..head + 8].copy_from_slice(&count.to_be_bytes());
+    }
+    // Now its payload is known.
+    to.write_chunk_header(bytes, flags, kind, end - head);
+    end
+}
+
+/// The runs of bytes of one status in that context.
+fn each_extent(
+    context: MetaContext,
+    question: &StatusQuestion,
+    records: &[u8],
+    mut tell: impl FnMut(u64, u32),
+) {
+    let (mut skip, mut left) = (question.window.skip, question.window.count);
+    let mut last: Option<(u64, u32)> = None;
+    for StatusRecord { count, status } in StatusRecord::read_all(records) {
+        let skipped = skip.min(count.0);
+        skip -= skipped;
+        let length = (count.0 - skipped).min(left);
+        left -= length;
+        if length == 0 {
+            continue;
+        }
+        let value = match context {
+            MetaContext::BaseAllocation => {
+                let hole = if status.is_data { 0 } else { state::HOLE };
+                hole | if status.is_zero { state::ZERO } else { 0 }
+            }
+            MetaContext::AllocationDepth if status.is_allocated => u32::from(status.depth) + 1,
+            MetaContext::AllocationDepth => 0,
+        };
+        match &mut last {
+            Some((sum, same)) if *same == value => *sum += length,
+            Some((sum, before)) => {
+                tell(*sum, *before);
+                last = Some((length, value));
+            }
+            None => last = Some((length, value)),
+        }
+    }
+    if let Some((length, value)) = last {
+        tell(length, value);
+    }
+}
