@@ -502,7 +502,13 @@ impl Graph {
 
     /// Whether direct I/O reaches the end of what a node has opened. Whoever shows its bytes asks.
     fn check_end(&self, name: &str) -> Result<(), GraphError> {
-        if let Some(file) = &self.vertices[name].made.file {
+        self.vertices[name].check_end(name)
+    }
+}
+
+impl Vertex {
+    fn check_end(&self, name: &str) -> Result<(), GraphError> {
+        if let Some(file) = &self.made.file {
             let (alignment, bytes) = (file.medium().alignments().offset, file.bytes());
             // What 512-byte blocks need is checked by the export, which has a say in the block size.
             let direct = file.caching() == Caching::Direct;

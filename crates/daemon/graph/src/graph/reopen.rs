@@ -124,6 +124,10 @@ impl Graph {
             });
             let before = &self.vertices[&name].made;
             let vertex = self.make(&name, blockdev, below.collect(), Some(before))?;
+            let is_shown = |(user, _): &(NodeUser, String)| !self.is_image(user);
+            if self.model.users_of(&name).iter().any(is_shown) {
+                vertex.check_end(&name)?;
+            }
             Ok((name, vertex))
         };
         reopened.iter().map(make).collect()
