@@ -23,7 +23,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use block::{Buffers, DiskSize, HostMemory, Outcome, SourceRequestSlot};
+use block::{
+    Buffers, ByteCount, Capacity, DiskSize, Durability, HostMemory, Outcome, SECTOR_BYTES,
+    SourceRequestSlot,
+};
 use request_path::{
     FrontEnd, FrontEndContext, Interest, LogicalUnitIndex, NewRequest, SleepDecision,
     StreamDirection, StreamEnd, StreamTransfer,
@@ -39,7 +42,7 @@ use self::slots::{SLOTS, SlotWork, Slots};
 use crate::transmission::request::{RequestHeader, RequestRules, error_of};
 use crate::transmission::status;
 use crate::wire::error;
-use crate::{ConnectionEnd, LostConnection, ServedSize, TransmissionSettings};
+use crate::{ConnectionEnd, LostConnection, TransmissionSettings};
 
 /// The one disk of a connection.
 const DISK: LogicalUnitIndex = LogicalUnitIndex(0);
@@ -54,7 +57,9 @@ pub struct NbdConnectionSetup {
     /// What the client has sent behind the handshake.
     pub received: Vec<u8>,
     /// How large the disk is.
-    pub size: Arc<ServedSize>,
+    pub size: Arc<Capacity>,
+    /// When changes are durable that do not ask for more; with [`Durability::Stable`] all are written through.
+    pub durability: Durability,
 }
 
 /// A connection in the transmission phase as a front end.
@@ -65,7 +70,7 @@ pub struct NbdConnection {
     rules: RequestRules,
     /// The size that the client knows.
     told: DiskSize,
-    size: Arc<ServedSize>,
+    size: Arc<Capacity>,
     slots: Slots,
     pool: MemoryPool,
     input: Input,
@@ -99,6 +104,12 @@ enum ConnectionPhase {
     Broken,
 }
 
+/// What a client may use of a disk that was told that size: whole sectors, and no more than there is now.
+fn served_size(capacity: &Capacity, told: DiskSize) -> DiskSize {
+    let DiskSize(ByteCount(now)) = capacity.get();
+    DiskSize(ByteCount(told.0.0.min(now - now % SECTOR_BYTES)))
+}
+
 impl fmt::Debug for NbdConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NbdConnection").field("phase", &self.phase).finish_non_exhaustive()
@@ -108,14 +119,15 @@ impl fmt::Debug for NbdConnection {
 impl NbdConnection {
     /// A connection that is not served yet. Fails if no eventfd can be made.
     pub fn new(setup: NbdConnectionSetup) -> io::Result<Self> {
-        let NbdConnectionSetup { socket, settings, received, size } = setup;
+        let NbdConnectionSetup { socket, settings, received, size, durability } = setup;
         let rules = RequestRules {
             style: settings.style,
-            size: size.for_client(settings.size),
+            size: served_size(&size, settings.size),
             access: settings.access,
             contexts: settings.contexts,
             block: settings.block_sizes.minimum().into(),
             payload_max: settings.block_sizes.maximum().into(),
+            durability,
         };
         Ok(Self {
             socket,
@@ -367,7 +379,7 @@ impl FrontEnd for NbdConnection {
     }
 
     fn begin_batch(&mut self) {
-        self.rules.size = self.size.for_client(self.told);
+        self.rules.size = served_size(&self.size, self.told);
     }
 
     fn take(&mut self) -> Result<Option<NewRequest<'_, ()>>, ConnectionEnd> {

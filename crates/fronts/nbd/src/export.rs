@@ -108,6 +108,8 @@ pub struct ExportOffer {
     pub block_sizes: BlockSizes,
     /// Whether clients may ask how deep in its backing chain bytes are (`qemu:allocation-depth`).
     pub allocation_depth: bool,
+    /// Whether a client may use several connections at once.
+    pub multi_conn: bool,
 }
 
 /// An export in a list.

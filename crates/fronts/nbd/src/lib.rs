@@ -14,7 +14,6 @@ mod connection;
 mod export;
 mod faults;
 mod negotiation;
-mod served_size;
 mod settings;
 mod transmission;
 pub mod wire;
@@ -28,7 +27,6 @@ pub use negotiation::{
     Negotiation, NegotiationFault, NegotiationProgress, NegotiationStep, OPTION_BYTES_MAX,
     OPTIONS_MAX, RECEIVED_BYTES_MAX, SENT_BYTES_MAX, TlsPolicy,
 };
-pub use served_size::ServedSize;
 pub use settings::{
     HeaderStyle, MetaContext, MetaContexts, TransmissionFlags, TransmissionSettings,
 };

@@ -100,15 +100,18 @@ pub struct TransmissionFlags(u16);
 impl TransmissionFlags {
     /// What is told of an export to a client that uses those headers and contexts.
     ///
-    /// One flush covers the completed writes of all connections, so several may be used at once. FAST_ZERO is not
+    /// One flush covers the completed writes of all connections, so several may be used at once where the server takes
+    /// several. FAST_ZERO is not
     /// offered: whether zeroes have to be written is known only when a file has refused to make them otherwise.
-    pub fn of(access: Access, style: HeaderStyle, contexts: MetaContexts) -> Self {
+    pub fn of(offer: &ExportOffer, style: HeaderStyle, contexts: MetaContexts) -> Self {
         let mut flags = transmission::HAS_FLAGS
             | transmission::SEND_FLUSH
             | transmission::SEND_FUA
-            | transmission::SEND_CACHE
-            | transmission::CAN_MULTI_CONN;
-        flags |= match access {
+            | transmission::SEND_CACHE;
+        if offer.multi_conn {
+            flags |= transmission::CAN_MULTI_CONN;
+        }
+        flags |= match offer.access {
             Access::ReadOnly => transmission::READ_ONLY,
             Access::ReadWrite => transmission::SEND_TRIM | transmission::SEND_WRITE_ZEROES,
         };
@@ -158,7 +161,7 @@ impl TransmissionSettings {
             style,
             contexts,
             block_sizes: offer.block_sizes,
-            flags: TransmissionFlags::of(offer.access, style, contexts),
+            flags: TransmissionFlags::of(offer, style, contexts),
         }
     }
 }

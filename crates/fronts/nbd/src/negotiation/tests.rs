@@ -31,6 +31,7 @@ fn offer(name: &str) -> ExportOffer {
         access: Access::ReadWrite,
         block_sizes: BlockSizes::of_block(512),
         allocation_depth: false,
+        multi_conn: true,
     }
 }
 
@@ -40,6 +41,7 @@ fn catalog() -> Catalog {
         access: Access::ReadOnly,
         size: DiskSize(ByteCount((1 << 20) + 700)),
         allocation_depth: true,
+        multi_conn: true,
         ..offer("deep")
     };
     let blocks = ExportOffer { block_sizes: BlockSizes::of_block(4096), ..offer("4k") };

@@ -47,6 +47,8 @@ pub(crate) struct RequestRules {
     /// What changes are made of.
     pub(crate) block: u64,
     pub(crate) payload_max: u64,
+    /// Of changes that do not ask for more.
+    pub(crate) durability: Durability,
 }
 
 /// The part of some sectors that was asked for.
@@ -197,8 +199,8 @@ impl RequestHeader {
         Err((FailKind::Malformed, error::EINVAL))
     }
 
-    fn durability(&self) -> Durability {
-        if self.flags & command_flag::FUA == 0 { Durability::Cached } else { Durability::Stable }
+    fn durability(&self, rules: &RequestRules) -> Durability {
+        if self.flags & command_flag::FUA == 0 { rules.durability } else { Durability::Stable }
     }
 
     /// Its bytes, if the disk has them all.
@@ -247,7 +249,7 @@ impl RequestHeader {
         Ok(if self.length == 0 {
             Decision::Nothing
         } else {
-            Decision::Write(extent, self.durability())
+            Decision::Write(extent, self.durability(rules))
         })
     }
 
@@ -259,7 +261,7 @@ impl RequestHeader {
     ) -> Result<Decision, (FailKind, u32)> {
         self.flags(flags)?;
         let extent = self.changed(rules)?;
-        Ok(Steps::of(kind, extent, self.durability()))
+        Ok(Steps::of(kind, extent, self.durability(rules)))
     }
 
     fn cache(&self, rules: &RequestRules) -> Result<Decision, (FailKind, u32)> {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use block::{Access, ByteCount, DiskSize, Node, SystemClock};
+use block::{Access, ByteCount, Capacity, DiskSize, Durability, Node, SystemClock};
 use disk::{DiscardPolicy, FileNode, NullNode, ReadContent};
 use iothread::{
     Iothread, PlacedFrontEnd, PollSettings, ProcessResources, SourceName, SourceObserver,
@@ -18,8 +18,7 @@ use kernel_io::{Caching, FileTable, Notifier, OpenOptions, ReactorChoice};
 use nbd::{
     BlockSizes, ConnectionEnd, ExportCatalog, ExportOffer, ExportSummary, HeaderStyle,
     MetaContexts, NbdConnection, NbdConnectionSetup, Negotiation, NegotiationProgress,
-    NegotiationStep, ProtocolString, ServedSize, TlsPolicy, TransmissionFlags,
-    TransmissionSettings,
+    NegotiationStep, ProtocolString, TlsPolicy, TransmissionFlags, TransmissionSettings,
 };
 use request_path::FrontEndSource;
 
@@ -56,7 +55,7 @@ impl Ends {
 pub(crate) struct Server {
     pub(crate) iothreads: [Arc<Iothread>; 2],
     pub(crate) node: Arc<dyn Node>,
-    pub(crate) size: Arc<ServedSize>,
+    pub(crate) size: Arc<Capacity>,
     pub(crate) access: Access,
     pub(crate) contexts: MetaContexts,
     pub(crate) ends: Arc<Ends>,
@@ -84,7 +83,7 @@ impl Server {
             };
             Arc::new(Iothread::spawn("t", process, settings).unwrap())
         });
-        let size = Arc::new(ServedSize::new(node.size()));
+        let size = Arc::new(Capacity::new(node.size()));
         let (access, ends) = (node.access(), Arc::new(Ends::default()));
         let contexts = MetaContexts::default();
         let is_closing = AtomicBool::new(false);
@@ -115,6 +114,18 @@ impl Server {
         Self::with(&Arc::default(), reactors, Arc::new(node), None)
     }
 
+    fn offer(&self) -> ExportOffer {
+        ExportOffer {
+            name: ProtocolString::new("disk").unwrap(),
+            description: Some(ProtocolString::new("a disk for tests").unwrap()),
+            size: self.node.size(),
+            access: self.access,
+            block_sizes: BlockSizes::of_block(512),
+            allocation_depth: true,
+            multi_conn: true,
+        }
+    }
+
     pub(crate) fn settings(&self, style: HeaderStyle) -> TransmissionSettings {
         TransmissionSettings {
             export: ProtocolString::new("disk").unwrap(),
@@ -123,7 +134,7 @@ impl Server {
             style,
             contexts: self.contexts,
             block_sizes: BlockSizes::of_block(512),
-            flags: TransmissionFlags::of(self.access, style, self.contexts),
+            flags: TransmissionFlags::of(&self.offer(), style, self.contexts),
         }
     }
 
@@ -134,7 +145,9 @@ impl Server {
         received: Vec<u8>,
     ) -> NbdConnection {
         let (socket, size) = (socket.into(), Arc::clone(&self.size));
-        NbdConnection::new(NbdConnectionSetup { socket, settings, received, size }).unwrap()
+        let durability = Durability::Cached;
+        NbdConnection::new(NbdConnectionSetup { socket, settings, received, size, durability })
+            .unwrap()
     }
 
     pub(crate) fn place(
@@ -164,14 +177,7 @@ impl ExportCatalog for Server {
     }
 
     fn find(&self, name: &str) -> Option<ExportOffer> {
-        ["", "disk"].contains(&name).then(|| ExportOffer {
-            name: ProtocolString::new("disk").unwrap(),
-            description: Some(ProtocolString::new("a disk for tests").unwrap()),
-            size: self.node.size(),
-            access: self.access,
-            block_sizes: BlockSizes::of_block(512),
-            allocation_depth: true,
-        })
+        ["", "disk"].contains(&name).then(|| self.offer())
     }
 }
 
