@@ -20,6 +20,9 @@ pub struct Configuration {
     pub nodes: Vec<Value>,
     /// The exports.
     pub exports: Vec<Value>,
+    /// The NBD server (`--nbd-server`), if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nbd_server: Option<Value>,
 }
 
 impl DaemonState {
@@ -45,7 +48,8 @@ impl DaemonState {
             Value::Object(written)
         };
         let exports = self.export_options.values().map(export).collect();
-        Configuration { objects, nodes, exports }
+        let nbd_server = self.nbd_server().map(|options| options.written().into());
+        Configuration { objects, nodes, exports, nbd_server }
     }
 }
 
@@ -90,6 +94,15 @@ impl Configuration {
             }
             for one in theirs.iter().filter(|one| find(ours, one).is_none()) {
                 all.push(format!("{what} '{}' is in {there} only", name(one)));
+            }
+        }
+        match (&self.nbd_server, &other.nbd_server) {
+            (None, None) => {}
+            (Some(_), None) => all.push(format!("the NBD server is in {here} only")),
+            (None, Some(_)) => all.push(format!("the NBD server is in {there} only")),
+            (Some(one), Some(other)) if one == other => {}
+            (Some(one), Some(other)) => {
+                all.push(format!("the NBD server is {one} in {here} and {other} in {there}"));
             }
         }
         all

@@ -5,12 +5,15 @@
 use std::sync::Arc;
 
 use exports::{Export, ExportedDisk};
+use nbd_server::NbdExport;
 
 /// A running export. Dropped, it is stopped.
 #[derive(Debug)]
 pub enum RunningExport {
     /// A device of virtio.
     VhostUserBlk(Export),
+    /// A name on the NBD server.
+    Nbd(NbdExport),
 }
 
 impl RunningExport {
@@ -18,6 +21,7 @@ impl RunningExport {
     pub fn disk(&self) -> &Arc<ExportedDisk> {
         match self {
             Self::VhostUserBlk(export) => export.disk(),
+            Self::Nbd(export) => export.disk(),
         }
     }
 
@@ -25,6 +29,7 @@ impl RunningExport {
     pub fn type_name(&self) -> &'static str {
         match self {
             Self::VhostUserBlk(_) => "vhost-user-blk",
+            Self::Nbd(_) => "nbd",
         }
     }
 
@@ -32,6 +37,7 @@ impl RunningExport {
     pub fn has_client(&self) -> bool {
         match self {
             Self::VhostUserBlk(export) => export.has_client(),
+            Self::Nbd(export) => export.has_client(),
         }
     }
 
@@ -40,6 +46,7 @@ impl RunningExport {
     pub fn begin_stop(&self) {
         match self {
             Self::VhostUserBlk(export) => export.begin_stop(),
+            Self::Nbd(export) => export.begin_stop(),
         }
     }
 
@@ -47,6 +54,7 @@ impl RunningExport {
     pub fn vhost_user_blk(&self) -> Option<&Export> {
         match self {
             Self::VhostUserBlk(export) => Some(export),
+            Self::Nbd(_) => None,
         }
     }
 }

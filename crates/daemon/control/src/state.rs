@@ -10,6 +10,7 @@ mod activity;
 mod change;
 mod inherit;
 mod iothreads;
+mod nbd;
 mod pools;
 mod remove;
 mod run_time;
@@ -20,7 +21,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::Clock;
+use block::{Clock, Durability};
 use exports::{
     AdoptedSession, DescriptorCheck, DiskParts, Export, ExportClaimError, ExportError, ExportKind,
     ExportOptions, ExportSocket, ExportedDisk, LOGICAL_BLOCK_BYTES, ServingIothreads, SocketError,
@@ -35,6 +36,7 @@ use iothread::{
     SourceRegistry, SpawnError,
 };
 use kernel_io::{CpuList, FileTable, OpenFile, ReactorChoice, SpareRings};
+use nbd_server::{ListenGrant, NbdCatalog, NbdExport, NbdServer, NbdServerError};
 use sandbox::Sandbox;
 
 use crate::placer::PlacedPool;
@@ -65,6 +67,11 @@ pub struct DaemonState {
     unused_pools: HashMap<String, PoolOptions>,
     /// What was claimed, also for exports that have stopped: nobody else may have it before all is flushed.
     claimed: Vec<Arc<ExportedDisk>>,
+    /// Its connections have ended with their exports.
+    nbd_server: Option<NbdServer>,
+    nbd_catalog: Arc<NbdCatalog>,
+    /// Where commands may have it listen.
+    listen_grants: Vec<ListenGrant>,
     iothreads: HashMap<String, Arc<Iothread>>,
     pub(crate) graph: Graph,
     /// As they were made, or changed since.
@@ -191,6 +198,12 @@ pub enum BuildError {
     /// An export could not be started.
     #[error(transparent)]
     Export(#[from] ExportError),
+    /// The thread of the NBD server could not be confined.
+    #[error("NBD server: its thread cannot be confined")]
+    ConfineNbd(#[source] std::io::Error),
+    /// The NBD server could not be started.
+    #[error(transparent)]
+    NbdServer(#[from] NbdServerError),
 }
 
 impl DaemonState {
@@ -209,6 +222,9 @@ impl DaemonState {
             pools: HashMap::new(),
             unused_pools: HashMap::new(),
             claimed: Vec::new(),
+            nbd_server: None,
+            nbd_catalog: Arc::default(),
+            listen_grants: Vec::new(),
             iothreads: HashMap::new(),
             graph: Graph::new(Arc::clone(files), Arc::clone(clock), named_files, watch),
             objects: BTreeMap::new(),
@@ -325,22 +341,33 @@ impl DaemonState {
         ListeningExport { prepared, socket }: ListeningExport,
         adopted: Option<AdoptedSession>,
     ) -> Result<(), BuildError> {
-        let (id, names) = (prepared.disk.id.clone(), prepared.disk.iothreads().to_string());
-        let (PreparedProtocol::VhostUserBlk(offer), Some(socket)) = (prepared.protocol, socket)
-        else {
-            unreachable!("exports of other types are not read yet")
-        };
-        let path = socket.path().to_path_buf();
-        let (clock, export) = (Arc::clone(&self.clock), id.clone());
-        let start = || Export::start(offer, socket, adopted, clock);
-        let started = match &self.sandbox {
-            Some(sandbox) => {
-                sandbox.inside(start).map_err(|source| BuildError::Confine { export, source })?
+        let PreparedExport { options, disk, protocol } = prepared;
+        let (id, names) = (disk.id.clone(), disk.iothreads().to_string());
+        match (protocol, &options.kind, socket) {
+            (PreparedProtocol::VhostUserBlk(offer), _, Some(socket)) => {
+                let path = socket.path().to_path_buf();
+                let (clock, export) = (Arc::clone(&self.clock), id.clone());
+                let start = || Export::start(offer, socket, adopted, clock);
+                let started = match &self.sandbox {
+                    Some(sandbox) => sandbox
+                        .inside(start)
+                        .map_err(|source| BuildError::Confine { export, source })?,
+                    None => start(),
+                };
+                self.exports.push(RunningExport::VhostUserBlk(started?));
+                tracing::info!("export {id}: listening on {}, served by {names}", path.display());
             }
-            None => start(),
-        };
-        self.exports.push(RunningExport::VhostUserBlk(started?));
-        tracing::info!("export {id}: listening on {}, served by {names}", path.display());
+            (PreparedProtocol::Nbd, ExportKind::Nbd(own), _) => {
+                let durability =
+                    if options.writethrough { Durability::Stable } else { Durability::Cached };
+                let export = NbdExport::start(disk, own, durability, &self.nbd_catalog);
+                tracing::info!("export {id}: NBD export '{}', served by {names}", export.name());
+                self.exports.push(RunningExport::Nbd(export));
+            }
+            (PreparedProtocol::VhostUserBlk(_), _, None) | (PreparedProtocol::Nbd, _, _) => {
+                panic!("export {id} was prepared as another type than it is")
+            }
+        }
         Ok(())
     }
 

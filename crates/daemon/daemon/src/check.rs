@@ -137,7 +137,7 @@ impl CheckReport {
             differences.iter().for_each(|difference| self.say(format!("  {difference}")));
         }
         match restored(&kept, &plan.socket_rights) {
-            Ok(steps) => plan.steps = steps,
+            Ok((steps, server)) => (plan.steps, plan.nbd_server) = (steps, server),
             Err(error) => {
                 self.refusals.push(format!("state file {shown}: {}", chain_of(&error)));
             }

@@ -12,6 +12,7 @@ use control::DaemonState;
 use exports::{DescriptorCheck, InterruptibleWait, attach_lines};
 use host::{Pidfile, ReadinessPipe, chain_of};
 use monitor::Monitors;
+use nbd_server::nbd_attach_lines;
 use options::Plan;
 use sandbox::Sandbox;
 use takeover::{PredecessorProcess, TakeoverOutcome};
@@ -54,6 +55,11 @@ impl Finish<'_> {
         let (chardevs, memory) = (&plan.chardevs, &plan.guest_memory);
         let opened = Monitors::open(chardevs, &plan.monitors, memory, *sandbox, wait);
         let mut monitors = guests.some_if_served(opened.map_err(ServeError::from))?;
+        built.allow_listening(plan.allow_listen.clone());
+        if let Some(options) = &plan.nbd_server {
+            let opened = built.open_nbd_server(options).map_err(ServeError::from);
+            guests.log_if_served(opened)?;
+        }
         let state_file = guests.some_if_served(state.lock(plan))?.flatten();
         let printed = print_attach_lines(plan, directory);
         guests.log_if_served(printed.map_err(failed("print how to attach a guest")))?;
@@ -73,6 +79,7 @@ impl Finish<'_> {
         for export in listening {
             guests.log_if_served(built.start(export, None).map_err(ServeError::from))?;
         }
+        guests.log_if_served(built.start_nbd_server().map_err(ServeError::from))?;
         if let Some(monitors) = &mut monitors {
             guests.log_if_served(monitors.start(built).map_err(ServeError::from))?;
         }
@@ -149,7 +156,10 @@ fn write_pidfile_after(plan: &Plan, predecessor: &PredecessorProcess) -> Option<
 
 fn print_attach_lines(plan: &Plan, directory: &Path) -> io::Result<()> {
     let Some(format) = plan.print else { return Ok(()) };
-    let lines = attach_lines(format, plan.exports(), directory);
+    let mut lines = attach_lines(format, plan.exports(), directory);
+    if let Some(server) = &plan.nbd_server {
+        lines += &nbd_attach_lines(format, &server.address, plan.exports(), directory);
+    }
     let mut stdout = io::stdout().lock();
     match stdout.write_all(lines.as_bytes()).and_then(|()| stdout.flush()) {
         // Whoever does not want to read on is served all the same.

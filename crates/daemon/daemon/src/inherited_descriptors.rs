@@ -12,6 +12,7 @@ use std::path::Path;
 
 use graph::Blockdev;
 use monitor::{ChardevKind, ChardevOptions};
+use nbd_server::{ListenAddress, NbdServerOptions};
 
 use options::{Plan, PlanStep};
 
@@ -44,10 +45,13 @@ pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
         state,
         old_state: _,
         allowed: _,
+        nbd_server,
+        allow_listen: _,
     } = plan;
     let own = [pidfile, log_file, state].into_iter().filter_map(Option::as_deref);
     let paths = steps.iter().flat_map(paths_of).chain(chardevs.iter().flat_map(paths_of_chardev));
-    let paths = paths.chain(own);
+    let server = nbd_server.as_ref().and_then(NbdServerOptions::path);
+    let paths = paths.chain(own).chain(server);
     let variable = |name: &str| std::env::var(name).ok();
     let passed = passed(variable("LISTEN_PID"), variable("LISTEN_FDS"), std::process::id());
     let exports = plan.exports().filter_map(|export| export.vhost_user_blk()?.socket.descriptor);
@@ -55,7 +59,11 @@ pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
         ChardevKind::Socket { descriptor, .. } => *descriptor,
         ChardevKind::File { .. } | ChardevKind::Stdio | ChardevKind::Null => None,
     });
-    let sockets = exports.chain(monitors);
+    let nbd = nbd_server.as_ref().and_then(|server| match server.address {
+        ListenAddress::Descriptor(descriptor) => Some(descriptor),
+        ListenAddress::Inet(_) | ListenAddress::Unix(_) => None,
+    });
+    let sockets = exports.chain(monitors).chain(nbd);
     paths.filter_map(number_of).chain(passed).chain(sockets).chain(*gauges).collect()
 }
 

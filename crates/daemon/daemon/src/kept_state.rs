@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use block::Access;
 use control::{Configuration, StateFile, StateFileError};
 use graph::Blockdev;
+use nbd_server::{ListenAddress, NbdServerOptions};
 use options::{OldState, Plan, PlanStep, TakeoverMode, restored};
 use sandbox::{AllowedDirectory, SandboxMode};
 use takeover::configuration_of;
@@ -79,7 +80,7 @@ impl State {
         }
         let steps = restored(kept, &plan.socket_rights);
         let failed = |source| ServeError::State { place: place.to_owned(), source };
-        let steps = steps.map_err(failed)?;
+        let (steps, server) = steps.map_err(failed)?;
         if let Some(path) = not_allowed(plan, &steps) {
             return Err(ServeError::NotAllowed { place: place.to_owned(), path });
         }
@@ -96,6 +97,11 @@ impl State {
             plan.steps.iter().filter(|it| is_new(it)).cloned().collect();
         of_line.extend(steps);
         plan.steps = of_line;
+        if let Some(server) = server.as_ref().filter(|server| !may_listen(plan, server)) {
+            let (place, address) = (place.to_owned(), server.address.clone());
+            return Err(ServeError::MayNotListen { place, address });
+        }
+        plan.nbd_server = server;
         Ok(())
     }
 
@@ -120,6 +126,23 @@ impl State {
             (None, None) => Ok(None),
         }
     }
+}
+
+/// Whether the line lets an NBD server listen there.
+fn may_listen(plan: &Plan, server: &NbdServerOptions) -> bool {
+    let is_named = plan.nbd_server.as_ref().is_some_and(|it| it.address == server.address);
+    let is_granted = match &server.address {
+        ListenAddress::Inet(inet) => plan.allow_listen.iter().any(|grant| grant.allows(inet)),
+        ListenAddress::Unix(socket) => {
+            let path = real(&socket.path);
+            let is_below = |it: &AllowedDirectory| {
+                it.access == Access::ReadWrite && path.starts_with(&it.path)
+            };
+            plan.allowed.iter().any(is_below)
+        }
+        ListenAddress::Descriptor(_) => false,
+    };
+    plan.sandbox == SandboxMode::Off || is_named || is_granted
 }
 
 /// A path of these steps that neither the line names, nor a directory of `--allow-below` has, for what is done with it.

@@ -27,6 +27,7 @@ use host::{
 };
 use kernel_io::{FileKind, FileTable};
 use monitor::{ChardevError, DaemonFate, MonitorSetupError, Monitors};
+use nbd_server::ListenAddress;
 use options::{CommandLineError, Daemonize, Plan, PlanStep, TakeoverMode};
 use sandbox::{Sandbox, SandboxError};
 use takeover::{
@@ -102,6 +103,17 @@ pub enum ServeError {
         place: String,
         /// The file or socket.
         path: PathBuf,
+    },
+    /// The NBD server that commands made before this start is not one that this start may make.
+    #[error(
+        "{place}: the NBD server at {address} is neither on the command line nor allowed by --allow-listen or \
+         --allow-below; add it, or begin anew with --state-reset"
+    )]
+    MayNotListen {
+        /// Where it was kept.
+        place: String,
+        /// Where it would listen.
+        address: ListenAddress,
     },
     /// The process that was taken over has kept something else than is served now.
     #[error(

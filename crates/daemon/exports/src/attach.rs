@@ -24,7 +24,7 @@ pub enum AttachLinesFormat {
     Libvirt,
 }
 
-/// Gives the lines for every export, ending in a newline. Relative socket paths are taken from
+/// Gives the lines for every export of vhost-user-blk, ending in a newline; nothing if there is none. Relative socket paths are taken from
 /// `directory`, the one the process was started in.
 pub fn attach_lines<'a>(
     format: AttachLinesFormat,
@@ -32,6 +32,10 @@ pub fn attach_lines<'a>(
     directory: &Path,
 ) -> String {
     let exports = exports.filter_map(|export| Some((&*export.id, export.vhost_user_blk()?)));
+    let mut exports = exports.peekable();
+    if exports.peek().is_none() {
+        return String::new();
+    }
     match format {
         AttachLinesFormat::Qemu => qemu(exports, directory),
         AttachLinesFormat::Libvirt => libvirt(exports, directory),
@@ -104,7 +108,7 @@ fn socket_path(export: &VhostUserBlkOptions, directory: &Path) -> String {
 }
 
 /// An argument as a POSIX shell takes it.
-fn quote(argument: &str) -> String {
+pub fn quote(argument: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./,=:@%+".contains(&byte);
     if argument.bytes().all(plain) {
         return argument.to_owned();
@@ -112,7 +116,8 @@ fn quote(argument: &str) -> String {
     format!("'{}'", argument.replace('\'', r"'\''"))
 }
 
-fn escape_xml(text: &str) -> String {
+/// Text as XML has it between tags and in attributes.
+pub fn escape_xml(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for char in text.chars() {
         match char {

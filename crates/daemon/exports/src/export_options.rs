@@ -11,17 +11,17 @@ use syntax::{
 };
 
 use crate::inherited_socket::path_of_listener;
-use crate::nbd_export_options::NbdExportOptions;
+use crate::nbd_export_options::{NBD, NbdExportOptions};
 use crate::vhost_user_blk_options::{QueuePin, VHOST_USER_BLK, VhostUserBlkOptions};
 
 /// The keys of each export type that works.
-pub const EXPORT_TYPES: &[(&str, Keys)] = &[("vhost-user-blk", VHOST_USER_BLK)];
+pub const EXPORT_TYPES: &[(&str, Keys)] = &[("nbd", NBD), ("vhost-user-blk", VHOST_USER_BLK)];
 
 /// Their names.
-const SUPPORTED: &[&str] = &["vhost-user-blk"];
+const SUPPORTED: &[&str] = &["nbd", "vhost-user-blk"];
 
 /// The export types that qemu-storage-daemon has and ringloom does not have.
-const LATER: &[&str] = &["nbd", "fuse", "vduse-blk"];
+const LATER: &[&str] = &["fuse", "vduse-blk"];
 
 /// The keys that exports of all types have.
 pub const EXPORT_KEYS: &[Key] = &[

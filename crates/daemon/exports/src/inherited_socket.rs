@@ -59,20 +59,16 @@ pub(crate) fn listener_at(descriptor: RawFd) -> Result<OwnedFd, InheritedSocketE
     look(descriptor).map(|(socket, _)| socket)
 }
 
+/// A descriptor of its own for the stream socket that listens there, of TCP or UNIX, with or without a name.
+pub fn stream_listener_at(descriptor: RawFd) -> Result<OwnedFd, InheritedSocketError> {
+    let (socket, _) = listening(descriptor)?;
+    Ok(socket)
+}
+
 fn look(descriptor: RawFd) -> Result<(OwnedFd, PathBuf), InheritedSocketError> {
-    let no_socket = |_: DescriptorError| InheritedSocketError::NoSocket(descriptor);
-    let socket = host::duplicate(descriptor).map_err(no_socket)?;
-    let failed = |errno: Errno| match errno {
-        Errno::NOTSOCK | Errno::BADF => InheritedSocketError::NoSocket(descriptor),
-        errno => InheritedSocketError::Kernel { descriptor, source: errno.into() },
-    };
-    let kind = sockopt::socket_type(&socket).map_err(failed)?;
-    let family = sockopt::socket_domain(&socket).map_err(failed)?;
-    if (family, kind) != (AddressFamily::UNIX, SocketType::STREAM) {
+    let (socket, family) = listening(descriptor)?;
+    if family != AddressFamily::UNIX {
         return Err(InheritedSocketError::Kind(descriptor));
-    }
-    if !sockopt::socket_acceptconn(&socket).map_err(failed)? {
-        return Err(InheritedSocketError::Deaf(descriptor));
     }
     let listener = UnixListener::from(socket);
     let failed = |source| InheritedSocketError::Kernel { descriptor, source };
@@ -81,6 +77,24 @@ fn look(descriptor: RawFd) -> Result<(OwnedFd, PathBuf), InheritedSocketError> {
         (Some(path), None) => Ok((listener.into(), path.to_owned())),
         (_, _) => Err(InheritedSocketError::Nameless(descriptor)),
     }
+}
+
+fn listening(descriptor: RawFd) -> Result<(OwnedFd, AddressFamily), InheritedSocketError> {
+    let no_socket = |_: DescriptorError| InheritedSocketError::NoSocket(descriptor);
+    let socket = host::duplicate(descriptor).map_err(no_socket)?;
+    let failed = |errno: Errno| match errno {
+        Errno::NOTSOCK | Errno::BADF => InheritedSocketError::NoSocket(descriptor),
+        errno => InheritedSocketError::Kernel { descriptor, source: errno.into() },
+    };
+    let kind = sockopt::socket_type(&socket).map_err(failed)?;
+    let family = sockopt::socket_domain(&socket).map_err(failed)?;
+    if kind != SocketType::STREAM {
+        return Err(InheritedSocketError::Kind(descriptor));
+    }
+    if !sockopt::socket_acceptconn(&socket).map_err(failed)? {
+        return Err(InheritedSocketError::Deaf(descriptor));
+    }
+    Ok((socket, family))
 }
 
 #[cfg(test)]

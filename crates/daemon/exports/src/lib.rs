@@ -30,7 +30,7 @@ mod unshared_memory;
 mod vhost_user_blk_options;
 
 pub use activation::{ActivateError, ClaimLock, ExportClaim, InactivateError};
-pub use attach::{AttachLinesFormat, attach_lines};
+pub use attach::{AttachLinesFormat, attach_lines, escape_xml, quote};
 pub use claim::{ExportClaimError, InterruptibleWait, LOCK_WAIT_MAX, WaitPolicy, WaitResult};
 pub use descriptor_check::{DescriptorCheck, DescriptorCheckStartError};
 pub use descriptor_limits::{descriptors_wanted_by, has_room_for_spare_rings, share_descriptors};
@@ -41,7 +41,9 @@ pub use export_options::{EXPORT_KEYS, EXPORT_TYPES, ExportKind, ExportOptions};
 pub use export_size::ExportSize;
 pub use exported_disk::{DiskParts, ExportedDisk, MigrationFlag, ServingIothreads};
 pub use guest_memory::{GuestMemoryOptions, MemoryDirectoryError};
-pub use inherited_socket::{InheritedSocketError, descriptor_number, path_of_listener};
+pub use inherited_socket::{
+    InheritedSocketError, descriptor_number, path_of_listener, stream_listener_at,
+};
 pub use nbd_export_options::{NBD, NbdExportOptions};
 pub use socket::{
     ExportSocket, SocketError, SocketIdentity, address, group_number, stream_socket,

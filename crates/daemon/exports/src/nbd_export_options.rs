@@ -66,3 +66,21 @@ impl NbdExportOptions {
         written.insert("allocation-depth".to_owned(), self.allocation_depth.into());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::ExportOptions;
+
+    #[test]
+    fn a_name_is_the_nodes_if_none_is_said_and_has_a_bound() {
+        let parse = |more: &str| ExportOptions::parse(&format!("nbd,id=e,node-name=n{more}"));
+        let written = |more: &str| parse(more).unwrap().written();
+        assert_eq!(written("")["name"], "n");
+        assert_eq!(written(",name=")["name"], "");
+        assert_eq!(written(",description=d,allocation-depth=on")["description"], "d");
+        let long = parse(&format!(",name={}", "x".repeat(4097))).unwrap_err();
+        assert_eq!(long.to_string(), "parameter name has 4097 bytes; the limit is 4096");
+        let bitmaps = parse(",bitmaps.0=b").unwrap_err().to_string();
+        assert!(bitmaps.contains("bitmaps"), "{bitmaps}");
+    }
+}

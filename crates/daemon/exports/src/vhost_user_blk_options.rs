@@ -92,6 +92,13 @@ pub struct SocketOptions {
     pub group: Option<String>,
 }
 
+impl SocketOptions {
+    /// A socket that is made at that path, with the rights that it has by itself.
+    pub fn at(path: PathBuf) -> Self {
+        Self { path, descriptor: None, mode: None, group: None }
+    }
+}
+
 /// Reads `QUEUE:IOTHREAD`, of queues that the export has, each at most once.
 fn pins(fields: &mut OptionFields, queues: Option<u16>) -> Result<Vec<QueuePin>, ArgumentError> {
     if !fields.has("pin") {

@@ -8,6 +8,7 @@ mod creation;
 mod exports;
 mod images;
 mod jobs;
+mod nbd;
 mod nodes;
 mod objects;
 mod placement;
@@ -154,6 +155,21 @@ pub(crate) const COMMANDS: &[Command] = {
         changes("chardev-add", Table(&chardevs::ADD), ChardevReturn::describe, chardevs::add),
         changes("chardev-remove", Table(&chardevs::REMOVE), <()>::describe, chardevs::remove),
         changes("job-dismiss", Table(&jobs::DISMISS), <()>::describe, jobs::dismiss),
+        with(
+            &["deprecated"],
+            changes("nbd-server-add", Table(&nbd::ADD), <()>::describe, nbd::add),
+        ),
+        with(
+            &["deprecated"],
+            changes("nbd-server-remove", Table(&nbd::REMOVE), <()>::describe, nbd::remove),
+        ),
+        changes(
+            "nbd-server-start",
+            Table(&nbd_server::NBD_SERVER_START),
+            <()>::describe,
+            nbd::start,
+        ),
+        changes("nbd-server-stop", Nothing, <()>::describe, nbd::stop),
         changes("object-add", Object, <()>::describe, objects::add),
         changes("object-del", Table(&objects::DEL), <()>::describe, objects::del),
         asks(
@@ -278,10 +294,6 @@ const LATER: &[&str] = &[
     "job-finalize",
     "job-pause",
     "job-resume",
-    "nbd-server-add",
-    "nbd-server-remove",
-    "nbd-server-start",
-    "nbd-server-stop",
     "ringbuf-read",
     "ringbuf-write",
     "x-blockdev-amend",

@@ -108,8 +108,24 @@ pub enum CommandLineSyntaxError {
     #[error("{0} needs an image to serve, as in: ringloom serve disk.img --socket disk.sock")]
     NoImage(&'static str),
     /// The short form without a socket.
-    #[error("serve {}: option '--socket' is missing", .0.display())]
+    #[error("serve {}: option '--socket' or '--nbd' is missing", .0.display())]
     NoSocket(PathBuf),
+    /// Both at once.
+    #[error("--read-only and --writable contradict each other")]
+    ReadOnlyAndWritable,
+    /// Where writing is the rule.
+    #[error(
+        "--writable is for --nbd; over --socket a disk is writable unless --read-only is given"
+    )]
+    WritableWithoutNbd,
+    /// Two places for one NBD server.
+    #[error("--nbd makes the NBD server that --nbd-server makes: give one of them")]
+    TwoNbdServers,
+    /// An NBD export that nobody could reach.
+    #[error(
+        "export '{0}' is an NBD export, and there is no NBD server: --nbd-server says where it listens"
+    )]
+    NoNbdServer(String),
     /// An empty line.
     #[error("nothing to serve: give an image, or --blockdev and --export; see --help")]
     Nothing,

@@ -57,6 +57,8 @@ pub(super) enum EitherFormOption {
     State,
     StateReset,
     AllowBelow,
+    NbdServer,
+    AllowListen,
 }
 
 /// The image and the options of the short form.
@@ -69,6 +71,8 @@ pub(super) enum ShortFormOption {
     NumQueues,
     Direct,
     Format,
+    Nbd,
+    Writable,
 }
 
 impl OptionKind {
@@ -84,6 +88,7 @@ impl OptionKind {
                         | EitherFormOption::Daemonize
                         | EitherFormOption::Chardev
                         | EitherFormOption::Monitor
+                        | EitherFormOption::NbdServer
                 )
             }
             Self::Short(_) => false,
@@ -162,13 +167,20 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
     known("--state", OptionKind::Shared(EitherFormOption::State), ArgumentUse::Argument),
     known("--state-reset", OptionKind::Shared(EitherFormOption::StateReset), ArgumentUse::Nothing),
     known("--allow-below", OptionKind::Shared(EitherFormOption::AllowBelow), ArgumentUse::Argument),
+    known("--nbd-server", OptionKind::Shared(EitherFormOption::NbdServer), ArgumentUse::Argument),
+    known(
+        "--allow-listen",
+        OptionKind::Shared(EitherFormOption::AllowListen),
+        ArgumentUse::Argument,
+    ),
+    known("--nbd", OptionKind::Short(ShortFormOption::Nbd), ArgumentUse::Argument),
+    known("--writable", OptionKind::Short(ShortFormOption::Writable), ArgumentUse::Nothing),
     known("--socket", OptionKind::Short(ShortFormOption::Socket), ArgumentUse::Argument),
     known("--iothreads", OptionKind::Short(ShortFormOption::Iothreads), ArgumentUse::Argument),
     known("--read-only", OptionKind::Short(ShortFormOption::ReadOnly), ArgumentUse::Nothing),
     known("--num-queues", OptionKind::Short(ShortFormOption::NumQueues), ArgumentUse::Argument),
     known("--direct", OptionKind::Short(ShortFormOption::Direct), ArgumentUse::Argument),
     known("--format", OptionKind::Short(ShortFormOption::Format), ArgumentUse::Argument),
-    known("--nbd-server", OptionKind::Later, ArgumentUse::Argument),
     brief(b'T', known("--trace", OptionKind::Later, ArgumentUse::Argument)),
 ];
 

@@ -32,8 +32,9 @@ fn blockdev() -> String {
 
 const HEAD: &str = "\
 Usage: ringloom serve IMAGE --socket PATH [OPTIONS]
+       ringloom serve IMAGE --nbd HOST:PORT|PATH [OPTIONS]
        ringloom serve [--object …] [--blockdev …] [--export …] [OPTIONS]
-Serves virtual disks to virtual machines over vhost-user-blk.
+Serves virtual disks to virtual machines over vhost-user-blk, and to all others over NBD.
 Under the name qemu-storage-daemon it takes the same options.
 ";
 
@@ -42,6 +43,8 @@ One disk:
   IMAGE                  a raw disk image or a block device; a file that looks like an image
                          format needs --format
   --socket PATH          listen here
+  --nbd HOST:PORT|PATH   offer the disk over NBD on this address or UNIX socket, read-only
+  --writable             NBD clients may write
   --iothreads N|none     how many threads serve the queues, 1 to 64; none: the main thread
   --iothreads auto[:MAX] as many threads as pay, at most MAX; queues are moved as guests work
   --read-only            refuse writes
@@ -99,6 +102,11 @@ const EXPORT: &str = "  --export [type=]vhost-user-blk,id=ID,node-name=N
                          queues as the guest asks for (at most 256), write-back.
                          writethrough: a change is durable when it is answered, until the guest
                          switches to write-back
+  --export [type=]nbd,id=ID,node-name=N[,name=NAME][,description=TEXT][,writable=on|off]
+           [,allocation-depth=on|off][,iothread=…][,writethrough=on|off]
+                         offer a node on the NBD server, under NAME (default: the node's name).
+                         Connections go to the iothreads as queues do. allocation-depth: clients may
+                         ask how deep in its backing chain data lie
 ";
 
 const BOTH: &str = "\
@@ -125,6 +133,15 @@ Always:
                          --daemonize the host's journal or syslog. SIGHUP opens it anew
   --gauges-fd N          write what iothreads, queues and disks do to this open descriptor, a line
                          of JSON each second
+  --nbd-server addr.type=inet,addr.host=HOST,addr.port=PORT[,addr.ipv4=on|off][,addr.ipv6=on|off]
+             | addr.type=unix,addr.path=PATH | addr.type=fd,addr.str=DESCRIPTOR
+           [,max-connections=N][,handshake-max-seconds=N]
+                         where exports of type nbd are offered: to at most N clients at a time
+                         (default: 100; 0: as many as descriptors allow), which may take so many
+                         seconds until they have chosen an export (default: 10; 0: any time)
+  --allow-listen [HOST:]PORT
+                         where commands may have the NBD server listen on TCP (can be given several
+                         times). Default: nowhere
   --chardev socket,id=ID,path=PATH[,server=on|off][,wait=on|off][,mode=MODE][,group=GROUP]
   --chardev socket,id=ID,fd=DESCRIPTOR,server=on[,wait=on|off]
   --chardev stdio,id=ID[,signal=on|off] | null,id=ID
@@ -166,7 +183,7 @@ addr.path=/run/vm1.sock,iothread.0=t0,iothread.1=t1
 
 #[cfg(test)]
 mod tests {
-    use exports::VHOST_USER_BLK;
+    use exports::EXPORT_TYPES;
     use graph::OBJECT_TYPES;
     use syntax::{Key, Keys};
 
@@ -182,7 +199,12 @@ mod tests {
             .map(|known| known.long.to_owned());
         let objects = OBJECT_TYPES.iter().map(|entry| &entry.keys);
         let drivers = DRIVERS.iter().map(|driver| &driver.keys);
-        let all = objects.chain(drivers).chain([&VHOST_USER_BLK]).flat_map(|keys| names(keys, ""));
+        let exports = EXPORT_TYPES.iter().map(|(_, keys)| keys);
+        let all = objects
+            .chain(drivers)
+            .chain(exports)
+            .chain([&nbd_server::NBD_SERVER])
+            .flat_map(|keys| names(keys, ""));
         // A property of a throttle group is an `x-` before what is a limit as well; the texts say that and name the limits.
         options.chain(all.filter(|name| !name.starts_with("x-"))).collect()
     }

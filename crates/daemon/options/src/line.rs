@@ -4,9 +4,10 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use block::Access;
-use exports::{AttachLinesFormat, GuestMemoryOptions};
+use exports::{AttachLinesFormat, ExportKind, ExportOptions, GuestMemoryOptions};
 use graph::{NamedFilesPolicy, real_directory};
 use monitor::{ChardevOptions, MonitorOptions};
+use nbd_server::{ListenGrant, NbdServerOptions};
 use sandbox::{AllowedDirectory, SandboxMode};
 use syntax::{ArgumentError, parse_flag, parse_number, parse_size};
 
@@ -39,8 +40,20 @@ pub fn parse(
     let form = form(&words)?;
     plan.steps = match form {
         CommandLineForm::Long => long::steps(&words)?,
-        CommandLineForm::Short => short::steps(&words)?,
+        CommandLineForm::Short => {
+            let (steps, server) = short::steps(&words)?;
+            if server.is_some() && plan.nbd_server.is_some() {
+                return Err(CommandLineSyntaxError::TwoNbdServers.into());
+            }
+            plan.nbd_server = plan.nbd_server.or(server);
+            steps
+        }
     };
+    let is_nbd = |export: &&ExportOptions| matches!(export.kind, ExportKind::Nbd(_));
+    if let (Some(export), None) = (plan.exports().find(is_nbd), &plan.nbd_server) {
+        return Err(CommandLineSyntaxError::NoNbdServer(export.id.clone()).into());
+    }
+
     for step in &mut plan.steps {
         if let PlanStep::Export(export) = step
             && let Some(own) = export.vhost_user_blk_mut()
@@ -50,6 +63,9 @@ pub fn parse(
         }
     }
     plan.socket_rights = (socket_mode, socket_group);
+    if let Some(server) = &mut plan.nbd_server {
+        server.set_rights(&plan.socket_rights);
+    }
     // Whoever uses the short form has no other place to learn how to attach a guest.
     plan.print = plan.print.or((form == CommandLineForm::Short).then_some(AttachLinesFormat::Qemu));
     Ok(ServeCommand::Serve(Box::new(plan)))
@@ -112,6 +128,8 @@ impl CommonOptions {
             guest_memory: GuestMemoryOptions::default(),
             gauges: None,
             socket_rights: (None, None),
+            nbd_server: None,
+            allow_listen: Vec::new(),
             chardevs: Vec::new(),
             monitors: Vec::new(),
             state: None,
@@ -172,23 +190,21 @@ impl CommonOptions {
                 let number = parse_number(word.text()?).and_then(|it| i32::try_from(it).ok());
                 self.plan.gauges = Some(number.ok_or_else(|| wrong(fault))?);
             }
-            EitherFormOption::Chardev => {
-                let chardev = ChardevOptions::parse(word.text()?).map_err(wrong)?;
-                if self.plan.chardevs.iter().any(|other| other.id == chardev.id) {
-                    return Err(wrong(ArgumentError::own(MonitorError::ChardevTwice(chardev.id))));
-                }
-                self.plan.chardevs.push(chardev);
-            }
-            EitherFormOption::Monitor => {
-                let monitor = MonitorOptions::parse(word.text()?).map_err(wrong)?;
-                self.check_monitor(&monitor).map_err(|it| wrong(ArgumentError::own(it)))?;
-                self.plan.monitors.push(monitor);
-            }
+            EitherFormOption::Chardev => self.add_chardev(word)?,
+            EitherFormOption::Monitor => self.add_monitor(word)?,
             EitherFormOption::State => self.plan.state = Some(path("state file's path")?),
             EitherFormOption::StateReset => self.plan.old_state = OldState::Forgotten,
             EitherFormOption::AllowBelow => {
                 let allowed = allowed(word.text()?).map_err(wrong)?;
                 self.plan.allowed.push(allowed);
+            }
+            EitherFormOption::NbdServer => {
+                self.plan.nbd_server = Some(NbdServerOptions::parse(word.text()?).map_err(wrong)?);
+            }
+            EitherFormOption::AllowListen => {
+                let fault = ArgumentError::ExpectsAlone("[HOST:]PORT");
+                let grant = ListenGrant::parse(word.text()?);
+                self.plan.allow_listen.push(grant.ok_or_else(|| wrong(fault))?);
             }
             EitherFormOption::Sandbox => {
                 let text = word.text()?;
@@ -219,6 +235,22 @@ enum MonitorError {
 }
 
 impl CommonOptions {
+    fn add_chardev(&mut self, word: &ParsedOption) -> Result<(), CommandLineError> {
+        let chardev = ChardevOptions::parse(word.text()?).map_err(|fault| word.wrong(fault))?;
+        if self.plan.chardevs.iter().any(|other| other.id == chardev.id) {
+            return Err(word.wrong(ArgumentError::own(MonitorError::ChardevTwice(chardev.id))));
+        }
+        self.plan.chardevs.push(chardev);
+        Ok(())
+    }
+
+    fn add_monitor(&mut self, word: &ParsedOption) -> Result<(), CommandLineError> {
+        let monitor = MonitorOptions::parse(word.text()?).map_err(|fault| word.wrong(fault))?;
+        self.check_monitor(&monitor).map_err(|it| word.wrong(ArgumentError::own(it)))?;
+        self.plan.monitors.push(monitor);
+        Ok(())
+    }
+
     fn check_monitor(&self, monitor: &MonitorOptions) -> Result<(), MonitorError> {
         let id = &monitor.chardev;
         if self.plan.chardevs.iter().all(|chardev| chardev.id != *id) {

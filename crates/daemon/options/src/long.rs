@@ -3,6 +3,7 @@
 use control::Configuration;
 use exports::ExportOptions;
 use graph::{Blockdev, GraphModel, ObjectOptions};
+use nbd_server::NbdServerOptions;
 use serde_json::Value;
 use syntax::{ArgumentError, asks_for_help};
 
@@ -64,12 +65,12 @@ pub(super) fn steps(words: &[ParsedOption]) -> Result<Vec<PlanStep>, CommandLine
     }
 }
 
-/// The steps that make a configuration that was kept. What is wrong with it is told with the option that it stands for.
+/// The steps that make a configuration that was kept, and its NBD server. What is wrong with it is told with the option that it stands for.
 pub fn restored(
     configuration: &Configuration,
     rights: &SocketRights,
-) -> Result<Vec<PlanStep>, CommandLineError> {
-    let Configuration { objects, nodes, exports } = configuration;
+) -> Result<(Vec<PlanStep>, Option<NbdServerOptions>), CommandLineError> {
+    let Configuration { objects, nodes, exports, nbd_server } = configuration;
     let wrong = |option: &'static str, json: &Value, fault: ArgumentError| {
         CommandLineError::Argument { option, text: json.to_string(), fault: Box::new(fault) }
     };
@@ -101,7 +102,13 @@ pub fn restored(
     for (step, (option, json)) in steps.iter().zip(&of) {
         check_files(step).map_err(|fault| wrong(option, json, fault))?;
     }
-    Ok(steps)
+    let server = nbd_server.as_ref().map(|json| -> Result<_, CommandLineError> {
+        let read = NbdServerOptions::parse(&json.to_string());
+        let mut server = read.map_err(|fault| wrong("--nbd-server", json, fault))?;
+        server.set_rights(rights);
+        Ok(server)
+    });
+    Ok((steps, server.transpose()?))
 }
 
 fn step(name: LongFormOption, word: &ParsedOption) -> Result<PlanStep, CommandLineError> {

@@ -13,6 +13,7 @@ use control::Configuration;
 use exports::{AttachLinesFormat, ExportOptions, GuestMemoryOptions};
 use graph::{Blockdev, NamedFilesPolicy, ObjectOptions};
 use monitor::{ChardevKind, ChardevOptions, MonitorOptions};
+use nbd_server::{ListenGrant, NbdServerOptions};
 use sandbox::{AllowedDirectory, SandboxMode, SandboxNeeds};
 
 /// What the command line asks for: serve, help or version.
@@ -64,6 +65,10 @@ pub struct Plan {
     pub gauges: Option<RawFd>,
     /// The permission bits and the group of all sockets of exports, if they are not left to the umask and the process.
     pub socket_rights: SocketRights,
+    /// The NBD server, if there is to be one.
+    pub nbd_server: Option<NbdServerOptions>,
+    /// Where commands may have an NBD server listen.
+    pub allow_listen: Vec<ListenGrant>,
     /// The character devices of monitors.
     pub chardevs: Vec<ChardevOptions>,
     /// The monitors; each has a character device of its own.
@@ -109,6 +114,7 @@ impl Plan {
                 PlanStep::Export(export) => configuration.exports.push(export.written().into()),
             }
         }
+        configuration.nbd_server = self.nbd_server.as_ref().map(|options| options.written().into());
         configuration
     }
 
@@ -124,7 +130,12 @@ impl Plan {
             ChardevKind::Stdio | ChardevKind::File { .. } | ChardevKind::Null => None,
         });
         SandboxNeeds {
-            removed: sockets.chain(monitors).chain(self.pidfile.as_deref()).collect(),
+            removed: sockets
+                .chain(monitors)
+                .chain(self.nbd_server.as_ref().and_then(NbdServerOptions::path))
+                .chain(self.pidfile.as_deref())
+                .collect(),
+            listens: self.allow_listen.iter().map(|grant| grant.port).collect(),
             allowed: &self.allowed,
             log_file: self.log_file.as_deref(),
             writes_devices: self.may_write_devices(),

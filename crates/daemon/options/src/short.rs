@@ -9,8 +9,8 @@ use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 
 use exports::{
-    ExportKind, ExportOptions, LOGICAL_BLOCK_BYTES, SocketOptions, VhostUserBlkOptions,
-    check_num_queues, check_socket_path,
+    ExportKind, ExportOptions, LOGICAL_BLOCK_BYTES, NbdExportOptions, SocketOptions,
+    VhostUserBlkOptions, check_num_queues, check_socket_path,
 };
 use formats::FileExtension;
 use graph::{
@@ -18,6 +18,7 @@ use graph::{
     image_format, image_formats, open_fault, waiting_for,
 };
 use kernel_io::FileKind;
+use nbd_server::{ListenAddress, NbdServerOptions};
 use syntax::{ArgumentError, ConvertHint, nearest, parse_flag, parse_number};
 
 use super::fault::{CommandLineError, CommandLineSyntaxError};
@@ -34,9 +35,13 @@ const IOTHREADS_MAX: u64 = 64;
 #[derive(Debug)]
 struct ShortForm {
     image: PathBuf,
-    socket: PathBuf,
+    socket: Option<PathBuf>,
+    /// Where `--nbd` says to listen.
+    nbd: Option<ListenAddress>,
     iothreads: ShortIothreads,
     read_only: bool,
+    /// Whether NBD clients may write.
+    nbd_writable: bool,
     num_queues: Option<u16>,
     cache_direct: bool,
     /// What `--format` says.
@@ -83,8 +88,10 @@ impl Display for FormatHint<'_> {
     }
 }
 
-/// Reads the short form and writes it out to steps.
-pub(super) fn steps(words: &[ParsedOption]) -> Result<Vec<PlanStep>, CommandLineError> {
+/// Reads the short form and writes it out to steps, and where the NBD server listens, if there is to be one.
+pub(super) fn steps(
+    words: &[ParsedOption],
+) -> Result<(Vec<PlanStep>, Option<NbdServerOptions>), CommandLineError> {
     let short = ShortForm::read(words)?;
     let image =
         |fault| CommandLineError::Image { path: short.image.clone(), fault: Box::new(fault) };
@@ -100,7 +107,7 @@ pub(super) fn steps(words: &[ParsedOption]) -> Result<Vec<PlanStep>, CommandLine
     }
     let steps = short.steps(kind);
     steps.iter().try_for_each(check_files).map_err(image)?;
-    Ok(steps)
+    Ok((steps, short.nbd.map(NbdServerOptions::at)))
 }
 
 /// Refuses a file whose name says that it is an image format. Nothing is inferred from it: the
@@ -131,9 +138,11 @@ impl ShortForm {
     fn read(words: &[ParsedOption]) -> Result<Self, CommandLineError> {
         let mut short = Self {
             image: image(words)?,
-            socket: PathBuf::new(),
+            socket: None,
+            nbd: None,
             iothreads: ShortIothreads::Number(0),
             read_only: false,
+            nbd_writable: false,
             num_queues: None,
             cache_direct: true,
             format: None,
@@ -142,8 +151,14 @@ impl ShortForm {
             let OptionKind::Short(name) = word.name else { continue };
             short.take(name, word).map_err(|fault| word.wrong(fault))?;
         }
-        if short.socket.as_os_str().is_empty() {
+        if short.socket.is_none() && short.nbd.is_none() {
             return Err(CommandLineSyntaxError::NoSocket(short.image).into());
+        }
+        if short.nbd_writable && short.read_only {
+            return Err(CommandLineSyntaxError::ReadOnlyAndWritable.into());
+        }
+        if short.nbd_writable && short.nbd.is_none() {
+            return Err(CommandLineSyntaxError::WritableWithoutNbd.into());
         }
         Ok(short)
     }
@@ -154,8 +169,15 @@ impl ShortForm {
         match name {
             ShortFormOption::Image => {}
             ShortFormOption::Socket => {
-                self.socket = check_socket_path(PathBuf::from(&word.argument))?
+                self.socket = Some(check_socket_path(PathBuf::from(&word.argument))?)
             }
+            ShortFormOption::Nbd => {
+                self.nbd = Some(match ListenAddress::parse_inet(text) {
+                    Some(inet) => inet,
+                    None => ListenAddress::unix(check_socket_path(PathBuf::from(&word.argument))?),
+                });
+            }
+            ShortFormOption::Writable => self.nbd_writable = true,
             ShortFormOption::Iothreads => self.iothreads = iothreads(text)?,
             ShortFormOption::ReadOnly => self.read_only = true,
             ShortFormOption::NumQueues => {
@@ -187,7 +209,8 @@ impl ShortForm {
             }
         };
         let objects = objects.into_iter().map(PlanStep::Object);
-        let (read_only, cache_direct) = (self.read_only, self.cache_direct);
+        let is_written = !self.read_only && (self.socket.is_some() || self.nbd_writable);
+        let (read_only, cache_direct) = (!is_written, self.cache_direct);
         let base = BaseOptions { read_only, cache_direct, ..BaseOptions::DEFAULT };
         let image = self.image.clone();
         let mut node = match self.format {
@@ -195,25 +218,37 @@ impl ShortForm {
             Some(_) | None => Blockdev::of_file(image, kind, base),
         };
         node.node_name = Some("disk".to_owned());
-        let export = ExportOptions {
-            id: export_id(&self.image),
+        let exports = self.exports(&iothreads).into_iter().map(PlanStep::Export);
+        objects.chain([PlanStep::Blockdev(node)]).chain(exports).collect()
+    }
+
+    /// One export for each way to the disk.
+    fn exports(&self, iothreads: &[String]) -> Vec<ExportOptions> {
+        let id = export_id(&self.image);
+        let export = |id: String, writable, kind| ExportOptions {
+            id,
             node_name: "disk".to_owned(),
-            writable: !self.read_only,
-            iothreads,
+            writable,
+            iothreads: iothreads.to_vec(),
             writethrough: false,
-            kind: ExportKind::VhostUserBlk(VhostUserBlkOptions {
-                socket: SocketOptions {
-                    path: self.socket.clone(),
-                    descriptor: None,
-                    mode: None,
-                    group: None,
-                },
+            kind,
+        };
+        let device = self.socket.as_ref().map(|socket| {
+            let own = VhostUserBlkOptions {
+                socket: SocketOptions::at(socket.clone()),
                 logical_block_size: LOGICAL_BLOCK_BYTES,
                 num_queues: self.num_queues,
                 pins: Vec::new(),
-            }),
-        };
-        objects.chain([PlanStep::Blockdev(node), PlanStep::Export(export)]).collect()
+            };
+            export(id.clone(), !self.read_only, ExportKind::VhostUserBlk(own))
+        });
+        let nbd = self.nbd.as_ref().map(|_| {
+            let own =
+                NbdExportOptions { name: id.clone(), description: None, allocation_depth: false };
+            let id = if device.is_some() { format!("{id}-nbd") } else { id };
+            export(id, self.nbd_writable, ExportKind::Nbd(own))
+        });
+        device.into_iter().chain(nbd).collect()
     }
 }
 

@@ -54,6 +54,8 @@ pub struct SandboxNeeds<'a> {
     pub writes_devices: bool,
     /// Below which directories commands may open files and make sockets.
     pub allowed: &'a [AllowedDirectory],
+    /// On which ports of TCP commands may listen.
+    pub listens: Vec<u16>,
 }
 
 /// A directory below which a running daemon may open files (`--allow-below`).
@@ -123,8 +125,10 @@ impl Sandbox {
         let opening = has_logs || !allowed.is_empty();
         let ids = !host::gives_peer_processes().map_err(SandboxError::Try)?;
         let makes = allowed.iter().any(|allowed| allowed.access == Access::ReadWrite);
-        let needs = FilterNeeds { opening, makes, discards: needs.writes_devices, ids };
-        let files = LandlockRules::new(&grants).and_then(|fence| {
+        let listens = !needs.listens.is_empty();
+        let ports = &needs.listens;
+        let needs = FilterNeeds { opening, makes, discards: needs.writes_devices, ids, listens };
+        let files = LandlockRules::new(&grants, ports).and_then(|fence| {
             let version = on_another_thread(|| fence.put_up());
             version.map_err(LandlockError::Share)?.map(|version| (fence, version))
         });
@@ -192,7 +196,7 @@ impl Sandbox {
 
 /// Puts all fences around this process, which does nothing but look at descriptors and has one thread.
 pub fn confine_descriptor_check() -> Result<(), SandboxError> {
-    let files = LandlockRules::new(&[]).and_then(|fence| fence.put_up().map(drop));
+    let files = LandlockRules::new(&[], &[]).and_then(|fence| fence.put_up().map(drop));
     let privileges = privileges::give_up();
     let calls = SeccompFilters::of_descriptor_check().and_then(|calls| calls.put_up());
     files.map_err(SandboxError::Files)?;

@@ -25,7 +25,8 @@ pub struct OptionFields {
 }
 
 impl OptionFields {
-    /// Reads an option's argument; a first parameter without `=` belongs to `implied`.
+    /// Reads an option's argument; a first parameter without `=` belongs to `implied`, if that is not
+    /// empty.
     pub fn parse(text: &str, implied: &str) -> Result<Self, ArgumentError> {
         let (map, notation) = keyval::parse(text, implied)?;
         Ok(Self { map, notation, prefix: String::new(), keys: None })

@@ -39,6 +39,9 @@ pub(crate) fn parse(
     let mut root = Map::new();
     let mut rest = text;
     if let Some((value, after)) = implied_value(text)? {
+        if implied.is_empty() {
+            return Err(ArgumentError::NoEquals(value.to_owned()));
+        }
         root.insert(implied.to_owned(), Value::String(value.to_owned()));
         rest = after;
     }

@@ -27,6 +27,7 @@ mod lost_writes;
 mod migration;
 mod model_workload;
 mod named_files;
+mod nbd;
 mod page;
 mod parity;
 mod paused_qemu;

@@ -7,12 +7,15 @@
 use std::time::Duration;
 
 use block::LogRateLimit;
-use exports::{ExportOptions, GuestMemoryOptions, InterruptibleWait, WaitPolicy, WaitResult};
+use exports::{
+    ExportKind, ExportOptions, GuestMemoryOptions, InterruptibleWait, WaitPolicy, WaitResult,
+};
 use graph::{
     Blockdev, DelayError, EdgeChange, Graph, ModelError, NodeReopening, ObjectKind, ObjectOptions,
 };
 
 use iothread::MoveError;
+use nbd_server::ListenAddress;
 use qcow2::ChangeBackingError;
 use syntax::OptionFields;
 
@@ -78,6 +81,20 @@ pub enum ControlError {
         number: u16,
         /// How many there are.
         count: usize,
+    },
+    /// There is an NBD server, and there is only one.
+    #[error("NBD server already running")]
+    NbdServerRuns,
+    /// There is no NBD server.
+    #[error("NBD server not running")]
+    NoNbdServer,
+    /// The fences have no way there.
+    #[error(
+        "NBD server: commands may listen on {address} only with --allow-listen HOST:PORT, with the host as a number"
+    )]
+    MayNotListen {
+        /// Where it should listen.
+        address: ListenAddress,
     },
     /// There is no such queue now.
     #[error("export '{export}' has no queue {queue} that is served now")]
@@ -222,6 +239,9 @@ impl DaemonState {
         options: &ExportOptions,
         memory: &GuestMemoryOptions,
     ) -> Result<(), ControlError> {
+        if let (ExportKind::Nbd(_), None) = (&options.kind, &self.nbd_server) {
+            return Err(ControlError::NoNbdServer);
+        }
         let mut options = options.clone();
         if let Some(own) = options.vhost_user_blk_mut() {
             (own.socket.mode, own.socket.group) = self.socket_rights.clone();

@@ -39,13 +39,22 @@ pub(super) fn del(
 ) -> Result<Value, QmpError> {
     let id = fields.required_text("id")?;
     let is_hard = fields.word("mode")? == Some("hard");
+    remove(context, &id, is_hard)
+}
+
+/// Removes an export, and tells of it.
+pub(super) fn remove(
+    context: &mut CommandContext<'_>,
+    id: &str,
+    is_hard: bool,
+) -> Result<Value, QmpError> {
     let export = context.state.exports().iter().find(|export| export.disk().id == id);
     if export.is_some_and(|export| !is_hard && export.has_client()) {
         let desc = format!("export '{id}' still in use (mode='hard' disconnects its client)");
         return Err(QmpError::generic(desc));
     }
     let exports = context.state.exports().len();
-    let removed = context.state.remove_export_at_run_time(&id);
+    let removed = context.state.remove_export_at_run_time(id);
     // It is gone also if its last flush failed.
     if context.state.exports().len() < exports {
         context.events.push((BLOCK_EXPORT_DELETED, json!({"id": id})));

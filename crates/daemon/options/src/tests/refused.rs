@@ -273,8 +273,8 @@ fn wrong_exports_are_named() {
         "unknown option 'addr.pth' of addr.type=unix; did you mean 'path'?",
     );
     refuse(
-        "nbd,id=e,node-name=n",
-        "export type 'nbd' is not supported yet (supported: vhost-user-blk)",
+        "fuse,id=e,node-name=n",
+        "export type 'fuse' is not supported yet (supported: nbd, vhost-user-blk)",
     );
     refuse(
         "vhost-user-blkk,id=e",
@@ -450,9 +450,16 @@ fn wrong_lines_are_named() {
             ),
         );
     }
-    for option in ["--nbd-server", "--trace"] {
-        refuse_line(&[option, "x"], &format!("option '{option}' is not supported yet"));
-    }
+    refuse_line(&["--trace", "x"], "option '--trace' is not supported yet");
+    refuse_line(&["--nbd-server", "x"], "--nbd-server x: expected '=' after parameter 'x'");
+    refuse_line(
+        &[NULL, "--export=nbd,id=e,node-name=n"],
+        "export 'e' is an NBD export, and there is no NBD server: --nbd-server says where it listens",
+    );
+    refuse_line(
+        &["/dev/null", "--nbd=s", "--writable", "--read-only"],
+        "--read-only and --writable contradict each other",
+    );
     refuse_line(&["-Tx"], "option '--trace' is not supported yet");
     refuse_line(
         &[NULL, "disk.img"],

@@ -5,7 +5,7 @@
 //! Threads: landlock holds for a thread and those that it starts later.
 
 use landlock::{
-    ABI, Access as _, AccessFs, AccessNet, BitFlags, LandlockStatus, PathBeneath, PathFd,
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, LandlockStatus, NetPort, PathBeneath, PathFd,
     RestrictionStatus, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError,
     RulesetStatus, Scope,
 };
@@ -40,7 +40,7 @@ pub enum LandlockError {
 
 impl LandlockRules {
     /// Makes the rules; nothing is fenced yet.
-    pub(super) fn new(grants: &[FileGrant]) -> Result<Self, LandlockError> {
+    pub(super) fn new(grants: &[FileGrant], ports: &[u16]) -> Result<Self, LandlockError> {
         let mut ruleset = Ruleset::default()
             .handle_access(AccessFs::from_all(NEWEST))?
             .handle_access(AccessNet::from_all(NEWEST))?
@@ -53,6 +53,9 @@ impl LandlockRules {
             if let Ok(place) = PathFd::new(&grant.path) {
                 ruleset = ruleset.add_rule(PathBeneath::new(place, rights(grant.for_what)))?;
             }
+        }
+        for port in ports {
+            ruleset = ruleset.add_rule(NetPort::new(*port, AccessNet::BindTcp))?;
         }
         Ok(Self { ruleset })
     }

@@ -90,6 +90,8 @@ const FILES: &[c_long] = calls! {
 /// Clients of the sockets that are there. New sockets are not made.
 const SESSIONS: &[c_long] = calls! {
     SYS_accept4 SYS_recvmsg
+    // Where a client of the NBD server comes from.
+    SYS_getpeername
     // With descriptors: the memory of in-flight regions, everything in a takeover. They are in
     // memory, where a filter cannot look.
     SYS_sendmsg
@@ -110,6 +112,11 @@ const MAKING: &[c_long] = calls! {
     SYS_bind SYS_listen SYS_flock
     // A socket gets its mode when it gets its name, less what the umask takes.
     SYS_umask
+};
+
+/// What listening on TCP by a command needs besides. Landlock says on which ports.
+const LISTENING: &[c_long] = calls! {
+    SYS_bind SYS_listen SYS_getsockname
 };
 
 /// The bits of a mode that a command may give: none that lets a program run as somebody else.
@@ -202,6 +209,9 @@ const ASKED_OF_SOCKETS: [libc::c_int; 4] =
 /// takes over, in both forms of linux/socket.h.
 const TOLD_TO_SOCKETS: [u64; 3] = [10, 21, 67];
 
+/// What a listener of TCP is told: SO_REUSEADDR, SO_KEEPALIVE; TCP_NODELAY is of another level.
+const TOLD_TO_LISTENERS: [u64; 2] = [2, 9];
+
 /// What a ring is told: its table of files (IORING_UNREGISTER_FILES, IORING_REGISTER_FILES_UPDATE), and that a spare one
 /// begins, as restricted as it was made (IORING_REGISTER_ENABLE_RINGS).
 const REGISTERED: [u64; 3] = [3, 6, 12];
@@ -221,6 +231,8 @@ pub(super) struct FilterNeeds {
     pub(super) discards: bool,
     /// Whether the kernel gives a hold on other processes by their ids only.
     pub(super) ids: bool,
+    /// Whether commands listen on TCP; landlock says on which ports.
+    pub(super) listens: bool,
 }
 
 /// The compiled seccomp filters of the process.
@@ -248,7 +260,7 @@ impl SeccompFilters {
     /// Makes the filters for this process; nothing is fenced yet.
     pub(super) fn new(needs: FilterNeeds) -> Result<Self, SeccompError> {
         let machine = std::env::consts::ARCH.try_into().map_err(SeccompError::Machine)?;
-        let hostile = hostile().map_err(SeccompError::Filter)?;
+        let hostile = hostile(needs).map_err(SeccompError::Filter)?;
         let old = [(libc::SYS_clone3, Vec::new())].into();
         let allowed = allowed(std::process::id(), needs).map_err(SeccompError::Filter)?;
         let errno = |number: libc::c_int| SeccompAction::Errno(number.cast_unsigned());
@@ -318,12 +330,18 @@ fn program(
     filter.try_into().map_err(SeccompError::Filter)
 }
 
-fn hostile() -> Result<SyscallRules, seccompiler::BackendError> {
+fn hostile(needs: FilterNeeds) -> Result<SyscallRules, seccompiler::BackendError> {
     let mut rules: SyscallRules = HOSTILE.iter().map(|call| (*call, Vec::new())).collect();
-    let family = libc::AF_UNIX.unsigned_abs().into();
-    let elsewhere = condition(0, SeccompCmpOp::Ne, family)?;
-    rules.insert(libc::SYS_socket, vec![SeccompRule::new(vec![elsewhere])?]);
+    let elsewhere = families(needs).map(|family| condition(0, SeccompCmpOp::Ne, family));
+    let elsewhere = elsewhere.collect::<Result<_, _>>()?;
+    rules.insert(libc::SYS_socket, vec![SeccompRule::new(elsewhere)?]);
     Ok(rules)
+}
+
+/// The families of the sockets that may be made, if any are.
+fn families(needs: FilterNeeds) -> impl Iterator<Item = u64> {
+    let inet = [libc::AF_INET, libc::AF_INET6].into_iter().filter(move |_| needs.listens);
+    [libc::AF_UNIX].into_iter().chain(inet).map(|family| u64::from(family.unsigned_abs()))
 }
 
 fn allowed(process: u32, needs: FilterNeeds) -> Result<SyscallRules, seccompiler::BackendError> {
@@ -332,7 +350,7 @@ fn allowed(process: u32, needs: FilterNeeds) -> Result<SyscallRules, seccompiler
     rules.extend(memory_and_threads(process)?);
     rules.extend(other_processes(needs)?);
     rules.extend(descriptors(needs)?);
-    rules.extend(sockets()?);
+    rules.extend(sockets(needs)?);
     if needs.opening {
         rules.extend(LOOKING.iter().map(|call| (*call, Vec::new())));
     }
@@ -342,8 +360,11 @@ fn allowed(process: u32, needs: FilterNeeds) -> Result<SyscallRules, seccompiler
         let others = u64::from(u32::MAX) & !MODE_BITS;
         rules.insert(libc::SYS_fchmod, when(1, SeccompCmpOp::MaskedEq(others), 0)?);
         // Of another family it ends the process, by the filter before.
-        let family = libc::AF_UNIX.unsigned_abs().into();
-        rules.insert(libc::SYS_socket, when(0, SeccompCmpOp::Eq, family)?);
+        rules.insert(libc::SYS_socket, stream_sockets(needs, needs.makes)?);
+    }
+    if needs.listens {
+        rules.extend(LISTENING.iter().map(|call| (*call, Vec::new())));
+        rules.insert(libc::SYS_socket, stream_sockets(needs, needs.makes)?);
     }
     Ok(rules)
 }
@@ -401,7 +422,25 @@ fn descriptors(needs: FilterNeeds) -> Result<SyscallRules, seccompiler::BackendE
     ]))
 }
 
-fn sockets() -> Result<SyscallRules, seccompiler::BackendError> {
+/// Sockets for streams: UNIX ones where files are made, those of TCP where commands listen.
+fn stream_sockets(
+    needs: FilterNeeds,
+    unix: bool,
+) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let is_made = |family: &u64| unix || *family != u64::from(libc::AF_UNIX.unsigned_abs());
+    let flags = u64::from((libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK).unsigned_abs());
+    let kind = SeccompCmpOp::MaskedEq(u64::from(u32::MAX) & !flags);
+    let stream = u64::from(libc::SOCK_STREAM.unsigned_abs());
+    let rule = |family| {
+        SeccompRule::new(vec![
+            condition(0, SeccompCmpOp::Eq, family)?,
+            condition(1, kind.clone(), stream)?,
+        ])
+    };
+    families(needs).filter(is_made).map(rule).collect()
+}
+
+fn sockets(needs: FilterNeeds) -> Result<SyscallRules, seccompiler::BackendError> {
     let level = u64::from(libc::SOL_SOCKET.unsigned_abs());
     let option = |number| {
         SeccompRule::new(vec![
@@ -410,10 +449,18 @@ fn sockets() -> Result<SyscallRules, seccompiler::BackendError> {
         ])
     };
     let asked = ASKED_OF_SOCKETS.map(|number| option(number.unsigned_abs().into()));
-    let told = TOLD_TO_SOCKETS.map(option);
+    let told =
+        TOLD_TO_SOCKETS.into_iter().chain(TOLD_TO_LISTENERS.into_iter().filter(|_| needs.listens));
+    let mut told = told.map(option).collect::<Result<Vec<_>, _>>()?;
+    if needs.listens {
+        told.push(SeccompRule::new(vec![
+            condition(1, SeccompCmpOp::Eq, u64::from(libc::IPPROTO_TCP.unsigned_abs()))?,
+            condition(2, SeccompCmpOp::Eq, u64::from(libc::TCP_NODELAY.unsigned_abs()))?,
+        ])?);
+    }
     Ok(SyscallRules::from([
         (libc::SYS_getsockopt, asked.into_iter().collect::<Result<_, _>>()?),
-        (libc::SYS_setsockopt, told.into_iter().collect::<Result<_, _>>()?),
+        (libc::SYS_setsockopt, told),
     ]))
 }
 
@@ -450,7 +497,8 @@ fn any_of(
 mod tests {
     use super::*;
 
-    const ALL: FilterNeeds = FilterNeeds { opening: true, makes: true, discards: true, ids: true };
+    const ALL: FilterNeeds =
+        FilterNeeds { opening: true, makes: true, discards: true, ids: true, listens: true };
 
     #[test]
     fn no_call_is_both_hostile_and_let_through() {

@@ -79,6 +79,7 @@ fn the_attempt() {
             makes: false,
             discards: false,
             ids: false,
+            listens: false,
         })
         .unwrap()
         .put_up()

@@ -1,0 +1,78 @@
+//! Clients that say nothing, too many clients, and what they cost.
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use testkit::deadline::poll_until;
+use testkit::image;
+use testkit::process::{Bench, Program, Server};
+
+use super::{disk, server, socket, start, tool, uri};
+use crate::support::{ringloom, stop, with};
+
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// How many descriptors a process has.
+fn descriptors(server: &Server) -> Result<usize> {
+    Ok(std::fs::read_dir(format!("/proc/{}/fd", server.pid()))?.count())
+}
+
+/// A thousand clients that say nothing: the next one is served, and what they cost has a bound.
+fn silence_keeps_nobody_out(program: &Program) -> Result<()> {
+    let bench = Bench::new()?;
+    image::create_sparse(&bench.path("a.img"), 1 << 20)?;
+    let mut line = server(&bench, &[]);
+    line.extend(disk(&bench, "a", ""));
+    let server = start(program, &bench, &line)?;
+    let before = descriptors(&server)?;
+    let mut silent = Vec::new();
+    for number in 0..1000 {
+        let connect = || UnixStream::connect(socket(&bench));
+        let stream = poll_until("a connection", LIMIT, || Ok(connect().ok()))?;
+        silent.push(stream);
+        if number % 100 == 99 {
+            tool("nbdinfo", &["--size", &uri(&bench, "a")])?;
+        }
+    }
+    let after = descriptors(&server)?;
+    ensure!(after <= before + 80, "{before} -> {after} descriptors");
+    // Those that came first were let go.
+    let mut greeting = Vec::new();
+    silent[0].set_read_timeout(Some(Duration::from_secs(10)))?;
+    silent[0].read_to_end(&mut greeting).context("it was not hung up on")?;
+    drop(silent);
+    poll_until("descriptors to be given back", LIMIT, || {
+        Ok((descriptors(&server)? <= before).then_some(()))
+    })?;
+    stop(server, &[&socket(&bench)]).map(drop)
+}
+
+/// Whoever takes too long is told to go, and whoever is one too many waits.
+fn limits_hold(program: &Program) -> Result<()> {
+    let bench = Bench::new()?;
+    image::create_sparse(&bench.path("a.img"), 1 << 20)?;
+    let mut line = server(&bench, &[]);
+    line[1] += ",handshake-max-seconds=1,max-connections=1";
+    line.extend(disk(&bench, "a", ""));
+    let server = start(program, &bench, &line)?;
+    let mut slow = UnixStream::connect(socket(&bench))?;
+    slow.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let mut greeting = Vec::new();
+    slow.read_to_end(&mut greeting).context("it was not hung up on")?;
+    ensure!(greeting.starts_with(b"NBDMAGICIHAVEOPT"), "{greeting:?}");
+    server.wait_for_log("its handshake took too long", Duration::from_secs(10))?;
+    stop(server, &[&socket(&bench)]).map(drop)
+}
+
+#[test]
+fn a_thousand_silent_clients_keep_nobody_out() {
+    with(&ringloom(), silence_keeps_nobody_out);
+}
+
+#[test]
+fn a_handshake_has_its_time() {
+    with(&ringloom(), limits_hold);
+}
