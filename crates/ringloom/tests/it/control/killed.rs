@@ -183,3 +183,15 @@ fn exports_nodes_and_sizes_that_were_cut_lose_nothing() {
     ];
     check_all(commands, &faults);
 }
+
+#[test]
+fn a_reopening_that_was_cut_loses_nothing() {
+    let commands = |bench: &Bench| {
+        let options = json!({
+            "driver": "file", "node-name": "disk", "filename": bench.text("disk"), "discard": "unmap",
+            "cache": {"direct": true},
+        });
+        vec![("blockdev-reopen".to_owned(), json!({"options": [options]}))]
+    };
+    check_all(commands, &["Swapped:1", "Kept:1", "GoingOn:1"]);
+}
