@@ -12,7 +12,7 @@ use crate::tidy::metadata::Package;
 
 /// SPDX names. Of `A OR B` one side suffices, so this list can stay short. NCSA is libFuzzer's,
 /// which is part of no program that is shipped.
-const ACCEPTED: &[&str] = &["Apache-2.0", "BSD-3-Clause", "MIT", "NCSA", "Unicode-3.0"];
+const ACCEPTED: &[&str] = &["Apache-2.0", "BSD-3-Clause", "ISC", "MIT", "NCSA", "Unicode-3.0"];
 
 /// Checks each package.
 pub(crate) fn check(packages: &[Package]) -> Vec<Problem> {

@@ -16,6 +16,7 @@ mod memory;
 mod output;
 mod requests;
 mod slots;
+mod tls;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -33,16 +34,18 @@ use request_path::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{Shutdown, shutdown};
+use rustls::ServerConnection;
 
 use self::idle::IdleWatch;
 use self::input::{Expected, Input};
 use self::memory::{HEAD_BYTES, MemoryPool};
 use self::output::Output;
 use self::slots::{SLOTS, SlotWork, Slots};
+use self::tls::TlsSession;
 use crate::transmission::request::{RequestHeader, RequestRules, error_of};
 use crate::transmission::status;
 use crate::wire::error;
-use crate::{ConnectionEnd, LostConnection, TransmissionSettings};
+use crate::{ConnectionEnd, LostConnection, ProtocolFault, TransmissionSettings};
 
 /// The one disk of a connection.
 const DISK: LogicalUnitIndex = LogicalUnitIndex(0);
@@ -60,6 +63,18 @@ pub struct NbdConnectionSetup {
     pub size: Arc<Capacity>,
     /// When changes are durable that do not ask for more; with [`Durability::Stable`] all are written through.
     pub durability: Durability,
+    /// What is between the socket and the protocol.
+    pub transport: NbdTransport,
+}
+
+/// What is between the socket of a connection and the protocol.
+#[derive(Debug)]
+pub enum NbdTransport {
+    /// Nothing.
+    Plain,
+    /// TLS whose handshake is over. What was received of it and not given to the session is lost, so nothing must be left
+    /// of that; what the session has and nobody has read, or has to send, is no matter.
+    Tls(Box<ServerConnection>),
 }
 
 /// A connection in the transmission phase as a front end.
@@ -75,6 +90,10 @@ pub struct NbdConnection {
     pool: MemoryPool,
     input: Input,
     output: Output,
+    /// Below those two, if the connection has it.
+    tls: Option<TlsSession>,
+    /// What was wrong with what was received.
+    fault: Option<ProtocolFault>,
     /// Requests whose next step is due.
     again: VecDeque<SourceRequestSlot>,
     phase: ConnectionPhase,
@@ -104,12 +123,6 @@ enum ConnectionPhase {
     Broken,
 }
 
-/// What a client may use of a disk that was told that size: whole sectors, and no more than there is now.
-fn served_size(capacity: &Capacity, told: DiskSize) -> DiskSize {
-    let DiskSize(ByteCount(now)) = capacity.get();
-    DiskSize(ByteCount(told.0.0.min(now - now % SECTOR_BYTES)))
-}
-
 impl fmt::Debug for NbdConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NbdConnection").field("phase", &self.phase).finish_non_exhaustive()
@@ -119,10 +132,10 @@ impl fmt::Debug for NbdConnection {
 impl NbdConnection {
     /// A connection that is not served yet. Fails if no eventfd can be made.
     pub fn new(setup: NbdConnectionSetup) -> io::Result<Self> {
-        let NbdConnectionSetup { socket, settings, received, size, durability } = setup;
+        let NbdConnectionSetup { socket, settings, received, size, durability, transport } = setup;
         let rules = RequestRules {
             style: settings.style,
-            size: served_size(&size, settings.size),
+            size: usable(settings.size, &size),
             access: settings.access,
             contexts: settings.contexts,
             block: settings.block_sizes.minimum().into(),
@@ -139,6 +152,11 @@ impl NbdConnection {
             pool: MemoryPool::default(),
             input: Input::new(&received),
             output: Output::default(),
+            tls: match transport {
+                NbdTransport::Plain => None,
+                NbdTransport::Tls(session) => Some(TlsSession::new(*session)),
+            },
+            fault: None,
             again: VecDeque::new(),
             phase: ConnectionPhase::Open,
             is_unread: false,
@@ -159,12 +177,13 @@ impl NbdConnection {
     /// Whether all that was taken from the client was answered, and all answers were sent. Of a connection that was
     /// stopped for good this says whether its client misses something.
     pub fn is_settled(&self) -> bool {
-        self.slots.used() == 0
+        self.slots.used() == 0 && self.tls.as_ref().is_none_or(TlsSession::is_sent)
     }
 
     /// How much memory it has for what is received and for data of requests, in use or kept.
     pub fn memory_bytes(&self) -> usize {
-        self.pool.bytes() + self.input.room() + self.output.memory_bytes()
+        let tls = self.tls.as_ref().map_or(0, TlsSession::memory_bytes);
+        self.pool.bytes() + self.input.room() + self.output.memory_bytes() + tls
     }
 
     /// Takes the next request whose work can begin; `None` if there is none.
@@ -176,11 +195,15 @@ impl NbdConnection {
             let found = match self.input.expected {
                 Expected::Header => match self.next_header()? {
                     Some(found) => found,
-                    None => return Ok(None),
+                    None if self.is_full || !self.decrypt() => return Ok(None),
+                    None => continue,
                 },
                 Expected::Payload { slot, .. } => {
                     let memory = self.slots.get(slot).memory.as_mut();
                     if !self.input.fill(memory, HEAD_BYTES) {
+                        if self.decrypt() {
+                            continue;
+                        }
                         return Ok(None);
                     }
                     self.input.expected = Expected::Header;
@@ -188,6 +211,9 @@ impl NbdConnection {
                 }
                 Expected::Refused { slot, .. } => {
                     if !self.input.fill(None, 0) {
+                        if self.decrypt() {
+                            continue;
+                        }
                         return Ok(None);
                     }
                     self.input.expected = Expected::Header;
@@ -276,6 +302,9 @@ impl NbdConnection {
         }
         self.is_unread = true;
         self.output.give_up(&mut self.slots, &mut self.pool);
+        if let Some(tls) = &mut self.tls {
+            tls.give_up(&mut self.slots, &mut self.pool);
+        }
         while let Some(slot) = self.again.pop_front() {
             self.free(slot);
         }
@@ -291,7 +320,41 @@ impl NbdConnection {
         true
     }
 
+    /// Decrypts what was received, as much as there is room for; whether there was something.
+    fn decrypt(&mut self) -> bool {
+        let Some(tls) = &mut self.tls else { return false };
+        if self.phase != ConnectionPhase::Open {
+            return false;
+        }
+        let room = self.input.room_for_more();
+        if room.is_empty() {
+            return false;
+        }
+        match tls.decrypt(room) {
+            Ok(Some(count)) => {
+                self.input.came(count);
+                return count > 0;
+            }
+            Ok(None) => self.input.is_over = true,
+            Err(error) => {
+                self.phase = ConnectionPhase::Broken;
+                self.fault = Some(ProtocolFault::Tls(error));
+                self.drop_arriving();
+            }
+        }
+        false
+    }
+
     fn received(&mut self, transfer: StreamTransfer) {
+        if let Some(tls) = &mut self.tls {
+            match tls.received(transfer) {
+                StreamEnd::Done | StreamEnd::Cancelled => {}
+                StreamEnd::EndOfStream => tls.ended(),
+                StreamEnd::Failed(errno) => self.give_up(LostConnection::Failed(errno)),
+            }
+            self.decrypt();
+            return;
+        }
         let (payload, end) = self.input.received(transfer);
         payload.into_iter().for_each(|memory| self.put_back(memory));
         match end {
@@ -310,13 +373,31 @@ impl NbdConnection {
     }
 
     fn sent(&mut self, transfer: StreamTransfer) {
-        let Self { output, slots, pool, .. } = self;
-        let end = output.sent(transfer, slots, pool);
+        let Self { output, slots, pool, tls, .. } = self;
+        let end = match tls {
+            Some(tls) => tls.sent(transfer),
+            None => output.sent(transfer, slots, pool),
+        };
         self.is_full = false;
         match end {
             StreamEnd::Done | StreamEnd::Cancelled => {}
             StreamEnd::EndOfStream => self.give_up(LostConnection::Closed),
             StreamEnd::Failed(errno) => self.give_up(LostConnection::Failed(errno)),
+        }
+    }
+
+    fn begin_send(&mut self, port: &mut FrontEndContext<'_>) {
+        let Self { output, socket, slots, pool, tls, .. } = self;
+        match tls {
+            Some(tls) => {
+                if self.phase == ConnectionPhase::Leaving && slots.used() == 0 {
+                    tls.close();
+                }
+                tls.begin_send(port, socket.as_fd(), (output, slots, pool));
+                // Slots are free before it is over.
+                self.is_full = false;
+            }
+            None => output.begin(port, socket.as_fd(), slots),
         }
     }
 
@@ -330,6 +411,9 @@ impl NbdConnection {
             let lost = if is_cut { LostConnection::Cut } else { LostConnection::Closed };
             self.phase = ConnectionPhase::Closed(lost);
             return;
+        }
+        if let Some(tls) = &mut self.tls {
+            return tls.begin_receive(port, self.socket.as_fd());
         }
         let payload = match self.input.expected {
             Expected::Payload { slot, arrived, total } => {
@@ -348,10 +432,17 @@ impl NbdConnection {
         self.output.shrink();
         self.slots.shrink();
         self.again.shrink_to(0);
+        self.tls.iter_mut().for_each(TlsSession::shrink);
         if self.input.may_shrink() {
             self.input.shrink();
             port.cancel_transfer(StreamDirection::Receive);
         }
+    }
+
+    /// Whether a client that has said that it leaves needs nothing any more.
+    fn has_left(&self) -> bool {
+        let is_closed = self.tls.as_ref().is_none_or(TlsSession::is_over);
+        self.slots.used() == 0 && (is_closed || self.is_unread)
     }
 
     fn may_shrink(&self) -> bool {
@@ -359,6 +450,7 @@ impl NbdConnection {
             || self.slots.used() == 0 && self.slots.may_shrink()
             || self.input.may_shrink()
             || self.output.may_shrink()
+            || self.tls.as_ref().is_some_and(TlsSession::may_shrink)
     }
 }
 
@@ -379,7 +471,7 @@ impl FrontEnd for NbdConnection {
     }
 
     fn begin_batch(&mut self) {
-        self.rules.size = served_size(&self.size, self.told);
+        self.rules.size = usable(self.told, &self.size);
     }
 
     fn take(&mut self) -> Result<Option<NewRequest<'_, ()>>, ConnectionEnd> {
@@ -395,8 +487,7 @@ impl FrontEnd for NbdConnection {
 
     fn publish(&mut self, port: &mut FrontEndContext<'_>) {
         if !port.has_transfer(StreamDirection::Send) {
-            let Self { output, socket, slots, .. } = self;
-            output.begin(port, socket.as_fd(), slots);
+            self.begin_send(port);
         }
         if !port.has_transfer(StreamDirection::Receive) {
             self.begin_receive(port);
@@ -407,7 +498,8 @@ impl FrontEnd for NbdConnection {
     }
 
     fn unpublished(&self) -> usize {
-        self.output.unsent() + self.again.len()
+        let encrypted = self.tls.as_ref().is_some_and(|tls| !tls.is_sent());
+        self.output.unsent() + self.again.len() + usize::from(encrypted)
     }
 
     fn transfer_over(&mut self, transfer: StreamTransfer) {
@@ -418,8 +510,11 @@ impl FrontEnd for NbdConnection {
     }
 
     fn check(&self) -> Result<(), ConnectionEnd> {
+        if let Some(fault) = &self.fault {
+            return Err(ConnectionEnd::ProtocolBroken(fault.clone()));
+        }
         match self.phase {
-            ConnectionPhase::Leaving if self.is_settled() => Err(ConnectionEnd::ClientLeft),
+            ConnectionPhase::Leaving if self.has_left() => Err(ConnectionEnd::ClientLeft),
             ConnectionPhase::Closed(lost) if self.is_settled() => Err(ConnectionEnd::Lost(lost)),
             ConnectionPhase::Gone(lost) => Err(ConnectionEnd::Lost(lost)),
             ConnectionPhase::Open
@@ -467,6 +562,12 @@ impl FrontEnd for NbdConnection {
     }
 
     fn leave(&mut self, _: &mut FrontEndContext<'_>) {}
+}
+
+/// Whole sectors of a disk of that size that a client may use which was told the other one.
+fn usable(told: DiskSize, size: &Capacity) -> DiskSize {
+    let size = size.get().0.0;
+    DiskSize(ByteCount(told.0.0.min(size - size % SECTOR_BYTES)))
 }
 
 /// A refused request as the log shows it.

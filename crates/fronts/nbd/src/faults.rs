@@ -5,7 +5,7 @@
 use rustix::io::Errno;
 
 /// Why a connection is not served any more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ConnectionEnd {
     /// The client has said so, and has had all its answers: nothing is wrong.
     #[error("the client has left")]
@@ -33,7 +33,7 @@ pub enum LostConnection {
 }
 
 /// What a client has sent that is no NBD.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ProtocolFault {
     /// No request begins so.
     #[error("a request begins with {0:#010x}")]
@@ -46,4 +46,7 @@ pub enum ProtocolFault {
         /// What its header says.
         bytes: u64,
     },
+    /// Nor TLS.
+    #[error("TLS")]
+    Tls(#[source] rustls::Error),
 }

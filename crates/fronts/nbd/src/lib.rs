@@ -18,7 +18,7 @@ mod settings;
 mod transmission;
 pub mod wire;
 
-pub use connection::{NbdConnection, NbdConnectionSetup};
+pub use connection::{NbdConnection, NbdConnectionSetup, NbdTransport};
 pub use export::{
     BlockSizes, ExportCatalog, ExportOffer, ExportSummary, ProtocolString, StringRefusal,
 };

@@ -137,6 +137,21 @@ impl Input {
         port.receive(socket, transfer, goal).err().and_then(|refused| self.put_back(refused))
     }
 
+    /// Room for bytes that come in another way than by [`Input::begin`].
+    pub(crate) fn room_for_more(&mut self) -> &mut [u8] {
+        self.make_room();
+        let memory = self.memory.as_mut().expect("it is in no receive");
+        &mut memory[self.to..]
+    }
+
+    /// So many of them came.
+    pub(crate) fn came(&mut self, count: usize) {
+        self.to += count;
+        if count > 0 && self.to == self.room {
+            self.next_room = NextRoom::More;
+        }
+    }
+
     /// Makes room behind what was not taken, and as much as is worth it.
     fn make_room(&mut self) {
         let memory = self.memory.as_mut().expect("it is in no receive");

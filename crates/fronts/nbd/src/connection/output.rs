@@ -16,10 +16,18 @@ use request_path::{FrontEndContext, StreamEnd, StreamTransfer};
 use super::memory::MemoryPool;
 use super::slots::Slots;
 use crate::transmission::reply::SHORT_BYTES_MAX;
-use crate::wire::error;
 
 /// The memory for replies without data in one send: one for each slot if all goes well.
 const SHORT_MEMORY_BYTES: usize = 4096;
+
+/// A reply.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    /// Without data.
+    Short(SourceRequestSlot, u32),
+    /// These bytes of the memory of its slot.
+    Long(SourceRequestSlot, Range<usize>),
+}
 
 /// The replies of a connection.
 #[derive(Debug)]
@@ -74,6 +82,17 @@ impl Output {
         self.long.push_back((slot, bytes));
     }
 
+    /// Whether there are replies that are in no send.
+    pub(crate) fn has_replies(&self) -> bool {
+        !self.short.is_empty() || !self.long.is_empty()
+    }
+
+    /// Takes a reply out, for a send of another kind.
+    pub(crate) fn pop(&mut self) -> Option<Reply> {
+        let short = self.short.pop_front().map(|(slot, error)| Reply::Short(slot, error));
+        short.or_else(|| self.long.pop_front().map(|(slot, bytes)| Reply::Long(slot, bytes)))
+    }
+
     /// Has replies sent: what is left of those before first. None is under way.
     pub(crate) fn begin(
         &mut self,
@@ -88,7 +107,7 @@ impl Output {
 
     /// All replies there are, as one send.
     fn next(&mut self, slots: &mut Slots) -> Option<StreamTransfer> {
-        if self.short.is_empty() && self.long.is_empty() {
+        if !self.has_replies() {
             return None;
         }
         let mut transfer = self.transfer.take()?;
@@ -111,11 +130,7 @@ impl Output {
         while used + SHORT_BYTES_MAX <= memory.len()
             && let Some((slot, error)) = self.short.pop_front()
         {
-            let request = slots.get(slot);
-            used += match error {
-                error::NONE => request.to.write_done(&mut memory[used..], request.command),
-                error => request.to.write_error(&mut memory[used..], error),
-            };
+            used += slots.get(slot).write_short(&mut memory[used..], error);
             self.sending.push(slot);
         }
         transfer.push(memory, 0..used);

@@ -8,6 +8,7 @@ use block::SourceRequestSlot;
 use super::memory::RequestMemory;
 use crate::transmission::reply::ReplyTo;
 use crate::transmission::request::{Refusal, RequestHeader, StatusQuestion, Steps, Window};
+use crate::wire::error;
 
 /// The most requests of a connection that are not over: what Linux's client has at once. Who sends more waits.
 pub(crate) const SLOTS: u16 = 128;
@@ -24,6 +25,16 @@ pub(crate) struct Slot {
     pub(crate) memory: Option<RequestMemory>,
     /// What its header says, for the log.
     pub(crate) length: u64,
+}
+
+impl Slot {
+    /// Writes a reply without data; returns its length.
+    pub(crate) fn write_short(&self, bytes: &mut [u8], error: u32) -> usize {
+        match error {
+            error::NONE => self.to.write_done(bytes, self.command),
+            error => self.to.write_error(bytes, error),
+        }
+    }
 }
 
 /// What is done for a request.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use nbd::HeaderStyle;
 use nbd::wire::{chunk, chunk_flag, command, reply_magic, request};
+use rustls::{ClientConnection, Stream};
 
 /// A request as it is sent.
 #[derive(Debug, Clone, Copy, Default)]
@@ -30,6 +31,7 @@ pub(crate) struct Answer {
 /// The client's end of a connection.
 pub(crate) struct Client {
     pub(crate) socket: UnixStream,
+    tls: Option<ClientConnection>,
     style: HeaderStyle,
     cookie: u64,
     open: HashMap<u64, Ask>,
@@ -38,7 +40,31 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) fn new(socket: UnixStream, style: HeaderStyle) -> Self {
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        Self { socket, style, cookie: 0x0102_0304_0506_0000, open: HashMap::new() }
+        Self { socket, tls: None, style, cookie: 0x0102_0304_0506_0000, open: HashMap::new() }
+    }
+
+    /// Whose handshake is over.
+    pub(crate) fn with_tls(socket: UnixStream, style: HeaderStyle, tls: ClientConnection) -> Self {
+        Self { tls: Some(tls), ..Self::new(socket, style) }
+    }
+
+    /// Sends bytes, whatever they are.
+    pub(crate) fn put(&mut self, bytes: &[u8]) {
+        match &mut self.tls {
+            Some(tls) => {
+                let mut stream = Stream::new(tls, &mut self.socket);
+                stream.write_all(bytes).unwrap();
+                stream.flush().unwrap();
+            }
+            None => self.socket.write_all(bytes).unwrap(),
+        }
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) {
+        match &mut self.tls {
+            Some(tls) => Stream::new(tls, &mut self.socket).read_exact(bytes).unwrap(),
+            None => self.socket.read_exact(bytes).unwrap(),
+        }
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -68,7 +94,7 @@ impl Client {
 
     pub(crate) fn send(&mut self, ask: Ask, payload: &[u8]) -> u64 {
         let (cookie, bytes) = self.bytes(ask, payload);
-        self.socket.write_all(&bytes).unwrap();
+        self.put(&bytes);
         cookie
     }
 
@@ -96,7 +122,7 @@ impl Client {
 
     fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut bytes = [0; N];
-        self.socket.read_exact(&mut bytes).unwrap();
+        self.fill(&mut bytes);
         bytes
     }
 
@@ -110,7 +136,7 @@ impl Client {
 
     fn data(&mut self, count: u64) -> Vec<u8> {
         let mut data = vec![0; usize::try_from(count).unwrap()];
-        self.socket.read_exact(&mut data).unwrap();
+        self.fill(&mut data);
         data
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kernel_io::ReactorChoice;
 use nbd::wire::command;
-use nbd::{ConnectionEnd, HeaderStyle, LostConnection};
+use nbd::{ConnectionEnd, HeaderStyle, LostConnection, ProtocolFault};
 use testkit::deadline::poll_until;
 use testkit::rng::Rng;
 
@@ -20,7 +20,7 @@ fn wait_for_ends(server: &Server, count: usize) -> ConnectionEnd {
         Ok((server.ends.get().len() >= count).then_some(()))
     })
     .unwrap();
-    server.ends.get()[count - 1]
+    server.ends.get()[count - 1].clone()
 }
 
 fn disconnect(client: &mut Client) {
@@ -126,6 +126,33 @@ fn a_client_that_stalls_holds_up_no_move_and_no_stop() {
         assert_eq!(client.answer().error, 0);
         client.read(0, data.len() as u64);
         assert!(client.answer().data == data);
+        placed.stop();
+    });
+}
+
+/// It is told below TLS and in it.
+#[test]
+fn clients_behind_tls_leave_and_are_lost_like_others() {
+    on_both(|reactors| {
+        let server = Server::of_file(reactors, 4 << 20);
+        let (mut client, placed) = server.connect_tls(HeaderStyle::Structured);
+        client.write(0, &[7; 1 << 20], 0);
+        client.read(0, 1 << 20);
+        disconnect(&mut client);
+        for _ in 0..2 {
+            assert_eq!(client.answer().error, 0);
+        }
+        assert_eq!(wait_for_ends(&server, 1), ConnectionEnd::ClientLeft);
+        assert!(placed.stop().into_front().is_settled());
+        let (mut client, placed) = server.connect_tls(HeaderStyle::Structured);
+        client.read(0, 1 << 20);
+        drop(client);
+        assert!(matches!(wait_for_ends(&server, 2), ConnectionEnd::Lost(_)));
+        placed.stop();
+        let (mut client, placed) = server.connect_tls(HeaderStyle::Structured);
+        client.socket.write_all(&[0x17; 5000]).unwrap();
+        let end = wait_for_ends(&server, 3);
+        assert!(matches!(end, ConnectionEnd::ProtocolBroken(ProtocolFault::Tls(_))), "{end:?}");
         placed.stop();
     });
 }

@@ -34,7 +34,11 @@ struct Peer {
 impl Peer {
     fn new(server: &Server, number: usize) -> Self {
         let styles = [HeaderStyle::Simple, HeaderStyle::Structured, HeaderStyle::Extended];
-        let (client, placed) = server.connect(styles[number % 3]);
+        // One of them through TLS.
+        let (client, placed) = match number {
+            0 => server.connect_tls(styles[0]),
+            _ => server.connect(styles[number % 3]),
+        };
         Self {
             client,
             placed: Some(placed),
@@ -156,22 +160,26 @@ const REQUESTS: usize = 150;
 fn answers_that_nobody_reads_outlive_moves_and_stops() {
     on_both(|reactors| {
         let server = Server::of_null(reactors, 64 << 20);
-        let (mut client, mut placed) = server.connect(HeaderStyle::Structured);
-        for round in 0..4 {
-            let cookies: Vec<_> = (0..REQUESTS).map(|_| client.read(512, 1 << 20)).collect();
-            placed.move_to(&server.iothreads[round % 2]).unwrap();
-            let connection = placed.stop().into_front();
-            placed = server.place(connection, round % 2);
-            let mut answered: Vec<_> = (0..REQUESTS)
-                .map(|_| {
-                    let answer = client.answer();
-                    assert_eq!((answer.error, answer.data.len()), (0, 1 << 20));
-                    answer.cookie
-                })
-                .collect();
-            answered.sort_unstable();
-            assert_eq!(answered, cookies);
-        }
-        assert!(placed.stop().into_front().is_settled());
+        unread(&server, server.connect(HeaderStyle::Structured));
+        unread(&server, server.connect_tls(HeaderStyle::Structured));
     });
+}
+
+fn unread(server: &Server, (mut client, mut placed): (Client, PlacedFrontEnd<NbdConnection>)) {
+    for round in 0..4 {
+        let cookies: Vec<_> = (0..REQUESTS).map(|_| client.read(512, 1 << 20)).collect();
+        placed.move_to(&server.iothreads[round % 2]).unwrap();
+        let connection = placed.stop().into_front();
+        placed = server.place(connection, round % 2);
+        let mut answered: Vec<_> = (0..REQUESTS)
+            .map(|_| {
+                let answer = client.answer();
+                assert_eq!((answer.error, answer.data.len()), (0, 1 << 20));
+                answer.cookie
+            })
+            .collect();
+        answered.sort_unstable();
+        assert_eq!(answered, cookies);
+    }
+    assert!(placed.stop().into_front().is_settled());
 }

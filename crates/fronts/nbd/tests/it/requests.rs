@@ -279,8 +279,8 @@ fn who_breaks_the_protocol_has_its_answers_and_is_not_served() {
         }
     };
     let fault = ProtocolFault::Payload { command: command::WRITE, bytes: long };
-    check(HeaderStyle::Simple, &write(0, long), fault);
-    check(HeaderStyle::Extended, &write(command_flag::PAYLOAD_LEN, long), fault);
+    check(HeaderStyle::Simple, &write(0, long), fault.clone());
+    check(HeaderStyle::Extended, &write(command_flag::PAYLOAD_LEN, long), fault.clone());
     check(HeaderStyle::Extended, &write(0, long), fault);
 }
 

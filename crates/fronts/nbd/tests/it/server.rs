@@ -17,11 +17,14 @@ use iothread::{
 use kernel_io::{Caching, FileTable, Notifier, OpenOptions, ReactorChoice};
 use nbd::{
     BlockSizes, ConnectionEnd, ExportCatalog, ExportOffer, ExportSummary, HeaderStyle,
-    MetaContexts, NbdConnection, NbdConnectionSetup, Negotiation, NegotiationProgress,
-    NegotiationStep, ProtocolString, TlsPolicy, TransmissionFlags, TransmissionSettings,
+    MetaContexts, NbdConnection, NbdConnectionSetup, NbdTransport, Negotiation,
+    NegotiationProgress, NegotiationStep, ProtocolString, TlsPolicy, TransmissionFlags,
+    TransmissionSettings,
 };
 use request_path::FrontEndSource;
+use rustls::{ServerConnection, Stream};
 
+use crate::certificates;
 use crate::client::Client;
 
 /// Runs a test on both reactors.
@@ -37,7 +40,7 @@ pub(crate) struct Ends(Mutex<Vec<ConnectionEnd>>);
 impl SourceObserver for Ends {
     fn broken(&self, fault: &(dyn Error + 'static)) {
         let end = fault.downcast_ref::<ConnectionEnd>().expect("a connection ends in one way");
-        self.0.lock().unwrap().push(*end);
+        self.0.lock().unwrap().push(end.clone());
     }
 
     fn kicked_while_empty(&self) {
@@ -57,6 +60,7 @@ pub(crate) struct Server {
     pub(crate) node: Arc<dyn Node>,
     pub(crate) size: Arc<Capacity>,
     pub(crate) access: Access,
+    pub(crate) tls: TlsPolicy,
     pub(crate) contexts: MetaContexts,
     pub(crate) ends: Arc<Ends>,
     is_closing: AtomicBool,
@@ -87,7 +91,8 @@ impl Server {
         let (access, ends) = (node.access(), Arc::new(Ends::default()));
         let contexts = MetaContexts::default();
         let is_closing = AtomicBool::new(false);
-        Self { iothreads, node, size, access, contexts, ends, is_closing, _image: image }
+        let tls = TlsPolicy::None;
+        Self { iothreads, node, size, access, tls, contexts, ends, is_closing, _image: image }
     }
 
     /// A file of that many bytes.
@@ -143,11 +148,12 @@ impl Server {
         socket: UnixStream,
         settings: TransmissionSettings,
         received: Vec<u8>,
+        transport: NbdTransport,
     ) -> NbdConnection {
         let (socket, size) = (socket.into(), Arc::clone(&self.size));
         let durability = Durability::Cached;
-        NbdConnection::new(NbdConnectionSetup { socket, settings, received, size, durability })
-            .unwrap()
+        let setup = NbdConnectionSetup { socket, settings, received, size, durability, transport };
+        NbdConnection::new(setup).unwrap()
     }
 
     pub(crate) fn place(
@@ -165,8 +171,26 @@ impl Server {
     /// A client, and its connection on the first iothread.
     pub(crate) fn connect(&self, style: HeaderStyle) -> (Client, PlacedFrontEnd<NbdConnection>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let connection = self.connection(ours, self.settings(style), Vec::new());
+        let (settings, transport) = (self.settings(style), NbdTransport::Plain);
+        let connection = self.connection(ours, settings, Vec::new(), transport);
         (Client::new(theirs, style), self.place(connection, 0))
+    }
+
+    /// The same through TLS.
+    pub(crate) fn connect_tls(
+        &self,
+        style: HeaderStyle,
+    ) -> (Client, PlacedFrontEnd<NbdConnection>) {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let (mut server, mut client) = (certificates::server(), certificates::client());
+        std::thread::scope(|scope| {
+            let handshake = scope.spawn(|| client.complete_io(&mut theirs).unwrap());
+            server.complete_io(&mut ours).unwrap();
+            handshake.join().unwrap();
+        });
+        let (settings, transport) = (self.settings(style), NbdTransport::Tls(Box::new(server)));
+        let connection = self.connection(ours, settings, Vec::new(), transport);
+        (Client::with_tls(theirs, style, client), self.place(connection, 0))
     }
 }
 
@@ -239,20 +263,35 @@ fn accept_all(listener: &UnixListener, server: &Arc<Server>) {
 
 /// The handshake of a connection; none if it did not end with the transmission.
 fn negotiate(mut socket: UnixStream, server: &Arc<Server>) -> Option<NbdConnection> {
-    let mut negotiation = Negotiation::new(TlsPolicy::None);
+    let mut negotiation = Negotiation::new(server.tls);
+    let mut tls: Option<Box<ServerConnection>> = None;
     socket.write_all(&negotiation.greeting()).ok()?;
     let mut bytes = vec![0; 1 << 16];
     loop {
-        let count = socket.read(&mut bytes).ok().filter(|count| *count > 0)?;
+        let count = match &mut tls {
+            Some(tls) => Stream::new(&mut **tls, &mut socket).read(&mut bytes),
+            None => socket.read(&mut bytes),
+        };
+        let count = count.ok().filter(|count| *count > 0)?;
         let NegotiationProgress { output, step } = negotiation.receive(&bytes[..count], &**server);
-        socket.write_all(&output).ok()?;
+        match &mut tls {
+            Some(tls) => Stream::new(&mut **tls, &mut socket).write_all(&output).ok()?,
+            None => socket.write_all(&output).ok()?,
+        }
         match step {
             NegotiationStep::More => {}
-            NegotiationStep::StartTls | NegotiationStep::Aborted | NegotiationStep::Failed(_) => {
+            NegotiationStep::StartTls => {
+                let mut session = certificates::server();
+                session.complete_io(&mut socket).ok()?;
+                negotiation.encrypted();
+                tls = Some(Box::new(session));
+            }
+            NegotiationStep::Aborted | NegotiationStep::Failed(_) => {
                 return None;
             }
             NegotiationStep::Transmission { settings, received } => {
-                return Some(server.connection(socket, settings, received));
+                let transport = tls.map_or(NbdTransport::Plain, NbdTransport::Tls);
+                return Some(server.connection(socket, settings, received, transport));
             }
         }
     }

@@ -4,6 +4,7 @@ use std::process::{Command, Output};
 
 use kernel_io::ReactorChoice;
 
+use crate::certificates;
 use crate::server::{Listening, Server};
 
 const DISK_BYTES: u64 = 64 << 20;
@@ -114,4 +115,48 @@ fn qemu_does_everything_it_can() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}");
     assert!(!text.contains("failed"), "{text}");
+}
+
+/// With certificates of a CA that both know.
+#[test]
+fn tools_come_through_tls() {
+    let mut server = Server::of_file(ReactorChoice::Any, DISK_BYTES);
+    server.tls = nbd::TlsPolicy::Required;
+    let listening = Listening::new(server);
+    let (path, certificates) = (listening.path.display(), certificates::directory());
+    let uri = format!(
+        "nbds+unix:///disk?socket={path}&tls-certificates={certificates}&tls-verify-peer=false"
+    );
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let file = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (source, copy) = (file("source"), file("copy"));
+    let bytes: Vec<u8> = (0_u8..253).cycle().take(20 << 20).collect();
+    std::fs::write(&source, &bytes).unwrap();
+    if let Some(json) = good("nbdinfo", &["--json", &uri]) {
+        assert!(json.contains("\"TLS\": true"), "{json}");
+        good("nbdcopy", &[&source, &uri]).unwrap();
+        good("nbdcopy", &[&uri, &copy]).unwrap();
+        assert!(std::fs::read(&copy).unwrap()[..bytes.len()] == bytes);
+        // Without it nothing is told.
+        let plain = run("nbdinfo", &[&listening.uri()]).unwrap();
+        assert!(!plain.status.success());
+    }
+    let credentials = format!("tls-creds-x509,id=tls,endpoint=client,dir={certificates}");
+    let image = format!(
+        "driver=nbd,server.type=unix,server.path={path},export=disk,tls-creds=tls,tls-hostname=localhost"
+    );
+    let arguments = [
+        "--object",
+        &credentials,
+        "--image-opts",
+        "-c",
+        "write -P 0x44 3M 5M",
+        "-c",
+        "read -P 0x44 3M 5M",
+        &image,
+    ];
+    let Some(output) = run("qemu-io", &arguments) else { return };
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && !text.contains("failed"), "{text} {errors}");
 }
