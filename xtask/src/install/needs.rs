@@ -121,6 +121,12 @@ pub(crate) const NEEDS: &[Need] = &[
         why: "finds the kernel modules that the guests need",
     },
     Need {
+        package: "gnutls-bin",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["certtool"]),
+        why: "certificates for TLS as QEMU's users make them",
+    },
+    Need {
         package: "libnbd-bin",
         origin: Origin::Release,
         proof: Proof::Commands(&["nbdinfo", "nbdcopy"]),

@@ -17,7 +17,7 @@ pub use pool_report::{PoolExportReport, PoolReport};
 pub use running_export::RunningExport;
 pub use state::{
     ActivityError, BuildError, ControlError, DaemonState, GraphChangeError, ListeningExport,
-    NoWait, PreparedExport, PreparedProtocol, StatePolicy,
+    NbdTlsError, NoWait, PreparedExport, PreparedProtocol, StatePolicy,
 };
 pub use state_file::{StateFile, StateFileError};
 pub use usage::UsageReport;

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Clock, Durability};
+use credentials::{Authorization, CredentialError, RuleFileError, X509Credentials};
 use exports::{
     AdoptedSession, DescriptorCheck, DiskParts, Export, ExportClaimError, ExportError, ExportKind,
     ExportOptions, ExportSocket, ExportedDisk, LOGICAL_BLOCK_BYTES, ServingIothreads, SocketError,
@@ -45,6 +46,7 @@ use crate::state_file::StateFile;
 
 pub use activity::ActivityError;
 pub use change::GraphChangeError;
+pub use nbd::NbdTlsError;
 pub use run_time::{ControlError, NoWait, StatePolicy};
 
 /// The name of the iothread that serves exports which name none.
@@ -77,6 +79,8 @@ pub struct DaemonState {
     /// As they were made, or changed since.
     pub(crate) objects: BTreeMap<String, ObjectOptions>,
     secrets: BTreeMap<String, Secret>,
+    credentials: BTreeMap<String, X509Credentials>,
+    authorizations: BTreeMap<String, Arc<Authorization>>,
     /// Permission bits and group of the sockets of exports that commands make.
     socket_rights: (Option<u32>, Option<String>),
     pub(crate) export_options: BTreeMap<String, ExportOptions>,
@@ -145,6 +149,32 @@ pub enum BuildError {
     /// An object or an export does not fit what there is.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// Credentials cannot be used.
+    #[error("tls-creds-x509 {object}")]
+    Credentials {
+        /// Their id.
+        object: String,
+        /// Why.
+        #[source]
+        source: CredentialError,
+    },
+    /// The password of a key is not there.
+    #[error("tls-creds-x509 {object}: there is no secret with id '{secret}'")]
+    NoSecret {
+        /// Whose key.
+        object: String,
+        /// The secret.
+        secret: String,
+    },
+    /// Rules about who may come cannot be read.
+    #[error("{object}")]
+    Rules {
+        /// Their id.
+        object: String,
+        /// Why.
+        #[source]
+        source: RuleFileError,
+    },
     /// A secret is not to be had.
     #[error("secret {secret}")]
     Secret {
@@ -201,6 +231,9 @@ pub enum BuildError {
     /// The thread of the NBD server could not be confined.
     #[error("NBD server: its thread cannot be confined")]
     ConfineNbd(#[source] std::io::Error),
+    /// The NBD server cannot do TLS as it is to.
+    #[error("NBD server")]
+    NbdTls(#[from] NbdTlsError),
     /// The NBD server could not be started.
     #[error(transparent)]
     NbdServer(#[from] NbdServerError),
@@ -229,6 +262,8 @@ impl DaemonState {
             graph: Graph::new(Arc::clone(files), Arc::clone(clock), named_files, watch),
             objects: BTreeMap::new(),
             secrets: BTreeMap::new(),
+            credentials: BTreeMap::new(),
+            authorizations: BTreeMap::new(),
             socket_rights: (None, None),
             export_options: BTreeMap::new(),
             is_changed: false,
@@ -266,6 +301,17 @@ impl DaemonState {
                 self.secrets.insert(object.id.clone(), secret);
             }
             ObjectKind::MainLoop => self.graph.add_object(object.name())?,
+            ObjectKind::TlsCredsX509(options) => {
+                let loaded = self.load_credentials(&object.id, options)?;
+                self.graph.add_object(object.name())?;
+                self.credentials.insert(object.id.clone(), loaded);
+            }
+            ObjectKind::Authorization(options) => {
+                let failed = |source| BuildError::Rules { object: object.id.clone(), source };
+                let rules = options.load().map_err(failed)?;
+                self.graph.add_object(object.name())?;
+                self.authorizations.insert(object.id.clone(), Arc::new(rules));
+            }
         }
         self.objects.insert(object.id.clone(), object.clone());
         Ok(())

@@ -97,15 +97,31 @@ fn make(graph: &mut Graph, step: &PlanStep) -> Result<(), String> {
             graph.add_throttle_group(id, *limits).map_err(|it| sentence(&it))
         }
         PlanStep::Object(object) => {
-            if let ObjectKind::Secret(secret) = &object.kind {
-                secret.load().map_err(|it| format!("secret {}: {}", object.id, sentence(&it)))?;
-            }
+            look_at_files_of(object).map_err(|it| format!("{}: {it}", object.id))?;
             graph.add_object(object.name()).map_err(|it| sentence(&it))
         }
         PlanStep::Blockdev(blockdev) => graph.add(blockdev).map_err(|it| sentence(&it)),
         PlanStep::Export(export) => {
             graph.add_export(export.entry()).map(drop).map_err(|it| sentence(&it))
         }
+    }
+}
+
+/// Whether what an object is read from can be read.
+fn look_at_files_of(object: &ObjectOptions) -> Result<(), String> {
+    let sentence = |error: &dyn std::error::Error| chain_of(error).to_string();
+    match &object.kind {
+        ObjectKind::Secret(secret) => secret.load().map(drop).map_err(|it| sentence(&it)),
+        // The password of a key is another object.
+        ObjectKind::TlsCredsX509(options) if options.password.is_some() => Ok(()),
+        ObjectKind::TlsCredsX509(options) => {
+            options.files.load(None).map(drop).map_err(|it| sentence(&it))
+        }
+        ObjectKind::Authorization(options) => options.load().map(drop).map_err(|it| sentence(&it)),
+        ObjectKind::Iothread(_)
+        | ObjectKind::IothreadPool(_)
+        | ObjectKind::ThrottleGroup(_)
+        | ObjectKind::MainLoop => Ok(()),
     }
 }
 
@@ -299,7 +315,11 @@ impl CheckReport {
                 ObjectKind::IothreadPool(pool) => {
                     pool.settings(pool.cpus.as_ref()).map_or(1, |settings| settings.max())
                 }
-                ObjectKind::ThrottleGroup(_) | ObjectKind::Secret(_) | ObjectKind::MainLoop => 0,
+                ObjectKind::ThrottleGroup(_)
+                | ObjectKind::Secret(_)
+                | ObjectKind::MainLoop
+                | ObjectKind::TlsCredsX509(_)
+                | ObjectKind::Authorization(_) => 0,
             })
             .sum();
         let main = usize::from(plan.exports().any(|export| export.iothreads.is_empty()));

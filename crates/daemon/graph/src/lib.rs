@@ -29,7 +29,7 @@ pub use model::{
     NodeOwner, NodeUser, PermissionConflict, TypedObjectId, UsedEdge, path_down,
 };
 pub use objects::{
-    OBJECT_KEYS, OBJECT_TYPES, ObjectKind, ObjectOptions, ObjectType, PollOptions, PoolMode,
-    PoolOptions, Secret, SecretError, SecretOptions,
+    AuthorizationOptions, OBJECT_KEYS, OBJECT_TYPES, ObjectKind, ObjectOptions, ObjectType,
+    PollOptions, PoolMode, PoolOptions, Secret, SecretError, SecretOptions, TlsCredsOptions,
 };
 pub use storage_watchdog::{StorageWatchdog, waiting_for};

@@ -59,6 +59,14 @@ pub(crate) const THROTTLE_GROUP: &str = "throttle-group";
 /// The type of objects that are bytes which are not shown.
 pub(crate) const SECRET: &str = "secret";
 
+/// The type of objects that are certificates and keys.
+pub(crate) const TLS_CREDS_X509: &str = "tls-creds-x509";
+
+/// The types of objects that say who may come.
+pub(crate) const AUTHZ_SIMPLE: &str = "authz-simple";
+pub(crate) const AUTHZ_LIST: &str = "authz-list";
+pub(crate) const AUTHZ_LIST_FILE: &str = "authz-list-file";
+
 /// The type of the object that stands for the first thread.
 pub(crate) const MAIN_LOOP: &str = "main-loop";
 

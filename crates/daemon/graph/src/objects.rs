@@ -4,11 +4,13 @@
 //!
 //! Not here: the other objects of qemu-storage-daemon; they are refused by name.
 
+mod authorization;
 mod iothread;
 mod iothread_pool;
 mod main_loop;
 mod secret;
 mod throttle_group;
+mod tls_creds_x509;
 
 use std::path::Path;
 
@@ -16,10 +18,14 @@ use layers::ThrottleLimits;
 use serde_json::{Map, Value};
 use syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, is_identifier, required};
 
+pub use authorization::AuthorizationOptions;
 pub use iothread_pool::{PoolMode, PoolOptions};
 pub use secret::{Secret, SecretError, SecretOptions};
+pub use tls_creds_x509::TlsCredsOptions;
 
-use crate::model::{IOTHREAD, IOTHREAD_POOL, MAIN_LOOP, SECRET, THROTTLE_GROUP, TypedObjectId};
+use crate::model::{
+    IOTHREAD, IOTHREAD_POOL, MAIN_LOOP, SECRET, THROTTLE_GROUP, TLS_CREDS_X509, TypedObjectId,
+};
 
 /// The argument of `--object`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +49,10 @@ pub enum ObjectKind {
     Secret(SecretOptions),
     /// The settings of the first thread, of which there are none.
     MainLoop,
+    /// Certificates and keys.
+    TlsCredsX509(TlsCredsOptions),
+    /// Who may come.
+    Authorization(AuthorizationOptions),
 }
 
 impl ObjectOptions {
@@ -54,6 +64,8 @@ impl ObjectOptions {
             ObjectKind::ThrottleGroup(limits) => throttle_group::written(limits),
             ObjectKind::Secret(secret) => secret.written(),
             ObjectKind::MainLoop => Map::new(),
+            ObjectKind::TlsCredsX509(options) => options.written(),
+            ObjectKind::Authorization(options) => options.written(),
         };
         written.insert("qom-type".to_owned(), self.name().kind.into());
         written.insert("id".to_owned(), self.id.as_str().into());
@@ -67,15 +79,19 @@ impl ObjectOptions {
             ObjectKind::Iothread(_)
             | ObjectKind::IothreadPool(_)
             | ObjectKind::ThrottleGroup(_)
-            | ObjectKind::MainLoop => true,
+            | ObjectKind::MainLoop
+            | ObjectKind::TlsCredsX509(_)
+            | ObjectKind::Authorization(_) => true,
         };
         is_shown.then(|| self.written())
     }
 
-    /// The files of the host that it is read from.
+    /// The files of the host that it is read from, or the directory that has them.
     pub fn files(&self) -> Vec<&Path> {
         match &self.kind {
             ObjectKind::Secret(secret) => secret.file().into_iter().collect(),
+            ObjectKind::TlsCredsX509(options) => vec![options.directory()],
+            ObjectKind::Authorization(options) => options.file().into_iter().collect(),
             ObjectKind::Iothread(_)
             | ObjectKind::IothreadPool(_)
             | ObjectKind::ThrottleGroup(_)
@@ -85,12 +101,14 @@ impl ObjectOptions {
 
     /// The object for the model.
     pub fn name(&self) -> TypedObjectId<'_> {
-        let kind = match self.kind {
+        let kind = match &self.kind {
             ObjectKind::Iothread(_) => IOTHREAD,
             ObjectKind::IothreadPool(_) => IOTHREAD_POOL,
             ObjectKind::ThrottleGroup(_) => THROTTLE_GROUP,
             ObjectKind::Secret(_) => SECRET,
             ObjectKind::MainLoop => MAIN_LOOP,
+            ObjectKind::TlsCredsX509(_) => TLS_CREDS_X509,
+            ObjectKind::Authorization(options) => options.type_name(),
         };
         TypedObjectId { kind, id: &self.id }
     }
@@ -145,11 +163,15 @@ pub const OBJECT_TYPES: &[ObjectType] = &[
     throttle_group::ENTRY,
     secret::ENTRY,
     main_loop::ENTRY,
+    tls_creds_x509::ENTRY,
+    authorization::SIMPLE,
+    authorization::LIST,
+    authorization::FILE,
 ];
 
 /// The object types that qemu-storage-daemon has and ringloom does not have yet.
-const LATER: &str = "authz-list authz-listfile authz-pam authz-simple pr-manager-helper \
-    secret_keyring thread-context tls-cipher-suites tls-creds-anon tls-creds-psk tls-creds-x509";
+const LATER: &str = "authz-listfile authz-pam pr-manager-helper secret_keyring thread-context \
+    tls-cipher-suites tls-creds-anon tls-creds-psk";
 
 impl ObjectOptions {
     /// Reads the argument of `--object`.

@@ -13,19 +13,21 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 
+use credentials::{CertificateError, RuleFileError, distinguished_name};
 use host::{chain_of, peer_of};
 use iothread::{PlacedFrontEnd, SourceName, SourceObserver};
 use kernel_io::Notifier;
 use nbd::{
-    HeaderStyle, LostConnection, NbdConnection, NbdConnectionSetup, Negotiation, NegotiationFault,
-    NegotiationStep, TlsPolicy, TransmissionSettings,
+    HeaderStyle, LostConnection, NbdConnection, NbdConnectionSetup, NbdTransport, Negotiation,
+    NegotiationFault, NegotiationStep, TlsPolicy, TransmissionSettings,
 };
 use request_path::{Counters, FrontEndSource};
+use rustls::{ServerConnection, StreamOwned};
 
 use crate::catalog::ServerCatalog;
 use crate::export::ExportShared;
 use crate::handshake_stream::HandshakeStream;
-use crate::server::ServerPlace;
+use crate::server::{ServerPlace, ServerTls};
 
 /// How much is received at once in a handshake.
 const RECEIVED_AT_ONCE: usize = 4096;
@@ -52,13 +54,24 @@ struct Handshake {
     settings: TransmissionSettings,
     /// What the client has sent behind it.
     received: Vec<u8>,
+    transport: NbdTransport,
 }
 
 /// Why there is no transmission.
 #[derive(Debug, thiserror::Error)]
 enum HandshakeError {
     #[error("the connection failed in its handshake")]
-    Io(#[from] io::Error),
+    Io(#[source] io::Error),
+    #[error("its TLS handshake failed")]
+    Tls(#[source] io::Error),
+    #[error("it has no certificate, by which tls-authz knows clients")]
+    NoCertificate,
+    #[error("its certificate cannot be read")]
+    Identity(#[source] CertificateError),
+    #[error("tls-authz")]
+    Rules(#[source] RuleFileError),
+    #[error("'{0}' may not come, says tls-authz")]
+    Identified(String),
     #[error("its handshake took too long")]
     Late,
     #[error(transparent)]
@@ -93,8 +106,8 @@ impl Connection {
     }
 
     fn serve(mut self) -> Result<(), HandshakeError> {
-        let Some(Handshake { settings, received }) = self.shake_hands()? else { return Ok(()) };
-        let name = settings.export.as_str().to_owned();
+        let Some(handshake) = self.shake_hands()? else { return Ok(()) };
+        let name = handshake.settings.export.as_str().to_owned();
         let export = self.place.server().catalog.get(&name);
         let export = export.ok_or_else(|| HandshakeError::Gone(name.clone()))?;
         if !self.place.connect() {
@@ -102,10 +115,10 @@ impl Connection {
         }
         let (sender, ends) = channel();
         let number = export.enter(sender.clone()).ok_or(HandshakeError::Gone(name))?;
-        let how = TransmissionText::of(&settings);
+        let how = TransmissionText::of(&handshake);
         let failed = |error: Box<dyn Error + Send + Sync>| HandshakeError::Serve(error);
         let socket = Arc::try_unwrap(self.socket).or_else(|shared| shared.try_clone())?;
-        let placed = place(&export, number.get(), socket, (settings, received), sender);
+        let placed = place(&export, number.get(), socket, handshake, sender);
         let placed = placed.map_err(failed)?;
         say(&export, &self.place, || {
             tracing::info!("export {}: NBD client {} has come: {how}", export.disk.id, self.peer);
@@ -123,33 +136,114 @@ impl Connection {
         let server = self.place.server();
         let until = server.handshake_max.map(|limit| server.clock.now() + limit);
         let socket = Arc::clone(&self.socket);
-        let mut stream = HandshakeStream::new(socket, until, Arc::clone(&server.clock));
+        let mut stream =
+            ClientStream::Plain(HandshakeStream::new(socket, until, Arc::clone(&server.clock)));
+        let policy = if server.tls.is_some() { TlsPolicy::Required } else { TlsPolicy::None };
         let catalog =
             ServerCatalog { exports: &server.catalog, multi_conn: server.takes_several() };
-        let mut negotiation = Negotiation::new(TlsPolicy::None);
-        let late = |error: io::Error| {
-            let is_late = error.kind() == io::ErrorKind::TimedOut;
-            if is_late { HandshakeError::Late } else { HandshakeError::Io(error) }
-        };
-        stream.write_all(&negotiation.greeting()).map_err(late)?;
+        let mut negotiation = Negotiation::new(policy);
+        stream.send(&negotiation.greeting())?;
         let mut room = [0; RECEIVED_AT_ONCE];
         loop {
-            let count = stream.read(&mut room).map_err(late)?;
+            let count = stream.receive(&mut room)?;
             if count == 0 {
                 return Ok(None);
             }
             let progress = negotiation.receive(&room[..count], &catalog);
-            stream.write_all(&progress.output).map_err(late)?;
+            stream.send(&progress.output)?;
             match progress.step {
                 NegotiationStep::More => {}
-                NegotiationStep::StartTls => unreachable!("TLS is not offered"),
+                NegotiationStep::StartTls => {
+                    let tls = server.tls.as_ref().expect("without it nobody is told to begin");
+                    stream = stream.encrypt(tls)?;
+                    negotiation.encrypted();
+                }
                 NegotiationStep::Aborted => return Ok(None),
                 NegotiationStep::Failed(fault) => return Err(fault.into()),
                 NegotiationStep::Transmission { settings, received } => {
-                    return Ok(Some(Handshake { settings, received }));
+                    return Ok(Some(Handshake {
+                        settings,
+                        received,
+                        transport: stream.transport(),
+                    }));
                 }
             }
         }
+    }
+}
+
+/// The client's stream in its handshake.
+enum ClientStream {
+    Plain(HandshakeStream),
+    Tls(Box<StreamOwned<ServerConnection, HandshakeStream>>),
+}
+
+impl ClientStream {
+    fn receive(&mut self, room: &mut [u8]) -> Result<usize, HandshakeError> {
+        match self {
+            Self::Plain(stream) => Ok(stream.read(room)?),
+            Self::Tls(stream) => match stream.read(room) {
+                // As an end without a word on a plain connection: nothing was agreed on yet.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
+                other => Ok(other?),
+            },
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
+        match self {
+            Self::Plain(stream) => stream.write_all(bytes)?,
+            Self::Tls(stream) => {
+                stream.write_all(bytes)?;
+                stream.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does the handshake of TLS, and looks whether the client may come.
+    fn encrypt(self, tls: &ServerTls) -> Result<Self, HandshakeError> {
+        let Self::Plain(mut stream) = self else { panic!("TLS begins once") };
+        let failed = |source| HandshakeError::Tls(io::Error::other(source));
+        let mut connection = ServerConnection::new(Arc::clone(&tls.config)).map_err(failed)?;
+        while connection.is_handshaking() {
+            let (received, _) =
+                connection.complete_io(&mut stream).map_err(HandshakeError::of_tls)?;
+            if received == 0 && connection.is_handshaking() && !connection.wants_write() {
+                return Err(HandshakeError::Tls(io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+        if let Some(authorization) = &tls.authorization {
+            let certificate = connection.peer_certificates().and_then(<[_]>::first);
+            let certificate = certificate.ok_or(HandshakeError::NoCertificate)?;
+            let identity = distinguished_name(certificate).map_err(HandshakeError::Identity)?;
+            if !authorization.allows(&identity).map_err(HandshakeError::Rules)? {
+                return Err(HandshakeError::Identified(identity));
+            }
+        }
+        Ok(Self::Tls(Box::new(StreamOwned::new(connection, stream))))
+    }
+
+    fn transport(self) -> NbdTransport {
+        match self {
+            Self::Plain(_) => NbdTransport::Plain,
+            Self::Tls(stream) => {
+                let StreamOwned { conn, sock: _ } = *stream;
+                NbdTransport::Tls(Box::new(conn))
+            }
+        }
+    }
+}
+
+impl From<io::Error> for HandshakeError {
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::TimedOut { Self::Late } else { Self::Io(error) }
+    }
+}
+
+impl HandshakeError {
+    fn of_tls(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::TimedOut { Self::Late } else { Self::Tls(error) }
     }
 }
 
@@ -158,7 +252,7 @@ fn place(
     export: &ExportShared,
     number: u16,
     socket: OwnedFd,
-    (settings, received): (TransmissionSettings, Vec<u8>),
+    Handshake { settings, received, transport }: Handshake,
     ends: Sender<ConnectionEnd>,
 ) -> Result<PlacedFrontEnd<NbdConnection>, Box<dyn Error + Send + Sync>> {
     let ExportShared { disk, durability, .. } = export;
@@ -168,7 +262,7 @@ fn place(
     // The mailbox needs somebody to wake before the connection is placed.
     let nobody = Arc::new(Notifier::new()?);
     let size = Arc::clone(disk.size.capacity());
-    let setup = NbdConnectionSetup { socket, settings, received, size, durability };
+    let setup = NbdConnectionSetup { socket, settings, received, transport, size, durability };
     let front = NbdConnection::new(setup)?;
     let source = FrontEndSource::new(front, vec![Arc::clone(&disk.node)], nobody);
     let name = SourceName { export: disk.id.clone(), queue: number };
@@ -216,7 +310,7 @@ struct EndObserver {
 
 impl SourceObserver for EndObserver {
     fn broken(&self, fault: &(dyn Error + 'static)) {
-        let end = fault.downcast_ref::<nbd::ConnectionEnd>().copied();
+        let end = fault.downcast_ref::<nbd::ConnectionEnd>().cloned();
         let end = end.expect("a connection has no other faults");
         let ends = self.ends.lock().expect("no holder of this lock panics");
         // A thread that is told to stop hears nothing more.
@@ -230,11 +324,14 @@ impl SourceObserver for EndObserver {
 struct TransmissionText {
     style: HeaderStyle,
     contexts: usize,
+    is_encrypted: bool,
 }
 
 impl TransmissionText {
-    fn of(settings: &TransmissionSettings) -> Self {
-        Self { style: settings.style, contexts: settings.contexts.iter().count() }
+    fn of(Handshake { settings, transport, .. }: &Handshake) -> Self {
+        let contexts = settings.contexts.iter().count();
+        let is_encrypted = matches!(transport, NbdTransport::Tls(_));
+        Self { style: settings.style, contexts, is_encrypted }
     }
 }
 
@@ -247,6 +344,9 @@ impl fmt::Display for TransmissionText {
         })?;
         if self.contexts > 0 {
             f.write_str(", block status")?;
+        }
+        if self.is_encrypted {
+            f.write_str(", TLS")?;
         }
         Ok(())
     }

@@ -23,4 +23,4 @@ pub use listener::ListenError;
 pub use options::{
     InetAddress, ListenAddress, ListenGrant, NBD_SERVER, NBD_SERVER_START, NbdServerOptions,
 };
-pub use server::{NbdServer, NbdServerError};
+pub use server::{NbdServer, NbdServerError, ServerTls};

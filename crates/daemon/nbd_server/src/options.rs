@@ -23,22 +23,22 @@ const HANDSHAKE_SECONDS_MAX: u32 = 10;
 const COMMON: &[Key] = &[
     optional("handshake-max-seconds", ValueType::Number),
     optional("max-connections", ValueType::Number),
+    optional("tls-authz", ValueType::Text),
+    optional("tls-creds", ValueType::Text),
 ];
-
-const LATER: &[&[&str]] = &[&["tls-authz", "tls-creds"]];
 
 /// The keys of `--nbd-server`.
 pub static NBD_SERVER: Keys = Keys {
     of: "--nbd-server",
     supported: &[&[required("addr", ValueType::Union(&ADDR))], COMMON],
-    later: LATER,
+    later: &[],
 };
 
 /// The keys of `nbd-server-start`, whose address has its values one level deeper.
 pub static NBD_SERVER_START: Keys = Keys {
     of: "nbd-server-start",
     supported: &[&[required("addr", ValueType::Union(&LEGACY_ADDR))], COMMON],
-    later: LATER,
+    later: &[],
 };
 
 static ADDR: Union = Union {
@@ -130,6 +130,10 @@ pub struct NbdServerOptions {
     /// How many seconds a client may take until it has chosen an export; `None` is as long as it likes, while nobody else
     /// needs the place.
     pub handshake_seconds_max: Option<u32>,
+    /// The credentials with which it does TLS; without them it does not.
+    pub tls_creds: Option<String>,
+    /// The rules that say which certificates of clients may come.
+    pub tls_authz: Option<String>,
 }
 
 /// Where the NBD server listens.
@@ -176,6 +180,8 @@ impl NbdServerOptions {
             address,
             connections_max: Some(CONNECTIONS_MAX),
             handshake_seconds_max: Some(HANDSHAKE_SECONDS_MAX),
+            tls_creds: None,
+            tls_authz: None,
         }
     }
 
@@ -226,6 +232,8 @@ impl NbdServerOptions {
             address,
             connections_max: number("max-connections", CONNECTIONS_MAX)?,
             handshake_seconds_max: number("handshake-max-seconds", HANDSHAKE_SECONDS_MAX)?,
+            tls_creds: fields.text("tls-creds")?,
+            tls_authz: fields.text("tls-authz")?,
         })
     }
 
@@ -245,6 +253,11 @@ impl NbdServerOptions {
         written.insert("max-connections".to_owned(), self.connections_max.unwrap_or(0).into());
         let seconds = self.handshake_seconds_max.unwrap_or(0);
         written.insert("handshake-max-seconds".to_owned(), seconds.into());
+        for (key, id) in [("tls-creds", &self.tls_creds), ("tls-authz", &self.tls_authz)] {
+            if let Some(id) = id {
+                written.insert(key.to_owned(), id.as_str().into());
+            }
+        }
         written
     }
 }

@@ -14,10 +14,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use block::{Clock, LogRateLimit};
+use credentials::Authorization;
 use kernel_io::Notifier;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::Shutdown;
 use rustix::process::{Resource, getrlimit};
+use rustls::ServerConfig;
 
 use crate::catalog::NbdCatalog;
 use crate::connection::Connection;
@@ -48,6 +50,15 @@ pub struct NbdServer {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What a server does TLS with.
+#[derive(Debug, Clone)]
+pub struct ServerTls {
+    /// Its certificate, and whose certificates count.
+    pub config: Arc<ServerConfig>,
+    /// Which of them may come; all without it.
+    pub authorization: Option<Arc<Authorization>>,
+}
+
 /// A server could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum NbdServerError {
@@ -64,6 +75,8 @@ pub enum NbdServerError {
 pub(crate) struct ServerShared {
     pub(crate) catalog: Arc<NbdCatalog>,
     pub(crate) clock: Arc<dyn Clock>,
+    /// What it does TLS with; then everybody has to.
+    pub(crate) tls: Option<ServerTls>,
     /// How long a handshake may take.
     pub(crate) handshake_max: Option<Duration>,
     /// How often it is said what strangers cause.
@@ -91,6 +104,7 @@ impl NbdServer {
     /// Listens. Clients can connect from now on, and wait.
     pub fn listen(
         options: &NbdServerOptions,
+        tls: Option<ServerTls>,
         catalog: &Arc<NbdCatalog>,
         clock: &Arc<dyn Clock>,
     ) -> Result<Self, NbdServerError> {
@@ -101,6 +115,7 @@ impl NbdServer {
         let shared = Arc::new(ServerShared {
             catalog: Arc::clone(catalog),
             clock: Arc::clone(clock),
+            tls,
             handshake_max: seconds.map(|it| Duration::from_secs(it.into())),
             rate: Mutex::default(),
             connections_max: options.connections_max.map_or(possible, |it| possible.min(it.into())),

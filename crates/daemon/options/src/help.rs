@@ -85,6 +85,14 @@ const OBJECT: &str =
                          iops-size: larger requests count as several. x-LIMIT=N is the same
   --object [qom-type=]secret,id=ID,file=PATH | data=TEXT [,format=raw|base64]
                          bytes that are not shown; data can be seen by whoever sees processes
+  --object [qom-type=]tls-creds-x509,id=ID,dir=DIRECTORY,endpoint=server|client
+           [,verify-peer=on|off][,sanity-check=on|off][,passwordid=SECRET][,priority=NORMAL]
+                         certificates and keys for TLS: ca-cert.pem, server-cert.pem, server-key.pem
+  --object [qom-type=]authz-simple,id=ID,identity=SUBJECT
+  --object [qom-type=]authz-list,id=ID[,policy=deny|allow]
+           [,rules.N.match=SUBJECT,rules.N.policy=deny|allow[,rules.N.format=exact|glob]]…
+  --object [qom-type=]authz-list-file,id=ID,filename=FILE[,refresh=on|off]
+                         who may come, by the subject of a certificate
   --object [qom-type=]main-loop,id=ID
                          taken for the sake of those who make it; it changes nothing
 ";
@@ -135,7 +143,7 @@ Always:
                          of JSON each second
   --nbd-server addr.type=inet,addr.host=HOST,addr.port=PORT[,addr.ipv4=on|off][,addr.ipv6=on|off]
              | addr.type=unix,addr.path=PATH | addr.type=fd,addr.str=DESCRIPTOR
-           [,max-connections=N][,handshake-max-seconds=N]
+           [,max-connections=N][,handshake-max-seconds=N][,tls-creds=ID][,tls-authz=ID]
                          where exports of type nbd are offered: to at most N clients at a time
                          (default: 100; 0: as many as descriptors allow), which may take so many
                          seconds until they have chosen an export (default: 10; 0: any time)

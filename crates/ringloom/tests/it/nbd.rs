@@ -1,8 +1,10 @@
 //! Disks over NBD, as clients that nobody here wrote see them: libnbd's tools, QEMU 10, fio.
 
+mod certificates;
 mod control;
 mod crowd;
 mod peers;
+mod tls;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -2,17 +2,80 @@
 //!
 //! Threads: the first one.
 
-use nbd_server::{ListenAddress, ListenGrant, NbdServer, NbdServerOptions};
+use std::sync::Arc;
+
+use credentials::X509Credentials;
+use graph::TlsCredsOptions;
+use nbd_server::{ListenAddress, ListenGrant, NbdServer, NbdServerOptions, ServerTls};
 
 use super::{BuildError, ControlError, DaemonState};
 use crate::running_export::RunningExport;
+
+/// The NBD server cannot do TLS as it is to. QEMU's sentences where it has some.
+#[derive(Debug, thiserror::Error)]
+pub enum NbdTlsError {
+    /// No such object.
+    #[error("No TLS credentials with id '{0}'")]
+    NoCredentials(String),
+    /// Another kind of object.
+    #[error("Object with id '{0}' is not TLS credentials")]
+    OtherObject(String),
+    /// Credentials of the other side.
+    #[error("Expecting TLS credentials with a server endpoint: '{0}' has endpoint=client")]
+    ClientCredentials(String),
+    /// No such rules.
+    #[error("there is no authz object with id '{0}'")]
+    NoAuthorization(String),
+    /// Rules about certificates that nobody asks for.
+    #[error("tls-authz needs tls-creds: without TLS nobody has an identity")]
+    AuthorizationAlone,
+}
 
 impl DaemonState {
     /// Listens as the NBD server. Clients can connect from now on, and wait. Blocks while a name is looked up.
     pub fn open_nbd_server(&mut self, options: &NbdServerOptions) -> Result<(), BuildError> {
         assert!(self.nbd_server.is_none(), "there is one NBD server");
-        self.nbd_server = Some(NbdServer::listen(options, &self.nbd_catalog, &self.clock)?);
+        let tls = self.server_tls(options)?;
+        self.nbd_server = Some(NbdServer::listen(options, tls, &self.nbd_catalog, &self.clock)?);
         Ok(())
+    }
+
+    /// What the server does TLS with, if it does.
+    fn server_tls(&self, options: &NbdServerOptions) -> Result<Option<ServerTls>, NbdTlsError> {
+        let authorization = options.tls_authz.as_ref().map(|id| {
+            let found = self.authorizations.get(id).cloned();
+            found.ok_or_else(|| NbdTlsError::NoAuthorization(id.clone()))
+        });
+        let authorization = authorization.transpose()?;
+        let Some(id) = &options.tls_creds else {
+            return match &options.tls_authz {
+                Some(_) => Err(NbdTlsError::AuthorizationAlone),
+                None => Ok(None),
+            };
+        };
+        match self.credentials.get(id) {
+            Some(X509Credentials::Server(config)) => {
+                Ok(Some(ServerTls { config: Arc::clone(config), authorization }))
+            }
+            Some(X509Credentials::Client(_)) => Err(NbdTlsError::ClientCredentials(id.clone())),
+            None if self.objects.contains_key(id) => Err(NbdTlsError::OtherObject(id.clone())),
+            None => Err(NbdTlsError::NoCredentials(id.clone())),
+        }
+    }
+
+    /// Reads credentials, with the password of their key if it has one. Blocks.
+    pub(super) fn load_credentials(
+        &self,
+        id: &str,
+        options: &TlsCredsOptions,
+    ) -> Result<X509Credentials, BuildError> {
+        let password = options.password.as_ref().map(|secret| {
+            let missing = || BuildError::NoSecret { object: id.to_owned(), secret: secret.clone() };
+            self.secrets.get(secret).ok_or_else(missing)
+        });
+        let password = password.transpose()?.map(graph::Secret::bytes);
+        let failed = |source| BuildError::Credentials { object: id.to_owned(), source };
+        options.files.load(password).map_err(failed)
     }
 
     /// Accepts NBD clients from now on, on a thread behind the fences, if there is a server.

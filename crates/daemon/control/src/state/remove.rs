@@ -42,6 +42,8 @@ impl DaemonState {
         self.pools.remove(id);
         self.unused_pools.remove(id);
         self.secrets.remove(id);
+        self.credentials.remove(id);
+        self.authorizations.remove(id);
         self.objects.remove(id);
         Ok(())
     }

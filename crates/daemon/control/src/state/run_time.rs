@@ -169,7 +169,11 @@ impl DaemonState {
         let before = self.objects.get(&object.id).cloned().ok_or_else(missing)?;
         let is_fixed = match object.kind {
             ObjectKind::Iothread(_) | ObjectKind::ThrottleGroup(_) => false,
-            ObjectKind::IothreadPool(_) | ObjectKind::Secret(_) | ObjectKind::MainLoop => true,
+            ObjectKind::IothreadPool(_)
+            | ObjectKind::Secret(_)
+            | ObjectKind::MainLoop
+            | ObjectKind::TlsCredsX509(_)
+            | ObjectKind::Authorization(_) => true,
         };
         if before.name() != object.name() || is_fixed {
             return Err(ModelError::FixedObject(object.id.clone()).into());
@@ -184,7 +188,11 @@ impl DaemonState {
                 self.iothreads[&object.id].set_polling(settings(*polling));
             }
             ObjectKind::ThrottleGroup(limits) => self.graph.set_limits(&object.id, *limits),
-            ObjectKind::IothreadPool(_) | ObjectKind::Secret(_) | ObjectKind::MainLoop => {}
+            ObjectKind::IothreadPool(_)
+            | ObjectKind::Secret(_)
+            | ObjectKind::MainLoop
+            | ObjectKind::TlsCredsX509(_)
+            | ObjectKind::Authorization(_) => {}
         }
         self.objects.insert(object.id.clone(), object.clone());
     }

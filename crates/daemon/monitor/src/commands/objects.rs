@@ -248,6 +248,8 @@ pub(super) fn list_types(
         let parent = Some(match of.name {
             "iothread" | "main-loop" => "event-loop-base",
             "secret" => "secret_common",
+            "tls-creds-x509" => "tls-creds",
+            "authz-simple" | "authz-list" | "authz-list-file" => "authz",
             _ => "object",
         });
         ObjectTypeInfo { name: of.name, is_abstract: None, parent }

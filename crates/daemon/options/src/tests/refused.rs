@@ -31,8 +31,9 @@ fn wrong_objects_are_named() {
     );
     refuse(
         "--object",
-        "tls-creds-x509,id=s",
-        "object type 'tls-creds-x509' is not supported yet (supported: iothread, iothread-pool, throttle-group, secret, main-loop)",
+        "tls-creds-psk,id=s",
+        "object type 'tls-creds-psk' is not supported yet (supported: iothread, iothread-pool, throttle-group, secret, \
+         main-loop, tls-creds-x509, authz-simple, authz-list, authz-list-file)",
     );
     refuse(
         "--object",
@@ -478,7 +479,7 @@ fn wrong_lines_are_named() {
         &["--socket=s"],
         "--socket needs an image to serve, as in: ringloom serve disk.img --socket disk.sock",
     );
-    refuse_line(&["Cargo.toml"], "serve Cargo.toml: option '--socket' is missing");
+    refuse_line(&["Cargo.toml"], "serve Cargo.toml: option '--socket' or '--nbd' is missing");
 }
 
 #[test]

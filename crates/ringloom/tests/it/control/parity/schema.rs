@@ -39,6 +39,8 @@ const MORE: &[&str] = &[
     "block-export-add(vhost-user-blk).pin",
     "blockdev-add.driver=delay",
     "blockdev-add.driver=stripe",
+    // The peer's schema has authz-listfile, of which it can make none: its type has this name.
+    "object-add.qom-type=authz-list-file",
     "object-add.qom-type=iothread-pool",
 ];
 
