@@ -235,7 +235,7 @@ const TABLE: &[Row] = &[
         &["disk", "layers", "virtio", "virtio_blk"],
     ),
     row("virtio_blk", &["block", "request_path", "virtio"], &[]),
-    row("nbd", &["block", "request_path"], &["disk", "iothread", "kernel_io"]),
+    row("nbd", &["block", "nbd_wire", "request_path"], &["disk", "iothread", "kernel_io"]),
     row("request_path", &["block", "kernel_io"], &["disk"]),
     row("disk", &["block", "kernel_io"], &[]),
     row(
@@ -250,6 +250,7 @@ const TABLE: &[Row] = &[
     row("kernel_io", &["block"], &[]),
     row("host", &["block"], &[]),
     row("placement", &[], &[]),
+    row("nbd_wire", &[], &[]),
     row("block", &[], &[]),
     row("syntax", &["formats"], &[]),
     row("formats", &[], &[]),

@@ -1,9 +1,12 @@
-//! The numbers of the protocol, by the names that the specification has for them.
+//! The numbers of NBD, by the names that the specification has for them.
 //!
-//! Where it stands: beside everything that reads or writes bytes of a connection. All numbers are big-endian on the wire.
+//! Where it stands: beside everything that reads or writes bytes of a connection, in the server (`nbd`) as in the client
+//! (`nbd_client`). All numbers are big-endian on the wire.
 //!
-//! Not here: what they mean together ([`crate::Negotiation`]). The specification is `doc/proto.md` of the project
-//! NetworkBlockDevice/nbd; extended headers are described on its branch `extension-ext-header`.
+//! Not here: what they mean together. The specification is `doc/proto.md` of the project NetworkBlockDevice/nbd; extended
+//! headers are described on its branch `extension-ext-header`.
+
+#![forbid(unsafe_code)]
 
 /// The first bytes that a server sends, `NBDMAGIC`.
 pub const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -226,10 +229,11 @@ pub mod error {
 
 /// The fields of a message, taken off its front one after the other.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
+pub struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Fields<'a> {
-    pub(crate) fn bytes(&mut self, count: usize) -> Option<&'a [u8]> {
+    /// So many bytes; `None`, and nothing is taken, if there are fewer. So it is with the numbers.
+    pub fn bytes(&mut self, count: usize) -> Option<&'a [u8]> {
         let (bytes, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
         Some(bytes)
@@ -241,15 +245,18 @@ impl<'a> Fields<'a> {
         Some(*bytes)
     }
 
-    pub(crate) fn u16(&mut self) -> Option<u16> {
+    /// A number of 16 bits.
+    pub fn u16(&mut self) -> Option<u16> {
         self.array().map(u16::from_be_bytes)
     }
 
-    pub(crate) fn u32(&mut self) -> Option<u32> {
+    /// A number of 32 bits.
+    pub fn u32(&mut self) -> Option<u32> {
         self.array().map(u32::from_be_bytes)
     }
 
-    pub(crate) fn u64(&mut self) -> Option<u64> {
+    /// A number of 64 bits.
+    pub fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_be_bytes)
     }
 }
