@@ -12,6 +12,7 @@ mod blk;
 mod guest;
 mod input;
 mod must_fail;
+mod nbd;
 mod options;
 mod qcow2;
 mod qmp;
@@ -23,6 +24,7 @@ mod takeover;
 
 pub use blk::blk_decode;
 pub use must_fail::must_fail;
+pub use nbd::{nbd_negotiation, nbd_transmission};
 pub use options::options_keyval;
 pub use qcow2::qcow2_header;
 pub use qmp::qmp;

@@ -66,6 +66,16 @@ fn kept_results_are_rendered_or_refused() {
 }
 
 #[test]
+fn kept_handshakes_are_answered_within_bounds() {
+    check("nbd_negotiation", fuzz::nbd_negotiation);
+}
+
+#[test]
+fn kept_nbd_requests_are_whole_sectors_of_the_disk() {
+    check("nbd_transmission", fuzz::nbd_transmission);
+}
+
+#[test]
 fn the_planted_bug_is_not_in_reach_of_its_first_input() {
     check("must_fail", fuzz::must_fail);
 }
