@@ -7,6 +7,7 @@
 //!
 //! Threads: the ring travels with its guest; only the number of answers is shared.
 
+pub(crate) mod connections;
 mod fairness;
 mod guest;
 mod layers;

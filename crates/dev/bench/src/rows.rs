@@ -107,6 +107,10 @@ pub(crate) enum Kind {
     Memory,
     /// Starting on an image.
     Opening(Image),
+    /// fio's NBD client on a connection.
+    Nbd(Disk),
+    /// Self-refilling NBD connections on a null disk, on one and on two iothreads.
+    Connections(u16),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -190,6 +194,9 @@ pub(crate) fn quick() -> Vec<Row> {
         special("memory", Kind::Memory, "32 MiB"),
         special("after-others", Kind::AfterOthers, "0.8 of the rate before"),
     ];
+    rows.push(special("nbd-null", Kind::Nbd(Disk::Null), "2 × qsd, 0.5 × its CPU"));
+    rows.push(special("nbd-tmpfs", Kind::Nbd(Disk::Tmpfs), "2 × qsd, 0.5 × its CPU"));
+    rows.push(special("nbd-refill", Kind::Connections(4), "two threads 1.8 × one"));
     rows.extend(qcow2::quick());
     let disks = [
         ("auto-null", Disk::Null),

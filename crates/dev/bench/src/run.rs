@@ -14,6 +14,7 @@ use crate::disks::{Disks, raw_of};
 use crate::images::Image;
 use crate::machine::{Machine, version};
 use crate::measure::{Counting, Values, serve, timing};
+use crate::refill::connections;
 use crate::refill::{Company, Fairness, Layer};
 use crate::results::{Contender, HostChoice, Results, RowResult, Sample, Settings};
 use crate::rows::{self, Client, Disk, Kind, Load, Row};
@@ -138,6 +139,8 @@ impl Bench {
                 let cpus = &self.cpus;
                 self.special_row(&mut result, |program| special::idle(program, cpus))?;
             }
+            Kind::Nbd(disk) => self.nbd_row(disk, &mut result)?,
+            Kind::Connections(connections) => self.connections_row(connections, &mut result)?,
             Kind::Moves(rings) => self.moves_row(rings, &mut result)?,
             Kind::AfterOthers => {
                 let cpus = &self.cpus;
@@ -275,6 +278,33 @@ impl Bench {
                 let measure = || refill::measure(threads, rings, file, runtime);
                 let values = self.cpus.on_all(measure)??;
                 add(result, pair, contender, values);
+            }
+        }
+        Ok(())
+    }
+
+    fn nbd_row(&mut self, disk: Disk, result: &mut RowResult) -> Result<()> {
+        self.disks.make(disk)?;
+        let file = self.disks.file(disk);
+        let mut order: Vec<_> = self.programs.iter().collect();
+        for pair in 0..self.pairs {
+            for (contender, program) in &order {
+                let mut server = program.start_nbd(file, &self.cpus)?;
+                server.wait_until_it_accepts(0)?;
+                let values = connections::fio(&server.socket(0), server.pid(), self.runtime)?;
+                server.stop()?;
+                add(result, pair, *contender, values);
+            }
+            order.reverse();
+        }
+        Ok(())
+    }
+
+    fn connections_row(&self, connections: u16, result: &mut RowResult) -> Result<()> {
+        for pair in 0..self.pairs {
+            for (contender, threads) in [(Contender::OneThread, 1), (Contender::TwoThreads, 2)] {
+                let measure = || connections::measure(threads, connections.into(), self.runtime);
+                add(result, pair, contender, self.cpus.on_all(measure)??);
             }
         }
         Ok(())

@@ -156,11 +156,38 @@ impl Program {
 
     /// Starts it on the CPUs of servers.
     pub(crate) fn start(&self, service: &Service<'_>, cpus: &ProcessCpus) -> Result<Server> {
+        self.start_with(cpus, |directory| self.arguments(service, directory))
+    }
+
+    /// The same, with a disk as the export `d0` of an NBD server on a socket of that name.
+    pub(crate) fn start_nbd(
+        &self,
+        file: Option<DiskFile<'_>>,
+        cpus: &ProcessCpus,
+    ) -> Result<Server> {
+        self.start_with(cpus, |directory| {
+            let mut arguments = vec!["--object".to_owned(), "iothread,id=t0".to_owned()];
+            for node in self.blockdevs(file, 0) {
+                arguments.extend(["--blockdev".to_owned(), node]);
+            }
+            let socket = directory.join("0");
+            let server = format!("addr.type=unix,addr.path={}", socket.display());
+            let export = "type=nbd,id=e0,node-name=d0,name=d0,writable=on,iothread=t0".to_owned();
+            arguments.extend(["--nbd-server".to_owned(), server, "--export".to_owned(), export]);
+            arguments
+        })
+    }
+
+    fn start_with(
+        &self,
+        cpus: &ProcessCpus,
+        arguments: impl FnOnce(&Path) -> Vec<String>,
+    ) -> Result<Server> {
         // Short: a socket's path has at most 107 bytes.
         let directory = TempDir::with_prefix_in("rl-bench-", "/tmp").context("make a directory")?;
         let log = fs::File::create(directory.path().join("log")).context("make a log")?;
         let mut command = self.command();
-        command.args(self.arguments(service, directory.path()));
+        command.args(arguments(directory.path()));
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let child = cpus.as_server(|| command.spawn())?;
         let child = child.with_context(|| format!("start {}", command.get_program().display()))?;
@@ -173,9 +200,14 @@ impl Server {
         self.child.id()
     }
 
+    /// Where its exports' sockets are, by number.
+    pub(crate) fn socket(&self, export: u16) -> PathBuf {
+        self.directory.path().join(export.to_string())
+    }
+
     /// Connects to an export, as soon as the server listens.
     pub(crate) fn connect(&mut self, export: u16, workload: &Workload) -> Result<Connection> {
-        let socket = self.directory.path().join(export.to_string());
+        let socket = self.socket(export);
         let deadline = clock::now() + START_LIMIT;
         loop {
             let refused = match connect(&socket, workload, &mut Patient) {
@@ -193,7 +225,7 @@ impl Server {
 
     /// Waits until an export's socket takes a connection, which is closed at once.
     pub(crate) fn wait_until_it_accepts(&mut self, export: u16) -> Result<()> {
-        let socket = self.directory.path().join(export.to_string());
+        let socket = self.socket(export);
         let deadline = clock::now() + START_LIMIT;
         while let Err(refused) = UnixStream::connect(&socket) {
             self.check_alive()?;
