@@ -35,8 +35,12 @@ impl FileExtent {
                 Ok(end) if end > at => data(until(end)),
                 Ok(_) | Err(_) => data(ByteCount(count)),
             },
-            // Nothing follows, or the file ends before.
-            Err(Errno::NXIO) => hole(ByteCount(count)),
+            // Nothing follows, or the file ends before. What a file does not have is not said to be zero: it may have been
+            // cut off, and a read of it fails.
+            Err(Errno::NXIO) => match seek(fd, SeekFrom::End(0)) {
+                Ok(end) if end > at => hole(until(end)),
+                Ok(_) | Err(_) => data(ByteCount(count)),
+            },
             Err(_) => data(ByteCount(count)),
         }
     }
@@ -76,8 +80,8 @@ mod tests {
         assert_eq!(find(0, 3 << 20), (1 << 20, true));
         assert_eq!(find(512, 512), (512, true));
         assert_eq!(find(1 << 20, 2 << 20), (4096, false));
-        assert_eq!(find((1 << 20) + 4096, u64::MAX), (1 << 62, true));
-        assert_eq!(find(4 << 20, 7), (7, true));
+        assert_eq!(find((1 << 20) + 4096, u64::MAX), ((2 << 20) - 4096, true));
+        assert_eq!(find(4 << 20, 7), (7, false));
         assert_eq!(find(0, 0), (0, true));
     }
 
