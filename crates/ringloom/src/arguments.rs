@@ -37,6 +37,10 @@ pub(crate) enum Subcommand {
     ReportCommand,
     /// Control a running daemon.
     CtlCommand,
+    /// Copy a disk.
+    ConvertCommand,
+    /// Say what the bytes of a disk are.
+    MapCommand,
     /// Print the help and leave.
     Help,
     /// Print the version and leave.
@@ -62,9 +66,8 @@ impl Error for InvocationError {}
 impl Display for InvocationError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nothing => {
-                formatter.write_str("say what to do: serve, check, ctl, tune, report or help")
-            }
+            Self::Nothing => formatter
+                .write_str("say what to do: serve, check, ctl, convert, map, tune, report or help"),
             Self::Unknown { given, meant: None } => {
                 write!(formatter, "unknown command '{given}'; see {PROGRAM} --help")
             }
@@ -104,11 +107,24 @@ fn find(word: &OsStr) -> Result<Subcommand, InvocationError> {
         Some("tune") => Ok(Subcommand::TuneCommand),
         Some("report") => Ok(Subcommand::ReportCommand),
         Some("ctl") => Ok(Subcommand::CtlCommand),
+        Some("convert") => Ok(Subcommand::ConvertCommand),
+        Some("map") => Ok(Subcommand::MapCommand),
         Some("help" | "-h" | "--help") => Ok(Subcommand::Help),
         Some("-V" | "--version") => Ok(Subcommand::Version),
         _ => {
             let given = word.display().to_string();
-            let names = ["serve", "check", "ctl", "tune", "report", "help", "--help", "--version"];
+            let names = [
+                "serve",
+                "check",
+                "ctl",
+                "convert",
+                "map",
+                "tune",
+                "report",
+                "help",
+                "--help",
+                "--version",
+            ];
             Err(InvocationError::Unknown { meant: nearest(&given, names), given })
         }
     }
@@ -122,9 +138,11 @@ Usage: {PROGRAM} COMMAND [OPTIONS]
 Serves virtual disks over several threads and finds out how many are best.
 
 Commands:
-  serve   serve disks to virtual machines over vhost-user-blk
+  serve   serve disks to virtual machines over vhost-user-blk, and over NBD
   check   say what a line of serve would open, lock and refuse, without serving
   ctl     control a running daemon: list, resize, snapshot, throttle and more
+  convert copy a disk into another one, and compare them
+  map     say what the bytes of a disk are: data, zeroes, holes
   tune    measure a disk with different numbers of threads and recommend one
   report  render what tune measured again, or compare two such results
   help    print this help, or that of a command: {PROGRAM} help serve

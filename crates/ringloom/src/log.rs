@@ -37,6 +37,17 @@ pub(crate) fn start(log: &Arc<Log>, file: Option<&Path>) {
     }
 }
 
+/// Starts a log on stderr for commands that end soon: warnings and errors, if nothing else is asked for.
+pub(crate) fn start_quiet() {
+    let asked = env::var(VARIABLE).ok().and_then(|asked| asked.parse().ok());
+    let lines = tracing_subscriber::fmt()
+        .with_writer(io::stderr)
+        .log_internal_errors(false)
+        .with_target(false)
+        .with_max_level(asked.unwrap_or(Level::WARN));
+    lines.without_time().init();
+}
+
 /// Writes the error that ends the program, which is said on stderr as well.
 pub(crate) fn keep_error(log: &Log, error: &(dyn Error + 'static)) {
     let line = format!("ERROR {}\n", crate::output::sentence(error));

@@ -32,6 +32,8 @@ fn main() -> ExitCode {
         Subcommand::TuneCommand => run_tune(rest),
         Subcommand::ReportCommand => run_report(rest),
         Subcommand::CtlCommand => run_ctl(rest),
+        Subcommand::ConvertCommand => run_convert(rest),
+        Subcommand::MapCommand => run_map(rest),
         Subcommand::Help => output::print(&arguments::help()),
         Subcommand::Version => output::print(&options::version()),
     }
@@ -101,6 +103,49 @@ struct ReportCommand {
 struct CtlCommand {
     #[command(flatten)]
     arguments: ctl::CtlArgs,
+}
+
+/// Copies a disk into another one
+#[derive(Debug, Parser)]
+#[command(name = "ringloom convert", version)]
+struct ConvertCommand {
+    #[command(flatten)]
+    arguments: convert::ConvertArgs,
+}
+
+/// Says what the bytes of a disk are, without reading them
+#[derive(Debug, Parser)]
+#[command(name = "ringloom map", version)]
+struct MapCommand {
+    #[command(flatten)]
+    arguments: convert::MapArgs,
+}
+
+fn run_convert(arguments: Vec<OsString>) -> ExitCode {
+    match parsed::<ConvertCommand>("ringloom convert", arguments, ExitCode::from(2)) {
+        Ok(parsed) => {
+            log::start_quiet();
+            finished("ringloom convert", convert::convert(&parsed.arguments))
+        }
+        Err(code) => code,
+    }
+}
+
+fn run_map(arguments: Vec<OsString>) -> ExitCode {
+    match parsed::<MapCommand>("ringloom map", arguments, ExitCode::from(2)) {
+        Ok(parsed) => {
+            log::start_quiet();
+            finished("ringloom map", convert::map(&parsed.arguments))
+        }
+        Err(code) => code,
+    }
+}
+
+fn finished(command: &str, result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => output::fail(command, error.as_ref()),
+    }
 }
 
 /// Exits with 2 after wrong usage, as the tools do beside which it is used.

@@ -44,7 +44,25 @@ const TABLE: &[Row] = &[
         ],
         &[],
     ),
-    row("ringloom", &["ctl", "daemon", "options", "tuner"], &[]),
+    row("ringloom", &["convert", "ctl", "daemon", "options", "tuner"], &[]),
+    row("copy", &["block", "request_path"], &["disk", "iothread", "kernel_io"]),
+    row(
+        "convert",
+        &[
+            "block",
+            "copy",
+            "disk",
+            "graph",
+            "host",
+            "iothread",
+            "kernel_io",
+            "options",
+            "qcow2",
+            "request_path",
+            "syntax",
+        ],
+        &[],
+    ),
     row(
         "bench",
         &[

@@ -12,6 +12,7 @@
 mod fault;
 mod getopt;
 mod help;
+mod image;
 mod line;
 mod long;
 mod plan;
@@ -22,6 +23,7 @@ mod tests;
 
 pub use fault::{CommandLineError, CommandLineSyntaxError};
 pub use help::{help, version};
+pub use image::image_node;
 pub use line::parse;
 pub use long::restored;
 pub use plan::{

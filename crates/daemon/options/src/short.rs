@@ -5,24 +5,20 @@
 //!
 //! Limits: [`IOTHREADS_MAX`] iothreads.
 
-use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 
 use exports::{
     ExportKind, ExportOptions, LOGICAL_BLOCK_BYTES, NbdExportOptions, SocketOptions,
     VhostUserBlkOptions, check_num_queues, check_socket_path,
 };
-use formats::FileExtension;
-use graph::{
-    BaseOptions, Blockdev, Driver, ObjectKind, ObjectOptions, PollOptions, PoolOptions, file_kind,
-    image_format, image_formats, open_fault, waiting_for,
-};
+use graph::{BaseOptions, Driver, ObjectKind, ObjectOptions, PollOptions, PoolOptions};
 use kernel_io::FileKind;
 use nbd_server::{ListenAddress, NbdServerOptions};
-use syntax::{ArgumentError, ConvertHint, nearest, parse_flag, parse_number};
+use syntax::{ArgumentError, parse_flag, parse_number};
 
 use super::fault::{CommandLineError, CommandLineSyntaxError};
 use super::getopt::{OptionKind, ParsedOption, ShortFormOption};
+use super::image;
 use super::long::check_files;
 use super::plan::PlanStep;
 use super::references::AUTO;
@@ -48,96 +44,23 @@ struct ShortForm {
     format: Option<&'static Driver>,
 }
 
-/// The bytes of a file as they are need no driver above the file.
-const RAW: &str = "raw";
-
-/// What `--format` takes.
-fn format_names() -> Vec<&'static str> {
-    image_formats().map(|format| format.name).collect()
-}
-
-/// An image that cannot be served as it was given.
-#[derive(Debug, thiserror::Error)]
-enum ImageArgumentError {
-    /// Neither a regular file nor a block device.
-    #[error("not a regular file or a block device")]
-    NeitherFileNorDevice,
-    /// A file that looks like an image format, without `--format`.
-    #[error(
-        "looks like {format} ({reason}); say --format raw to serve its bytes as they are, {}",
-        FormatHint(format)
-    )]
-    FormatNotSaid {
-        /// What it looks like.
-        format: &'static str,
-        /// Why.
-        reason: String,
-    },
-}
-
-/// A hint how to serve the disk inside an image of this format.
-struct FormatHint<'a>(&'a str);
-
-impl Display for FormatHint<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let format = self.0;
-        if format_names().contains(&format) {
-            return write!(formatter, "or --format {format} for the disk inside it");
-        }
-        ConvertHint("or ", format).fmt(formatter)
-    }
-}
-
 /// Reads the short form and writes it out to steps, and where the NBD server listens, if there is to be one.
 pub(super) fn steps(
     words: &[ParsedOption],
 ) -> Result<(Vec<PlanStep>, Option<NbdServerOptions>), CommandLineError> {
     let short = ShortForm::read(words)?;
-    let image =
+    let wrong =
         |fault| CommandLineError::Image { path: short.image.clone(), fault: Box::new(fault) };
-    if short.format.is_none() {
-        check_name(&short.image).map_err(|fault| image(ArgumentError::own(fault)))?;
-    }
-    let kind = waiting_for(&short.image, || file_kind(&short.image));
-    let kind = kind.map_err(|fault| image(ArgumentError::own(fault)))?;
-    let kind =
-        kind.ok_or_else(|| image(ArgumentError::own(ImageArgumentError::NeitherFileNorDevice)))?;
-    if short.format.is_none() {
-        check_head(&short.image).map_err(image)?;
-    }
+    let kind = image::check(&short.image, short.format).map_err(wrong)?;
     let steps = short.steps(kind);
-    steps.iter().try_for_each(check_files).map_err(image)?;
+    steps.iter().try_for_each(check_files).map_err(wrong)?;
     Ok((steps, short.nbd.map(NbdServerOptions::at)))
-}
-
-/// Refuses a file whose name says that it is an image format. Nothing is inferred from it: the
-/// operator has to say what is meant. The file need not be there.
-fn check_name(path: &Path) -> Result<(), ImageArgumentError> {
-    match formats::of_name(path) {
-        Some(FileExtension { extension, format }) => {
-            let reason = format!("its name ends in .{extension}");
-            Err(ImageArgumentError::FormatNotSaid { format, reason })
-        }
-        None => Ok(()),
-    }
-}
-
-/// Refuses a file whose first bytes say that it is an image format, as [`check_name`] does. Nothing else of it is read.
-fn check_head(path: &Path) -> Result<(), ArgumentError> {
-    let head = waiting_for(path, || formats::of_head(path));
-    match head.map_err(|cause| ArgumentError::own(open_fault(path, cause)))? {
-        Some(format) => {
-            let reason = "by its first bytes".to_owned();
-            Err(ArgumentError::own(ImageArgumentError::FormatNotSaid { format, reason }))
-        }
-        None => Ok(()),
-    }
 }
 
 impl ShortForm {
     fn read(words: &[ParsedOption]) -> Result<Self, CommandLineError> {
         let mut short = Self {
-            image: image(words)?,
+            image: image_of(words)?,
             socket: None,
             nbd: None,
             iothreads: ShortIothreads::Number(0),
@@ -188,7 +111,7 @@ impl ShortForm {
                 let expected = ArgumentError::ExpectsAlone("'on' or 'off'");
                 self.cache_direct = parse_flag(text).ok_or(expected)?;
             }
-            ShortFormOption::Format => self.format = Some(format(text)?),
+            ShortFormOption::Format => self.format = Some(image::format(text)?),
         }
         Ok(())
     }
@@ -212,11 +135,7 @@ impl ShortForm {
         let is_written = !self.read_only && (self.socket.is_some() || self.nbd_writable);
         let (read_only, cache_direct) = (!is_written, self.cache_direct);
         let base = BaseOptions { read_only, cache_direct, ..BaseOptions::DEFAULT };
-        let image = self.image.clone();
-        let mut node = match self.format {
-            Some(format) if format.name != RAW => Blockdev::of_image(format, image, kind, base),
-            Some(_) | None => Blockdev::of_file(image, kind, base),
-        };
+        let mut node = image::node(self.image.clone(), self.format, kind, base);
         node.node_name = Some("disk".to_owned());
         let exports = self.exports(&iothreads).into_iter().map(PlanStep::Export);
         objects.chain([PlanStep::Blockdev(node)]).chain(exports).collect()
@@ -253,7 +172,7 @@ impl ShortForm {
 }
 
 /// The one image.
-fn image(words: &[ParsedOption]) -> Result<PathBuf, CommandLineSyntaxError> {
+fn image_of(words: &[ParsedOption]) -> Result<PathBuf, CommandLineSyntaxError> {
     let mut images = words
         .iter()
         .filter(|word| word.name == OptionKind::Short(ShortFormOption::Image))
@@ -292,18 +211,6 @@ fn iothreads(text: &str) -> Result<ShortIothreads, ArgumentError> {
         }
         None | Some(_) => number(text).map(ShortIothreads::Number).ok_or_else(expected),
     }
-}
-
-fn format(text: &str) -> Result<&'static Driver, ArgumentError> {
-    if let Some(format) = image_format(text) {
-        return Ok(format);
-    }
-    let (key, value, accepted) = ("format".to_owned(), text.to_owned(), format_names());
-    if formats::names().any(|format| format == text) {
-        return Err(ArgumentError::ValueNotYet { key, value, accepted });
-    }
-    let nearest = nearest(text, accepted.iter().copied());
-    Err(ArgumentError::UnknownValue { key, value, nearest, accepted })
 }
 
 /// An export id that says which file it is: the name without extension, other characters than an

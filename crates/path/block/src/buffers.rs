@@ -14,9 +14,11 @@ use std::ptr::NonNull;
 
 mod copy;
 mod host;
+mod request_memory;
 
 pub use copy::RequestMemoryCopy;
 pub use host::HostMemory;
+pub use request_memory::RequestMemory;
 
 /// A run of memory, laid out like the kernel's `struct iovec`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

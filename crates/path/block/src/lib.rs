@@ -31,7 +31,7 @@ mod status;
 mod sync_coalescer;
 
 pub use answer_memory::{AnswerBuffer, AnswerMemoryError};
-pub use buffers::{Buffers, HostMemory, RequestMemoryCopy, Segment};
+pub use buffers::{Buffers, HostMemory, RequestMemory, RequestMemoryCopy, Segment};
 pub use capacity::Capacity;
 pub use channel::{
     BeginResult, CancellationSupport, Channel, ChannelId, ChannelWakeCondition, Interest, Tag,

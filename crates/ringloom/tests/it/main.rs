@@ -8,6 +8,7 @@ mod block_device;
 mod campaign;
 mod check;
 mod control;
+mod convert;
 mod copy_on_read;
 mod crash;
 mod ctl;

@@ -1,0 +1,166 @@
+//! The two disks of a command: nodes that are named by path or written as `--blockdev` has it; targets that are made.
+//!
+//! Invariants: a node is claimed before anything of it is read or written, so images are locked as a daemon locks them. A
+//! file that was made for a command that failed is removed again.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use block::{Access, Claim, Clock, DiskSize, Node, Rights, SystemClock};
+use graph::{BaseOptions, Blockdev, Graph, NamedFilesPolicy, StorageWatchdog};
+use kernel_io::FileTable;
+use options::image_node;
+use qcow2::CreateOptions;
+
+/// The nodes of a command, and what it needs to serve them.
+pub(crate) struct Disks {
+    graph: Graph,
+    pub(crate) files: Arc<FileTable>,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+/// A node that is used.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    pub(crate) node: Arc<dyn Node>,
+    pub(crate) claim: Claim,
+}
+
+/// A file that is removed if the command does not come to its end.
+#[derive(Debug, Default)]
+pub(crate) struct MadeFile(Option<PathBuf>);
+
+impl MadeFile {
+    /// The command has come to its end.
+    pub(crate) fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for MadeFile {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            tracing::warn!("{}: cannot remove it: {error}", path.display());
+        }
+    }
+}
+
+impl Disks {
+    pub(crate) fn new(named_files: bool) -> Self {
+        let (files, clock): (_, Arc<dyn Clock>) = (Arc::default(), Arc::new(SystemClock));
+        let named_files =
+            if named_files { NamedFilesPolicy::Anywhere } else { NamedFilesPolicy::Refused };
+        let graph = Graph::new(
+            Arc::clone(&files),
+            Arc::clone(&clock),
+            named_files,
+            Arc::new(StorageWatchdog::default()),
+        );
+        Self { graph, files, clock }
+    }
+
+    /// The source, or a target that is there.
+    pub(crate) fn open(
+        &mut self,
+        name: &str,
+        text: &str,
+        format: Option<&str>,
+        base: BaseOptions,
+    ) -> Result<Disk> {
+        let access = base.access();
+        let mut blockdev = if is_blockdev(text) {
+            let named = with_name(text, name);
+            let mut blockdev = Blockdev::parse(&named).with_context(|| text.to_owned())?;
+            ensure!(
+                format.is_none() || access == Access::ReadWrite,
+                "{text}: its driver says what is in it"
+            );
+            blockdev.for_each_mut(name, &mut |node, _| {
+                node.base.read_only |= base.read_only;
+                node.base.force_share |= base.force_share;
+            });
+            blockdev
+        } else {
+            image_node(Path::new(text), format, base).with_context(|| text.to_owned())?
+        };
+        let name = blockdev.node_name.get_or_insert_with(|| name.to_owned()).clone();
+        blockdev.check_files().with_context(|| text.to_owned())?;
+        self.graph.add(&blockdev).with_context(|| text.to_owned())?;
+        // What is copied is to be one state of the disk.
+        let rights = match base.force_share {
+            true => Rights::of_user(access),
+            false => Rights::unchanged_by_others(access),
+        };
+        self.claim(&name, rights).with_context(|| text.to_owned())
+    }
+
+    fn claim(&self, name: &str, rights: Rights) -> Result<Disk> {
+        let node = Arc::clone(self.graph.node(name)?);
+        let claim = node.claim(rights)?;
+        claim.refresh()?;
+        Ok(Disk { node, claim })
+    }
+
+    /// Makes a target of that size at a path where nothing is.
+    pub(crate) fn make(
+        &mut self,
+        text: &str,
+        format: &str,
+        size: DiskSize,
+        base: BaseOptions,
+    ) -> Result<(Disk, MadeFile)> {
+        if is_blockdev(text) {
+            bail!("{text}: a target that is written as a node has to be there: --into-existing");
+        }
+        let path = Path::new(text);
+        match std::fs::symlink_metadata(path) {
+            Ok(found) if found.is_file() && found.len() > 0 => {
+                bail!("{text} is there already; --into-existing writes over what it has")
+            }
+            Ok(found) if !found.is_file() => {
+                bail!("{text} is there already; --into-existing writes into it")
+            }
+            Ok(_) | Err(_) => {}
+        }
+        let maker = self.graph.image_maker();
+        let raw_bytes = if format == "raw" { size.0.0 } else { 0 };
+        maker.file(path, raw_bytes).with_context(|| text.to_owned())?;
+        let made = MadeFile(Some(path.to_owned()));
+        match format {
+            "raw" => {}
+            "qcow2" => {
+                let file = self.open("target-file", text, Some("raw"), base)?;
+                let options = CreateOptions { size, ..CreateOptions::default() };
+                maker.qcow2(&file.node, &options).with_context(|| text.to_owned())?;
+                file.claim.flush()?;
+                drop(file);
+                self.graph.remove("target-file")?;
+            }
+            other => {
+                bail!("--target-format {other}: images of that format cannot be made (raw, qcow2)")
+            }
+        }
+        let disk = self.open("target", text, Some(format), base)?;
+        Ok((disk, made))
+    }
+}
+
+/// The same node with a name, if it has none.
+fn with_name(text: &str, name: &str) -> String {
+    if let Ok(serde_json::Value::Object(mut node)) = serde_json::from_str(text) {
+        node.entry("node-name").or_insert_with(|| name.into());
+        return serde_json::Value::Object(node).to_string();
+    }
+    if text.starts_with('{') || text.contains(",node-name=") {
+        return text.to_owned();
+    }
+    format!("{text},node-name={name}")
+}
+
+/// Whether a text is a node as `--blockdev` has it, and no path.
+fn is_blockdev(text: &str) -> bool {
+    text.starts_with('{') || text.starts_with("driver=")
+}

@@ -1,0 +1,19 @@
+//! `ringloom convert` and `ringloom map`: disks copied, compared and mapped by the copy engine.
+//!
+//! Where it stands: beside the daemon. It makes nodes and iothreads of its own, as a daemon does, and has workers of the copy
+//! engine (`copy`) served there.
+//!
+//! Not here: the copying itself (`copy`), jobs of a running daemon.
+
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod convert;
+mod disks;
+mod map;
+mod progress;
+mod run;
+
+pub use arguments::{ConvertArgs, MapArgs};
+pub use convert::convert;
+pub use map::map;

@@ -1,0 +1,448 @@
+//! A worker of a job: a front end that brings what is next, as long as something is left.
+//!
+//! Where it stands in the life of a request: at its beginning and its end. Unit 0 is the source, unit 1 the target. The
+//! source is asked what a region is; data are read, looked through for zeroes and written, zeroes are made.
+//!
+//! Invariants: of a chunk one request is under way; a request that fails ends the job, but for the question what bytes
+//! are, whose answer is then taken to be data.
+//! Threads: belongs to the iothread that serves it. Limits: [`SLOTS`] chunks of [`CHUNK_BYTES`], with memory for what is
+//! read from each side.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use block::{
+    BlockStatus, Buffers, ByteCount, ByteOffset, DiskSize, Durability, Extent, FailKind,
+    HostMemory, Operation, Outcome, RequestMemory, SourceRequestSlot, StatusRecord, Unmap,
+};
+use request_path::{
+    FrontEnd, FrontEndContext, Interest, LogicalUnitIndex, NewRequest, RequestAction,
+    SleepDecision, StreamTransfer,
+};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::chunk::{Chunk, Step};
+use crate::job::{CopyAction, CopyEnd, CopyError, CopyJob, CopySide, TargetContent};
+use crate::zeroes::{Part, is_zero, parts};
+
+/// How many chunks are worked on at once: enough to keep a disk behind a network busy.
+const SLOTS: u16 = 32;
+
+/// How many bytes of data: so few that those of all slots stay in the caches of a CPU that copies them.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// A worker of a job, as a front end of source and target.
+#[derive(Debug)]
+pub struct CopyWorker {
+    job: Arc<CopyJob>,
+    /// Nobody rings it: what is next is known here.
+    kick: OwnedFd,
+    chunks: Box<[Option<Chunk>]>,
+    free: Vec<SourceRequestSlot>,
+    /// Chunks whose next step is due.
+    due: VecDeque<SourceRequestSlot>,
+    /// What the source has told of its bytes, and was not begun.
+    runs: VecDeque<(Range<u64>, BlockStatus)>,
+    /// What the source was not asked about yet, of the worker's region.
+    region: Option<Range<u64>>,
+    /// Whether the source is being asked.
+    is_asking: bool,
+    /// When the job's rate lets it go on.
+    later: Option<Instant>,
+    /// Memory that no chunk has.
+    spare: Vec<RequestMemory>,
+    /// Kept for their room.
+    named: Buffers,
+    parts: Vec<Part>,
+}
+
+impl CopyWorker {
+    /// A worker that is not served yet. Its nodes are the source, and the target if the job has one. Fails if no eventfd
+    /// can be made.
+    pub fn new(job: &Arc<CopyJob>) -> io::Result<Self> {
+        Ok(Self {
+            job: Arc::clone(job),
+            kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            chunks: (0..SLOTS).map(|_| None).collect(),
+            free: (0..SLOTS).rev().map(SourceRequestSlot).collect(),
+            due: VecDeque::new(),
+            runs: VecDeque::new(),
+            region: None,
+            is_asking: false,
+            later: None,
+            spare: Vec::new(),
+            named: Buffers::default(),
+            parts: Vec::new(),
+        })
+    }
+
+    fn open(&self) -> usize {
+        self.chunks.len() - self.free.len()
+    }
+
+    /// Whether something is left that nobody has begun.
+    fn is_more_left(&self) -> bool {
+        let may_ask = !self.is_asking && (self.region.is_some() || self.job.has_region());
+        !self.runs.is_empty() || may_ask
+    }
+
+    /// The next chunk whose step is to be brought.
+    fn next(&mut self) -> Option<SourceRequestSlot> {
+        if let Some(slot) = self.due.pop_front() {
+            return Some(slot);
+        }
+        while self.later.is_none() {
+            let slot = *self.free.last()?;
+            if self.runs.is_empty() {
+                let region = if self.is_asking { None } else { self.region.take() };
+                let region = region.or_else(|| match self.is_asking {
+                    true => None,
+                    false => self.job.next_region(),
+                })?;
+                self.is_asking = true;
+                return Some(self.begin(slot, region.clone(), Step::Status(region), &[]));
+            }
+            let (bytes, is_zero) = self.next_run()?;
+            match (self.job.settings.action, is_zero) {
+                (CopyAction::Copy, true) => {
+                    if self.job.settings.target == TargetContent::Unknown {
+                        let step = Step::Zero(bytes.clone(), Unmap::Allowed);
+                        return Some(self.begin(slot, bytes, step, &[]));
+                    }
+                    self.job.count_done(bytes.end - bytes.start);
+                }
+                (CopyAction::Copy, false) => {
+                    return Some(self.begin(slot, bytes, Step::Read(CopySide::Source), &[]));
+                }
+                (CopyAction::Compare, true) => {
+                    return Some(self.begin(slot, bytes, Step::Read(CopySide::Target), &[]));
+                }
+                (CopyAction::Compare, false) => {
+                    let step = Step::Read(CopySide::Source);
+                    let then = [Step::Read(CopySide::Target)];
+                    return Some(self.begin(slot, bytes, step, &then));
+                }
+                (CopyAction::Map, _) => panic!("a map has no chunks of data"),
+            }
+        }
+        None
+    }
+
+    /// Takes the next part of what the source has told, as far as the rate allows it: a chunk, or as many zeroes as there
+    /// are where they need no memory.
+    fn next_run(&mut self) -> Option<(Range<u64>, bool)> {
+        let (run, status) = self.runs.front_mut()?;
+        let is_zero = status.is_zero;
+        let needs_memory = !is_zero || self.job.settings.action == CopyAction::Compare;
+        let most = if needs_memory { CHUNK_BYTES as u64 } else { u64::MAX };
+        let count = (run.end - run.start).min(most);
+        if let Some(rate) = &self.job.rate
+            && let Err(later) = rate.take(count, self.job.clock.now())
+        {
+            self.later = Some(later);
+            return None;
+        }
+        let bytes = run.start..run.start + count;
+        run.start = bytes.end;
+        if run.start == run.end {
+            self.runs.pop_front();
+        }
+        Some((bytes, is_zero))
+    }
+
+    fn begin(
+        &mut self,
+        slot: SourceRequestSlot,
+        bytes: Range<u64>,
+        step: Step,
+        then: &[Step],
+    ) -> SourceRequestSlot {
+        let taken = self.free.pop();
+        assert_eq!(taken, Some(slot), "the slot that was looked at");
+        let mut memory = || {
+            let fresh = || HostMemory::zeroed(CHUNK_BYTES).into();
+            self.spare.pop().unwrap_or_else(fresh)
+        };
+        let steps: VecDeque<Step> = then.iter().cloned().collect();
+        let reads = |side| {
+            let wanted = Step::Read(side);
+            step == wanted || steps.contains(&wanted)
+        };
+        let source = matches!(step, Step::Status(_)) || reads(CopySide::Source);
+        let source = source.then(&mut memory);
+        let target = reads(CopySide::Target).then(&mut memory);
+        let chunk = Chunk { bytes, steps, step, source, target };
+        self.chunks[usize::from(slot.0)] = Some(chunk);
+        slot
+    }
+
+    /// A chunk is finished, or given up.
+    fn end(&mut self, slot: SourceRequestSlot, chunk: Chunk) {
+        self.spare.extend(chunk.source.into_iter().chain(chunk.target));
+        self.free.push(slot);
+    }
+
+    /// What the source says of a region, record by record; what it does not tell is asked again, or taken for data.
+    fn told(&mut self, range: Range<u64>, memory: &[u8]) {
+        let mut at = range.start;
+        for StatusRecord { count, status } in StatusRecord::read_all(memory) {
+            let end = at.saturating_add(count.0).min(range.end);
+            if at == end {
+                break;
+            }
+            self.run(at..end, status);
+            at = end;
+        }
+        if at == range.start {
+            self.run(range.clone(), BlockStatus::DATA);
+            at = range.end;
+        }
+        self.region = (at < range.end).then_some(at..range.end);
+        self.is_asking = false;
+    }
+
+    fn run(&mut self, run: Range<u64>, status: BlockStatus) {
+        if self.job.settings.action == CopyAction::Map {
+            self.job.count_done(run.end - run.start);
+            self.job.found(run, status);
+        } else {
+            self.runs.push_back((run, status));
+        }
+    }
+
+    /// Decides what follows a step that has gone well.
+    fn follow(&mut self, chunk: &mut Chunk, step: &Step) -> Result<(), CopyError> {
+        let count = chunk.len();
+        match step {
+            Step::Status(range) => {
+                let mut memory = chunk.source.take().expect("it was asked with memory");
+                self.told(range.clone(), memory.bytes());
+                chunk.source = Some(memory);
+            }
+            Step::Read(CopySide::Source) => {
+                self.job.count_data(count as u64);
+                if self.job.settings.action == CopyAction::Copy {
+                    self.plan_writes(chunk);
+                }
+            }
+            Step::Read(CopySide::Target) => {
+                if let Some(place) = first_difference(chunk) {
+                    let offset = ByteOffset(chunk.bytes.start + place as u64);
+                    return Err(CopyError::Differs(offset));
+                }
+            }
+            Step::Write(part) => self.job.count_written(part.len() as u64),
+            Step::Zero(..) => {}
+        }
+        Ok(())
+    }
+
+    /// What was read is written, but for zeroes.
+    fn plan_writes(&mut self, chunk: &mut Chunk) {
+        let count = chunk.len();
+        let memory = chunk.source.as_mut().expect("it was read into memory");
+        parts(&memory.bytes()[..count], self.job.settings.zero_unit, &mut self.parts);
+        for Part { bytes, is_zero } in self.parts.drain(..) {
+            let disk = chunk.bytes.start + bytes.start as u64..chunk.bytes.start + bytes.end as u64;
+            match (is_zero, self.job.settings.target) {
+                (false, _) => chunk.steps.push_back(Step::Write(bytes)),
+                (true, TargetContent::Zeroes) => {}
+                (true, TargetContent::Unknown) => {
+                    chunk.steps.push_back(Step::Zero(disk, Unmap::Allowed));
+                }
+            }
+        }
+    }
+
+    fn fail(&self, chunk: &Chunk, step: &Step, kind: FailKind) {
+        let (side, operation) = match step {
+            Step::Status(_) => (CopySide::Source, "block status"),
+            Step::Read(side) => (*side, "read"),
+            Step::Write(_) => (CopySide::Target, "write"),
+            Step::Zero(..) => (CopySide::Target, "write-zeroes"),
+        };
+        let offset = ByteOffset(match step {
+            Step::Write(part) => chunk.bytes.start + part.start as u64,
+            Step::Zero(range, _) => range.start,
+            Step::Status(_) | Step::Read(_) => chunk.bytes.start,
+        });
+        self.job.fail(CopyError::Disk { side, operation, offset, kind });
+    }
+}
+
+/// The first byte in which the memories of a chunk differ; without a source that is zeroes.
+fn first_difference(chunk: &mut Chunk) -> Option<usize> {
+    let count = chunk.len();
+    let target = &chunk.target.as_mut().expect("it was read into memory").bytes()[..count];
+    match chunk.source.as_mut().map(|source| &source.bytes()[..count]) {
+        None if is_zero(target) => None,
+        None => target.iter().position(|byte| *byte != 0),
+        Some(source) if source == target => None,
+        Some(source) => source.iter().zip(target).position(|(one, other)| one != other),
+    }
+}
+
+/// Which disk a step works on, and what it asks of it.
+fn request_of(chunk: &Chunk, bytes: u64) -> (LogicalUnitIndex, Operation) {
+    let extent = |range: &Range<u64>| -> Extent {
+        let disk = DiskSize(ByteCount(bytes));
+        let checked = disk.check(ByteOffset(range.start), ByteCount(range.end - range.start));
+        checked.expect("a job stays on the disk")
+    };
+    let (source, target) = (LogicalUnitIndex(0), LogicalUnitIndex(1));
+    match &chunk.step {
+        Step::Status(range) => (source, Operation::Status(extent(range))),
+        Step::Read(CopySide::Source) => (source, Operation::Read(extent(&chunk.bytes))),
+        Step::Read(CopySide::Target) => (target, Operation::Read(extent(&chunk.bytes))),
+        Step::Write(part) => {
+            let start = chunk.bytes.start;
+            let range = start + part.start as u64..start + part.end as u64;
+            (target, Operation::Write(extent(&range), Durability::Cached))
+        }
+        Step::Zero(range, unmap) => {
+            (target, Operation::WriteZeroes(extent(range), *unmap, Durability::Cached))
+        }
+    }
+}
+
+impl FrontEnd for CopyWorker {
+    type Reply = ();
+    type Fault = CopyEnd;
+
+    fn kick(&self) -> BorrowedFd<'_> {
+        self.kick.as_fd()
+    }
+
+    fn interest(&self) -> Interest {
+        Interest::Read
+    }
+
+    fn slots(&self) -> u16 {
+        SLOTS
+    }
+
+    fn begin_batch(&mut self) {}
+
+    fn take(&mut self) -> Result<Option<NewRequest<'_, ()>>, CopyEnd> {
+        if let Some(end) = self.job.end() {
+            while let Some(slot) = self.due.pop_front() {
+                let chunk = self.chunks[usize::from(slot.0)].take().expect("its step is due");
+                self.end(slot, chunk);
+            }
+            return if self.open() == 0 { Err(end) } else { Ok(None) };
+        }
+        let Some(slot) = self.next() else {
+            let is_over = self.open() == 0 && !self.is_more_left();
+            return if is_over { Err(CopyEnd::Done) } else { Ok(None) };
+        };
+        let chunk = self.chunks[usize::from(slot.0)].as_mut().expect("its step is due");
+        let (unit, operation) = request_of(chunk, self.job.settings.bytes);
+        let step = chunk.step.clone();
+        let bytes = match &step {
+            Step::Status(_) => 0..CHUNK_BYTES,
+            Step::Read(_) => 0..chunk.len(),
+            Step::Write(part) => part.clone(),
+            Step::Zero(..) => 0..0,
+        };
+        self.named.clear();
+        if let Some(memory) = chunk.memory_of(&step) {
+            memory.lend(bytes, &mut self.named);
+        }
+        let work = RequestAction::Disk { unit, operation, memory: &mut self.named };
+        Ok(Some(NewRequest { slot, reply: (), work }))
+    }
+
+    fn answer(&mut self, slot: SourceRequestSlot, (): (), outcome: Outcome) {
+        let mut chunk = self.chunks[usize::from(slot.0)].take().expect("its request is open");
+        let step = chunk.step.clone();
+        if let Some(memory) = chunk.memory_of(&step) {
+            memory.take_back();
+        }
+        match (outcome, &step) {
+            (Outcome::Done, _) => {
+                if let Err(error) = self.follow(&mut chunk, &step) {
+                    self.job.fail(error);
+                    return self.end(slot, chunk);
+                }
+            }
+            // Who cannot say what it has may be read all the same.
+            (Outcome::Failed(_), Step::Status(range)) => self.told(range.clone(), &[]),
+            (Outcome::Failed(kind), _) => {
+                self.fail(&chunk, &step, kind);
+                return self.end(slot, chunk);
+            }
+        }
+        match chunk.steps.pop_front() {
+            Some(next) => {
+                chunk.step = next;
+                self.chunks[usize::from(slot.0)] = Some(chunk);
+                self.due.push_back(slot);
+            }
+            None => {
+                if !matches!(step, Step::Status(_)) {
+                    self.job.count_done(chunk.bytes.end - chunk.bytes.start);
+                }
+                self.end(slot, chunk);
+            }
+        }
+    }
+
+    fn publish(&mut self, port: &mut FrontEndContext<'_>) {
+        if let Some(later) = self.later {
+            if port.now() < later {
+                port.call_at(later);
+            } else {
+                self.later = None;
+            }
+        }
+        if self.has_new() {
+            port.call();
+        }
+    }
+
+    fn unpublished(&self) -> usize {
+        0
+    }
+
+    fn transfer_over(&mut self, transfer: StreamTransfer) {
+        panic!("none was begun: {transfer:?}")
+    }
+
+    fn check(&self) -> Result<(), CopyEnd> {
+        Ok(())
+    }
+
+    fn report_fault(&self, _: &mut FrontEndContext<'_>) {}
+
+    fn has_new(&self) -> bool {
+        let may_begin = self.later.is_none() && !self.free.is_empty() && self.is_more_left();
+        let is_over = self.open() == 0 && (!self.is_more_left() || self.job.end().is_some());
+        !self.due.is_empty() || is_over || (may_begin && self.job.end().is_none())
+    }
+
+    fn waiting(&self) -> u32 {
+        self.has_new().into()
+    }
+
+    fn rest(&mut self) -> SleepDecision {
+        if self.has_new() { SleepDecision::MoreWork } else { SleepDecision::MaySleep }
+    }
+
+    fn inherited(&self) -> usize {
+        0
+    }
+
+    fn stays(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn arrive(&mut self, port: &mut FrontEndContext<'_>) {
+        port.call();
+    }
+
+    fn leave(&mut self, _: &mut FrontEndContext<'_>) {}
+}

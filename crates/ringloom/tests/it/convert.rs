@@ -1,0 +1,188 @@
+//! `ringloom convert` and `ringloom map`, judged by qemu-img and by what is in the files.
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use testkit::deadline::poll_until;
+use testkit::image;
+use testkit::process::Bench;
+
+/// What the numbers of the disk below are of: 256 KiB.
+const UNIT: usize = 1 << 18;
+
+fn ringloom(bench: &Bench, arguments: &[&str]) -> Result<Output> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringloom"));
+    command.args(arguments).current_dir(bench.path(""));
+    command.output().with_context(|| format!("{arguments:?}"))
+}
+
+/// What it prints, and that it ends well.
+fn done(bench: &Bench, arguments: &[&str]) -> Result<String> {
+    let output = ringloom(bench, arguments)?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{arguments:?}: {}: {said}", output.status);
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Why it ends with this exit status.
+fn refused(bench: &Bench, arguments: &[&str], status: i32) -> Result<String> {
+    let output = ringloom(bench, arguments)?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(status), "{arguments:?}: {}: {said}", output.status);
+    Ok(said)
+}
+
+fn qemu_img(bench: &Bench, arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new("qemu-img");
+    let output = command.args(arguments).current_dir(bench.path("")).output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "qemu-img {arguments:?}: {said}");
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// A disk with data, zeroes that were written, and holes.
+fn source(bench: &Bench) -> Result<Vec<u8>> {
+    let path = bench.path("source.img");
+    image::create_sparse(&path, (96 * UNIT) as u64)?;
+    let mut bytes = vec![0; 96 * UNIT];
+    let data = image::create_filled(&bench.path("data"), 24 * UNIT, 11)?;
+    bytes[5 * UNIT..29 * UNIT].copy_from_slice(&data);
+    bytes[9 * UNIT..12 * UNIT].fill(0);
+    bytes[95 * UNIT..].copy_from_slice(&data[..UNIT]);
+    let file = std::fs::OpenOptions::new().write(true).open(&path)?;
+    for range in [5 * UNIT..29 * UNIT, 95 * UNIT..96 * UNIT] {
+        std::os::unix::fs::FileExt::write_all_at(&file, &bytes[range.clone()], range.start as u64)?;
+    }
+    Ok(bytes)
+}
+
+#[test]
+fn copies_are_what_qemu_img_says_they_are() -> Result<()> {
+    let bench = Bench::new()?;
+    let bytes = source(&bench)?;
+    done(&bench, &["convert", "source.img", "copy.img", "--verify"])?;
+    ensure!(std::fs::read(bench.path("copy.img"))? == bytes, "another copy");
+    let blocks = |name: &str| -> Result<u64> {
+        use std::os::unix::fs::MetadataExt as _;
+        Ok(std::fs::metadata(bench.path(name))?.blocks())
+    };
+    // Zeroes that were written take no room in the copy.
+    ensure!(blocks("copy.img")? + (2 << 9) < blocks("source.img")?, "it is not sparse");
+    let said = done(&bench, &["convert", "source.img", "copy.qcow2", "-O", "qcow2", "--json"])?;
+    let said: Value = serde_json::from_str(&said)?;
+    ensure!(said["bytes"] == bytes.len() && said["written-bytes"] == 22 * UNIT, "{said}");
+    qemu_img(&bench, &["compare", "-f", "raw", "-F", "qcow2", "source.img", "copy.qcow2"])?;
+    qemu_img(&bench, &["check", "-f", "qcow2", "copy.qcow2"])?;
+    // A chain is flattened, by whatever it is named.
+    let create = ["create", "-q", "-f", "qcow2", "-b", "copy.qcow2", "-F", "qcow2", "top.qcow2"];
+    qemu_img(&bench, &create)?;
+    let top = bench.text("top.qcow2");
+    let mut io = Command::new("qemu-io");
+    io.args(["-f", "qcow2", "-c", "write -P 9 1536k 256k", "-c", "write -z 5M 512k", &top]);
+    ensure!(io.output()?.status.success(), "qemu-io");
+    let named = ["--named-files", "on"];
+    done(&bench, &[&["convert", "-f", "qcow2", "top.qcow2", "flat.img"], &named[..]].concat())?;
+    qemu_img(&bench, &["compare", "-f", "qcow2", "-F", "raw", "top.qcow2", "flat.img"])?;
+    let node = "driver=qcow2,file.driver=file,file.filename=top.qcow2";
+    done(&bench, &[&["convert", node, "again.img"], &named[..]].concat())?;
+    ensure!(
+        std::fs::read(bench.path("flat.img"))? == std::fs::read(bench.path("again.img"))?,
+        "again"
+    );
+    Ok(())
+}
+
+#[test]
+fn what_is_there_is_written_over_only_if_that_is_said() -> Result<()> {
+    let bench = Bench::new()?;
+    let bytes = source(&bench)?;
+    let size = bytes.len();
+    image::create_filled(&bench.path("old.img"), size + UNIT, 5)?;
+    let said = refused(&bench, &["convert", "source.img", "old.img"], 1)?;
+    ensure!(said.contains("--into-existing"), "{said}");
+    done(&bench, &["convert", "source.img", "old.img", "--into-existing", "--verify"])?;
+    ensure!(std::fs::read(bench.path("old.img"))?[..size] == bytes, "another copy");
+    image::create_sparse(&bench.path("small.img"), 1 << 20)?;
+    for (arguments, status, why) in [
+        (&["convert", "source.img", "small.img", "-n"][..], 1, "small.img has 1048576 bytes"),
+        (&["convert", "nothing.img", "x"], 1, "No such file"),
+        (&["convert", "copy.qcow2", "x"], 1, "looks like qcow2"),
+        (&["convert", "source.img", "x", "-O", "vmdk"], 1, "vmdk"),
+        (&["convert", "source.img", "x", "--rate", "0"], 2, "above 0"),
+        (&["convert", "source.img", "nowhere/x"], 1, "nowhere/x"),
+        (&["convert", "source.img"], 2, "<TARGET>"),
+        (&["map", "nothing.img"], 1, "No such file"),
+    ] {
+        let said = refused(&bench, arguments, status)?;
+        ensure!(said.contains(why), "{arguments:?}: {said}");
+        ensure!(!bench.path("x").exists(), "{arguments:?} leaves something behind");
+    }
+    // A daemon that writes the source keeps it.
+    let mut holder = Command::new("qemu-io");
+    let path = bench.text("source.img");
+    let mut holder = holder
+        .args(["-f", "raw", &path])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .spawn()?;
+    let locked = poll_until("a lock", Duration::from_secs(10), || {
+        let output = ringloom(&bench, &["convert", "source.img", "y", "--quiet"])?;
+        std::fs::remove_file(bench.path("y")).ok();
+        Ok((!output.status.success()).then_some(output))
+    });
+    drop(holder.stdin.take());
+    holder.wait()?;
+    let said = String::from_utf8_lossy(&locked?.stderr).into_owned();
+    ensure!(said.contains("lock"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn an_interrupt_leaves_nothing_behind() -> Result<()> {
+    let bench = Bench::new()?;
+    source(&bench)?;
+    let mut command = Command::new("env");
+    command.args(["--default-signal=INT", env!("CARGO_BIN_EXE_ringloom"), "convert"]);
+    command.args(["source.img", "slow.img", "--rate", "100k"]).current_dir(bench.path(""));
+    let mut slow = command.stderr(std::process::Stdio::piped()).spawn()?;
+    poll_until("a beginning", Duration::from_secs(20), || {
+        Ok(bench.path("slow.img").exists().then_some(()))
+    })?;
+    let process = rustix::process::Pid::from_child(&slow);
+    rustix::process::kill_process(process, rustix::process::Signal::INT)?;
+    let status = slow.wait()?;
+    ensure!(status.code() == Some(1), "{status}");
+    ensure!(!bench.path("slow.img").exists(), "it leaves its target behind");
+    Ok(())
+}
+
+#[test]
+fn a_map_is_that_of_qemu_img() -> Result<()> {
+    let bench = Bench::new()?;
+    source(&bench)?;
+    let create = ["create", "-q", "-f", "qcow2", "-b", "source.img", "-F", "raw", "top.qcow2"];
+    qemu_img(&bench, &create)?;
+    let top = bench.text("top.qcow2");
+    let mut io = Command::new("qemu-io");
+    io.args(["-f", "qcow2", "-c", "write -P 9 1536k 256k", "-c", "write -z 5M 512k", &top]);
+    ensure!(io.output()?.status.success(), "qemu-io");
+    let key = |run: &Value| {
+        ["start", "length", "depth", "zero", "data"].map(|key| run[key].to_string()).join(" ")
+    };
+    for (format, file) in [("raw", "source.img"), ("qcow2", "top.qcow2")] {
+        let named = ["--named-files", "on", "--json"];
+        let ours = done(&bench, &[&["map", "-f", format, file], &named[..]].concat())?;
+        let theirs = qemu_img(&bench, &["map", "-f", format, "--output=json", file])?;
+        let read = |text: &str| -> Result<Vec<String>> {
+            let runs: Vec<Value> = serde_json::from_str(text)?;
+            Ok(runs.iter().map(key).collect())
+        };
+        let (ours, theirs) = (read(&ours)?, read(&theirs)?);
+        ensure!(ours == theirs, "{file}: {ours:#?} instead of {theirs:#?}");
+    }
+    let said = done(&bench, &["map", "source.img"])?;
+    ensure!(said.lines().count() == 5 && said.contains("6.00 MiB  data"), "{said}");
+    Ok(())
+}
