@@ -8,7 +8,7 @@
 //!
 //! Not here: listeners, time limits, TLS credentials and which exports there are (the daemon, behind [`ExportCatalog`]).
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod connection;
 mod export;

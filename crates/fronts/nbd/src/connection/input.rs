@@ -8,10 +8,8 @@
 
 use std::os::fd::BorrowedFd;
 
-use block::{HostMemory, SourceRequestSlot};
+use block::{HostMemory, RequestMemory, SourceRequestSlot};
 use request_path::{FrontEndContext, StreamEnd, StreamGoal, StreamTransfer};
-
-use super::memory::RequestMemory;
 
 /// How much is received ahead of what was taken, of a client that sends much.
 pub(crate) const INPUT_BYTES: usize = 64 << 10;

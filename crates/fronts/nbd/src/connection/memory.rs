@@ -6,13 +6,7 @@
 //! Invariants: memory that a request uses is touched by nobody else, and is leaked if its owner is dropped meanwhile.
 //! Limits: [`MEMORY_BYTES_MAX`] for all that is in use or kept; nothing is kept of an idle connection.
 
-#![expect(unsafe_code, reason = "names the memory of requests")]
-
-use std::mem::ManuallyDrop;
-use std::ops::Range;
-use std::ptr::NonNull;
-
-use block::{Buffers, HostMemory, Segment};
+use block::{HostMemory, RequestMemory};
 
 use crate::BlockSizes;
 
@@ -28,67 +22,12 @@ const SMALLEST: usize = 4096;
 /// Sizes of memory: each twice as large as the one before.
 const CLASSES: usize = 14;
 
-/// Memory with room for a header and data, which a request may use.
-#[derive(Debug)]
-pub(crate) struct RequestMemory {
-    memory: ManuallyDrop<HostMemory>,
-    is_lent: bool,
-}
-
 /// The memory of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryPool {
     kept: [Vec<HostMemory>; CLASSES],
     kept_bytes: usize,
     bytes: usize,
-}
-
-impl RequestMemory {
-    /// The bytes, while no request uses them.
-    pub(crate) fn bytes(&mut self) -> &mut [u8] {
-        assert!(!self.is_lent, "a request uses this memory");
-        &mut self.memory
-    }
-
-    /// Takes it out, while no request uses it.
-    pub(crate) fn into_memory(mut self) -> HostMemory {
-        assert!(!self.is_lent, "a request uses this memory");
-        // Nothing is left to be dropped.
-        self.is_lent = true;
-        // SAFETY: not taken before, since only this takes it, and nobody uses `self.memory` after it: `drop` does not
-        // touch what is lent.
-        unsafe { ManuallyDrop::take(&mut self.memory) }
-    }
-
-    /// Names bytes of it for a request, which has them until [`RequestMemory::take_back`].
-    pub(crate) fn lend(&mut self, bytes: Range<usize>, into: &mut Buffers) {
-        let bytes = &mut self.bytes()[bytes];
-        let (base, count) = (NonNull::from(&mut *bytes).cast(), bytes.len());
-        // SAFETY: the bytes are ours, readable and writable; `is_lent` keeps everybody from touching them, and `drop`
-        // from freeing them, until the request was answered.
-        into.push(unsafe { Segment::new(base, count) });
-        self.is_lent = true;
-    }
-
-    /// The request was answered.
-    pub(crate) fn take_back(&mut self) {
-        self.is_lent = false;
-    }
-}
-
-impl From<HostMemory> for RequestMemory {
-    fn from(memory: HostMemory) -> Self {
-        Self { memory: ManuallyDrop::new(memory), is_lent: false }
-    }
-}
-
-impl Drop for RequestMemory {
-    fn drop(&mut self) {
-        if !self.is_lent {
-            // SAFETY: dropped once, here, and not used after it.
-            unsafe { ManuallyDrop::drop(&mut self.memory) };
-        }
-    }
 }
 
 /// The class of memory that has room for so many bytes of data.
@@ -158,6 +97,8 @@ impl MemoryPool {
 
 #[cfg(test)]
 mod tests {
+    use block::Buffers;
+
     use super::*;
 
     #[test]

@@ -4,11 +4,11 @@
 //!
 //! Limits: a header is not taken before there is a slot and memory for its request.
 
-use block::{FailKind, Operation, SourceRequestSlot};
+use block::{FailKind, Operation, RequestMemory, SourceRequestSlot};
 use request_path::RequestAction;
 
 use super::input::Expected;
-use super::memory::{HEAD_BYTES, RequestMemory};
+use super::memory::HEAD_BYTES;
 use super::slots::{Slot, SlotWork};
 use super::{ConnectionPhase, DISK, NbdConnection, RefusedRequest};
 use crate::ConnectionEnd;

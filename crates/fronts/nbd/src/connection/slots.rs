@@ -3,9 +3,8 @@
 //! Invariants: a slot is used by one request at a time; the last one that became free is used first, whose memory the CPU
 //! still knows. Limits: [`SLOTS`].
 
-use block::SourceRequestSlot;
+use block::{RequestMemory, SourceRequestSlot};
 
-use super::memory::RequestMemory;
 use crate::transmission::reply::ReplyTo;
 use crate::transmission::request::{Refusal, RequestHeader, StatusQuestion, Steps, Window};
 use crate::wire::error;
