@@ -1,10 +1,12 @@
 //! A job: what is copied or compared, how far it has come, and how it ends.
 //!
-//! Invariants: each byte of the disk belongs to one region, and each region to one worker. The first error counts; after
+//! Invariants: each byte of the disk is asked about once, and given to one worker. The first error counts; after
 //! it, and after [`CopyJob::cancel`], no worker begins anything more.
 //! Threads: the workers of the job, each on its iothread, and whoever watches it.
 
+use std::collections::VecDeque;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -12,8 +14,12 @@ use block::{BlockStatus, ByteOffset, Clock, FailKind};
 
 use crate::rate::RateLimit;
 
-/// How many bytes a worker takes at once to ask what they are: a multiple of everything that storage is aligned to.
-const REGION_BYTES: u64 = 32 << 20;
+/// How many bytes the source is asked about at once: so many that a file system which looks for the end of a long run
+/// does so seldom, and so few that an image with much to tell is copied meanwhile.
+const ASKED_BYTES: u64 = 1 << 30;
+
+/// How many bytes a worker takes at once.
+const SHARE_BYTES: u64 = 8 << 20;
 
 /// What a job does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,15 +137,41 @@ pub struct CopyJob {
     pub(crate) settings: CopySettings,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) rate: Option<RateLimit>,
-    next: AtomicU64,
     done: AtomicU64,
     data: AtomicU64,
     written: AtomicU64,
     is_cancelled: AtomicBool,
     /// The first error.
     error: Mutex<Option<CopyError>>,
-    /// What a map has found, in any order.
-    runs: Mutex<Vec<(u64, u64, BlockStatus)>>,
+    work: Mutex<Work>,
+    /// What a map has found, in order.
+    runs: Mutex<Vec<(Range<u64>, BlockStatus)>>,
+}
+
+/// What is left to be done.
+#[derive(Debug, Default)]
+struct Work {
+    /// What the source has told, and nobody has taken.
+    told: VecDeque<(Range<u64>, BlockStatus)>,
+    /// From where on it was not asked.
+    next: u64,
+    /// Whether a worker asks it.
+    is_asking: bool,
+    /// How workers that wait for its answer are called.
+    kicks: Vec<Arc<OwnedFd>>,
+}
+
+/// What a worker does next.
+#[derive(Debug)]
+pub(crate) enum Share {
+    /// These runs are its own.
+    Runs(Vec<(Range<u64>, BlockStatus)>),
+    /// It asks the source what these bytes are, and says so ([`CopyJob::told`]).
+    Ask(Range<u64>),
+    /// Another one asks: it is kicked when there is something.
+    Wait,
+    /// Nothing is left.
+    Nothing,
 }
 
 impl CopyJob {
@@ -149,12 +181,12 @@ impl CopyJob {
             settings,
             clock,
             rate: settings.bytes_per_second.map(RateLimit::new),
-            next: AtomicU64::new(0),
             done: AtomicU64::new(0),
             data: AtomicU64::new(0),
             written: AtomicU64::new(0),
             is_cancelled: AtomicBool::new(false),
             error: Mutex::default(),
+            work: Mutex::default(),
             runs: Mutex::default(),
         })
     }
@@ -172,6 +204,10 @@ impl CopyJob {
     /// Has all workers begin nothing more. They end when what they have begun is over.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
+        for kick in &self.work().kicks {
+            // A counter that is full has rung.
+            let _full = rustix::io::write(kick, &1_u64.to_ne_bytes());
+        }
     }
 
     /// The first error, if there was one.
@@ -181,28 +217,79 @@ impl CopyJob {
 
     /// What a map has found, in the order of the disk; neighbours are different.
     pub fn runs(&self) -> Vec<(Range<u64>, BlockStatus)> {
-        let mut found = self.runs.lock().expect("no holder of this lock panics").clone();
-        found.sort_unstable_by_key(|(start, _, _)| *start);
+        let found = self.runs.lock().expect("no holder of this lock panics");
         let mut runs: Vec<(Range<u64>, BlockStatus)> = Vec::new();
-        for (start, count, status) in found {
+        for (run, status) in found.iter() {
             match runs.last_mut() {
-                Some((range, last)) if range.end == start && *last == status => range.end += count,
-                Some(_) | None => runs.push((start..start + count, status)),
+                Some((range, last)) if range.end == run.start && last == status => {
+                    range.end = run.end;
+                }
+                Some(_) | None => runs.push((run.clone(), *status)),
             }
         }
         runs
     }
 
-    /// The next region that nobody has; `None` if there is none.
-    pub(crate) fn next_region(&self) -> Option<Range<u64>> {
-        let start = self.next.fetch_add(REGION_BYTES, Ordering::Relaxed);
-        let end = self.settings.bytes.min(start.checked_add(REGION_BYTES)?);
-        (start < end).then_some(start..end)
+    /// A worker that is called by this descriptor.
+    pub(crate) fn enter(&self, kick: &Arc<OwnedFd>) {
+        self.work().kicks.push(Arc::clone(kick));
     }
 
-    /// Whether [`CopyJob::next_region`] would give one.
-    pub(crate) fn has_region(&self) -> bool {
-        self.next.load(Ordering::Relaxed) < self.settings.bytes
+    /// What a worker does next that has nothing.
+    pub(crate) fn share(&self) -> Share {
+        let mut work = self.work();
+        let (mut runs, mut left) = (Vec::new(), SHARE_BYTES);
+        while left > 0
+            && let Some((run, status)) = work.told.front_mut()
+        {
+            let count = (run.end - run.start).min(left);
+            runs.push((run.start..run.start + count, *status));
+            run.start += count;
+            left -= count;
+            if run.start == run.end {
+                work.told.pop_front();
+            }
+        }
+        if !runs.is_empty() {
+            return Share::Runs(runs);
+        }
+        let Work { next, is_asking, .. } = &mut *work;
+        if *is_asking {
+            return Share::Wait;
+        }
+        let asked = *next..self.settings.bytes.min(next.saturating_add(ASKED_BYTES));
+        if asked.is_empty() {
+            return Share::Nothing;
+        }
+        *is_asking = true;
+        Share::Ask(asked)
+    }
+
+    /// The source has told of bytes, from the first that it was asked about; `end` is the first one that it told nothing
+    /// of. Gives back whom to kick.
+    pub(crate) fn told(
+        &self,
+        runs: impl Iterator<Item = (Range<u64>, BlockStatus)>,
+        end: u64,
+    ) -> Vec<Arc<OwnedFd>> {
+        let mut work = self.work();
+        match self.settings.action {
+            CopyAction::Copy | CopyAction::Compare => work.told.extend(runs),
+            CopyAction::Map => {
+                let mut found = self.runs.lock().expect("no holder of this lock panics");
+                for (run, status) in runs {
+                    self.count_done(run.end - run.start);
+                    found.push((run, status));
+                }
+            }
+        }
+        work.next = end;
+        work.is_asking = false;
+        work.kicks.clone()
+    }
+
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().expect("no holder of this lock panics")
     }
 
     /// Why nothing more is begun, if that is so.
@@ -228,11 +315,6 @@ impl CopyJob {
 
     pub(crate) fn count_written(&self, bytes: u64) {
         self.written.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    pub(crate) fn found(&self, run: Range<u64>, status: BlockStatus) {
-        let mut runs = self.runs.lock().expect("no holder of this lock panics");
-        runs.push((run.start, run.end - run.start, status));
     }
 
     fn locked_error(&self) -> MutexGuard<'_, Option<CopyError>> {

@@ -26,7 +26,7 @@ use request_path::{
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::chunk::{Chunk, Step};
-use crate::job::{CopyAction, CopyEnd, CopyError, CopyJob, CopySide, TargetContent};
+use crate::job::{CopyAction, CopyEnd, CopyError, CopyJob, CopySide, Share, TargetContent};
 use crate::zeroes::{Part, is_zero, parts};
 
 /// How many chunks are worked on at once: enough to keep a disk behind a network busy.
@@ -35,22 +35,33 @@ const SLOTS: u16 = 32;
 /// How many bytes of data: so few that those of all slots stay in the caches of a CPU that copies them.
 const CHUNK_BYTES: usize = 256 << 10;
 
+/// Whether a job has something left for a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Supply {
+    /// It may have.
+    Unknown,
+    /// Not before this worker, or another one, has heard from the source.
+    Awaited,
+    /// Nothing is left.
+    Over,
+}
+
 /// A worker of a job, as a front end of source and target.
 #[derive(Debug)]
 pub struct CopyWorker {
     job: Arc<CopyJob>,
-    /// Nobody rings it: what is next is known here.
-    kick: OwnedFd,
+    /// Rung when the source has told another worker of its bytes, for which this one may wait.
+    kick: Arc<OwnedFd>,
     chunks: Box<[Option<Chunk>]>,
     free: Vec<SourceRequestSlot>,
     /// Chunks whose next step is due.
     due: VecDeque<SourceRequestSlot>,
-    /// What the source has told of its bytes, and was not begun.
+    /// Its own share of what the source has told, that was not begun.
     runs: VecDeque<(Range<u64>, BlockStatus)>,
-    /// What the source was not asked about yet, of the worker's region.
-    region: Option<Range<u64>>,
-    /// Whether the source is being asked.
-    is_asking: bool,
+    /// Whether the job has something for it, as far as it knows.
+    supply: Supply,
+    /// Whom to kick.
+    waiting: Vec<Arc<OwnedFd>>,
     /// When the job's rate lets it go on.
     later: Option<Instant>,
     /// Memory that no chunk has.
@@ -64,15 +75,17 @@ impl CopyWorker {
     /// A worker that is not served yet. Its nodes are the source, and the target if the job has one. Fails if no eventfd
     /// can be made.
     pub fn new(job: &Arc<CopyJob>) -> io::Result<Self> {
+        let kick = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        job.enter(&kick);
         Ok(Self {
             job: Arc::clone(job),
-            kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            kick,
             chunks: (0..SLOTS).map(|_| None).collect(),
             free: (0..SLOTS).rev().map(SourceRequestSlot).collect(),
             due: VecDeque::new(),
             runs: VecDeque::new(),
-            region: None,
-            is_asking: false,
+            supply: Supply::Unknown,
+            waiting: Vec::new(),
             later: None,
             spare: Vec::new(),
             named: Buffers::default(),
@@ -80,14 +93,14 @@ impl CopyWorker {
         })
     }
 
-    fn open(&self) -> usize {
-        self.chunks.len() - self.free.len()
+    /// Whether this worker is the one that asks the source.
+    fn is_asking(&self) -> bool {
+        let asks = |chunk: &Chunk| matches!(chunk.step, Step::Status(_));
+        self.chunks.iter().flatten().any(asks)
     }
 
-    /// Whether something is left that nobody has begun.
-    fn is_more_left(&self) -> bool {
-        let may_ask = !self.is_asking && (self.region.is_some() || self.job.has_region());
-        !self.runs.is_empty() || may_ask
+    fn open(&self) -> usize {
+        self.chunks.len() - self.free.len()
     }
 
     /// The next chunk whose step is to be brought.
@@ -98,13 +111,18 @@ impl CopyWorker {
         while self.later.is_none() {
             let slot = *self.free.last()?;
             if self.runs.is_empty() {
-                let region = if self.is_asking { None } else { self.region.take() };
-                let region = region.or_else(|| match self.is_asking {
-                    true => None,
-                    false => self.job.next_region(),
-                })?;
-                self.is_asking = true;
-                return Some(self.begin(slot, region.clone(), Step::Status(region), &[]));
+                match self.job.share() {
+                    Share::Runs(runs) => self.runs.extend(runs),
+                    Share::Ask(bytes) => {
+                        self.supply = Supply::Awaited;
+                        return Some(self.begin(slot, bytes.clone(), Step::Status(bytes), &[]));
+                    }
+                    Share::Wait => self.supply = Supply::Awaited,
+                    Share::Nothing => self.supply = Supply::Over,
+                }
+                if self.runs.is_empty() {
+                    return None;
+                }
             }
             let (bytes, is_zero) = self.next_run()?;
             match (self.job.settings.action, is_zero) {
@@ -186,32 +204,23 @@ impl CopyWorker {
         self.free.push(slot);
     }
 
-    /// What the source says of a region, record by record; what it does not tell is asked again, or taken for data.
+    /// What the source says of bytes, record by record; what it does not tell is asked again, or taken for data.
     fn told(&mut self, range: Range<u64>, memory: &[u8]) {
-        let mut at = range.start;
+        let (mut at, mut runs) = (range.start, Vec::new());
         for StatusRecord { count, status } in StatusRecord::read_all(memory) {
             let end = at.saturating_add(count.0).min(range.end);
             if at == end {
                 break;
             }
-            self.run(at..end, status);
+            runs.push((at..end, status));
             at = end;
         }
         if at == range.start {
-            self.run(range.clone(), BlockStatus::DATA);
+            runs.push((range.clone(), BlockStatus::DATA));
             at = range.end;
         }
-        self.region = (at < range.end).then_some(at..range.end);
-        self.is_asking = false;
-    }
-
-    fn run(&mut self, run: Range<u64>, status: BlockStatus) {
-        if self.job.settings.action == CopyAction::Map {
-            self.job.count_done(run.end - run.start);
-            self.job.found(run, status);
-        } else {
-            self.runs.push_back((run, status));
-        }
+        self.waiting = self.job.told(runs.into_iter(), at);
+        self.supply = Supply::Unknown;
     }
 
     /// Decides what follows a step that has gone well.
@@ -325,7 +334,12 @@ impl FrontEnd for CopyWorker {
         SLOTS
     }
 
-    fn begin_batch(&mut self) {}
+    fn begin_batch(&mut self) {
+        // Somebody may have kicked.
+        if self.supply == Supply::Awaited && !self.is_asking() {
+            self.supply = Supply::Unknown;
+        }
+    }
 
     fn take(&mut self) -> Result<Option<NewRequest<'_, ()>>, CopyEnd> {
         if let Some(end) = self.job.end() {
@@ -336,7 +350,7 @@ impl FrontEnd for CopyWorker {
             return if self.open() == 0 { Err(end) } else { Ok(None) };
         }
         let Some(slot) = self.next() else {
-            let is_over = self.open() == 0 && !self.is_more_left();
+            let is_over = self.open() == 0 && self.supply == Supply::Over;
             return if is_over { Err(CopyEnd::Done) } else { Ok(None) };
         };
         let chunk = self.chunks[usize::from(slot.0)].as_mut().expect("its step is due");
@@ -399,6 +413,9 @@ impl FrontEnd for CopyWorker {
                 self.later = None;
             }
         }
+        for kick in self.waiting.drain(..) {
+            port.signal(kick.as_fd(), "kick of a worker");
+        }
         if self.has_new() {
             port.call();
         }
@@ -419,9 +436,12 @@ impl FrontEnd for CopyWorker {
     fn report_fault(&self, _: &mut FrontEndContext<'_>) {}
 
     fn has_new(&self) -> bool {
-        let may_begin = self.later.is_none() && !self.free.is_empty() && self.is_more_left();
-        let is_over = self.open() == 0 && (!self.is_more_left() || self.job.end().is_some());
-        !self.due.is_empty() || is_over || (may_begin && self.job.end().is_none())
+        if self.job.end().is_some() {
+            return !self.due.is_empty() || self.open() == 0;
+        }
+        let has_runs = !self.runs.is_empty() || self.supply == Supply::Unknown;
+        let may_begin = self.later.is_none() && !self.free.is_empty() && has_runs;
+        !self.due.is_empty() || may_begin || (self.open() == 0 && self.supply == Supply::Over)
     }
 
     fn waiting(&self) -> u32 {
