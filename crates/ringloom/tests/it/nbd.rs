@@ -1,8 +1,10 @@
 //! Disks over NBD, as clients that nobody here wrote see them: libnbd's tools, QEMU 10, fio.
 
 mod certificates;
+mod client;
 mod control;
 mod crowd;
+mod kills;
 mod peers;
 mod tls;
 

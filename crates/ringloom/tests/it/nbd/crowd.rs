@@ -8,7 +8,9 @@ use anyhow::{Context, Result, ensure};
 use testkit::deadline::poll_until;
 use testkit::image;
 use testkit::process::{Bench, Program, Server};
+use testkit::report::note;
 
+use super::client::{Client, Command};
 use super::{disk, server, socket, start, tool, uri};
 use crate::support::{ringloom, stop, with};
 
@@ -65,6 +67,53 @@ fn limits_hold(program: &Program) -> Result<()> {
     ensure!(greeting.starts_with(b"NBDMAGICIHAVEOPT"), "{greeting:?}");
     server.wait_for_log("its handshake took too long", Duration::from_secs(10))?;
     stop(server, &[&socket(&bench)]).map(drop)
+}
+
+/// What the process has in memory, in KiB, without what it shares with others.
+fn resident_kib(server: &Server) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let number = line.and_then(|line| line.split_whitespace().next()).context("no RssAnon")?;
+    Ok(number.parse()?)
+}
+
+/// Connections that have been used and do nothing cost no CPU and little memory.
+fn idle_connections_are_cheap(program: &Program) -> Result<()> {
+    const CONNECTIONS: u64 = 500;
+    let bench = Bench::new()?;
+    image::create_sparse(&bench.path("a.img"), 1 << 20)?;
+    let mut line = server(&bench, &[]);
+    line[1] += ",max-connections=0";
+    line.extend(disk(&bench, "a", ""));
+    let server = start(program, &bench, &line)?;
+    let connect = || -> Result<Client> {
+        let mut client = Client::connect(&socket(&bench), "a")?;
+        client.send(Command::Read, 1, (0, 4096), &[])?;
+        client.reply()?;
+        client.data(4096)?;
+        Ok(client)
+    };
+    let first = connect()?;
+    let before = resident_kib(&server)?;
+    let idle = (0..CONNECTIONS).map(|_| connect()).collect::<Result<Vec<_>>>()?;
+    // What was kept for requests is given back a while after the last one.
+    let each = poll_until("memory to be given back", LIMIT, || {
+        let each = resident_kib(&server)?.saturating_sub(before) / CONNECTIONS;
+        Ok((each <= 100).then_some(each))
+    })?;
+    let cpu = server.cpu_time()?;
+    let mut slow = server;
+    slow.wait_while_running(Duration::from_secs(2))?;
+    let spent = slow.cpu_time()? - cpu;
+    ensure!(spent <= Duration::from_millis(20), "{spent:?} of CPU in 2 s");
+    note(&format!("{each} KiB for each connection, {spent:?} of CPU in 2 s"));
+    drop((first, idle));
+    stop(slow, &[&socket(&bench)]).map(drop)
+}
+
+#[test]
+fn five_hundred_idle_connections_are_cheap() {
+    with(&ringloom(), idle_connections_are_cheap);
 }
 
 #[test]
