@@ -127,6 +127,12 @@ pub(crate) const NEEDS: &[Need] = &[
         why: "certificates for TLS as QEMU's users make them",
     },
     Need {
+        package: "nbd-client",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["nbd-client"]),
+        why: "attaches a disk to Linux's own client of NBD, in a guest",
+    },
+    Need {
         package: "libnbd-bin",
         origin: Origin::Release,
         proof: Proof::Commands(&["nbdinfo", "nbdcopy"]),

@@ -53,7 +53,7 @@ pub(crate) fn carry_out(
     mut look: impl FnMut(&CopyJob),
 ) -> Result<()> {
     let (sender, ends) = channel();
-    let mut placed = Vec::new();
+    let (mut placed, mut iothreads) = (Vec::new(), Vec::new());
     for number in 0..threads {
         let iothread = Arc::new(Iothread::spawn(
             &format!("copy{number}"),
@@ -68,6 +68,7 @@ pub(crate) fn carry_out(
         let worker = PlacedFrontEnd::on(&iothread, name, source, observer)
             .map_err(|refused| refused.source)?;
         placed.push(worker);
+        iothreads.push(iothread);
     }
     let mut working = threads;
     while working > 0 {
@@ -84,6 +85,9 @@ pub(crate) fn carry_out(
     for worker in placed {
         drop(worker.stop());
     }
+    // The kernel takes its time for each: they end together.
+    iothreads.iter().for_each(|iothread| iothread.retire());
+    drop(iothreads);
     match job.error() {
         Some(error) => Err(error.into()),
         None if interrupted.load(Ordering::Relaxed) => bail!("interrupted"),

@@ -32,6 +32,9 @@ use crate::zeroes::{Part, is_zero, parts};
 /// How many chunks are worked on at once: enough to keep a disk behind a network busy.
 const SLOTS: u16 = 32;
 
+/// How many at least: what disks in memory carry out at once is written while a CPU's cache has it.
+const SLOTS_AT_ONCE: usize = 2;
+
 /// How many bytes of data: so few that those of all slots stay in the caches of a CPU that copies them.
 const CHUNK_BYTES: usize = 256 << 10;
 
@@ -54,6 +57,8 @@ pub struct CopyWorker {
     kick: Arc<OwnedFd>,
     chunks: Box<[Option<Chunk>]>,
     free: Vec<SourceRequestSlot>,
+    /// How many chunks may be worked on: more where their requests take time.
+    depth: usize,
     /// Chunks whose next step is due.
     due: VecDeque<SourceRequestSlot>,
     /// Its own share of what the source has told, that was not begun.
@@ -82,6 +87,7 @@ impl CopyWorker {
             kick,
             chunks: (0..SLOTS).map(|_| None).collect(),
             free: (0..SLOTS).rev().map(SourceRequestSlot).collect(),
+            depth: SLOTS_AT_ONCE,
             due: VecDeque::new(),
             runs: VecDeque::new(),
             supply: Supply::Unknown,
@@ -108,7 +114,7 @@ impl CopyWorker {
         if let Some(slot) = self.due.pop_front() {
             return Some(slot);
         }
-        while self.later.is_none() {
+        while self.later.is_none() && self.open() < self.depth {
             let slot = *self.free.last()?;
             if self.runs.is_empty() {
                 match self.job.share() {
@@ -406,6 +412,12 @@ impl FrontEnd for CopyWorker {
     }
 
     fn publish(&mut self, port: &mut FrontEndContext<'_>) {
+        let is_waiting = self.open() > self.due.len();
+        self.depth = if is_waiting {
+            (self.depth * 2).min(self.chunks.len())
+        } else {
+            (self.depth / 2).max(SLOTS_AT_ONCE)
+        };
         if let Some(later) = self.later {
             if port.now() < later {
                 port.call_at(later);
@@ -440,7 +452,7 @@ impl FrontEnd for CopyWorker {
             return !self.due.is_empty() || self.open() == 0;
         }
         let has_runs = !self.runs.is_empty() || self.supply == Supply::Unknown;
-        let may_begin = self.later.is_none() && !self.free.is_empty() && has_runs;
+        let may_begin = self.later.is_none() && self.open() < self.depth && has_runs;
         !self.due.is_empty() || may_begin || (self.open() == 0 && self.supply == Supply::Over)
     }
 

@@ -121,14 +121,15 @@ fn what_is_there_is_written_over_only_if_that_is_said() -> Result<()> {
     }
     // A daemon that writes the source keeps it.
     let mut holder = Command::new("qemu-io");
-    let path = bench.text("source.img");
+    image::create_sparse(&bench.path("held.img"), 1 << 20)?;
+    let path = bench.text("held.img");
     let mut holder = holder
         .args(["-f", "raw", &path])
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::null())
         .spawn()?;
-    let locked = poll_until("a lock", Duration::from_secs(10), || {
-        let output = ringloom(&bench, &["convert", "source.img", "y", "--quiet"])?;
+    let locked = poll_until("a lock", Duration::from_secs(60), || {
+        let output = ringloom(&bench, &["convert", "held.img", "y", "--quiet", "--no-flush"])?;
         std::fs::remove_file(bench.path("y")).ok();
         Ok((!output.status.success()).then_some(output))
     });
