@@ -9,6 +9,8 @@ use testkit::deadline::poll_until;
 use testkit::image;
 use testkit::process::Bench;
 
+use crate::support::{Disk, ringloom as ringloom_daemon, stop};
+
 /// What the numbers of the disk below are of: 256 KiB.
 const UNIT: usize = 1 << 18;
 
@@ -119,24 +121,14 @@ fn what_is_there_is_written_over_only_if_that_is_said() -> Result<()> {
         ensure!(said.contains(why), "{arguments:?}: {said}");
         ensure!(!bench.path("x").exists(), "{arguments:?} leaves something behind");
     }
-    // A daemon that writes the source keeps it.
-    let mut holder = Command::new("qemu-io");
-    image::create_sparse(&bench.path("held.img"), 1 << 20)?;
-    let path = bench.text("held.img");
-    let mut holder = holder
-        .args(["-f", "raw", &path])
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::null())
-        .spawn()?;
-    let locked = poll_until("a lock", Duration::from_secs(60), || {
-        let output = ringloom(&bench, &["convert", "held.img", "y", "--quiet", "--no-flush"])?;
-        std::fs::remove_file(bench.path("y")).ok();
-        Ok((!output.status.success()).then_some(output))
-    });
-    drop(holder.stdin.take());
-    holder.wait()?;
-    let said = String::from_utf8_lossy(&locked?.stderr).into_owned();
+    // Whoever writes the source keeps it.
+    let disk = Disk::new(&bench, "held", 1);
+    disk.create_sparse(1 << 20)?;
+    let holder = disk.serve(&ringloom_daemon())?;
+    let said = refused(&bench, &["convert", "held.img", "y"], 1)?;
     ensure!(said.contains("lock"), "{said}");
+    ensure!(!bench.path("y").exists(), "it leaves its target behind");
+    stop(holder, &[&disk.socket()]).map(drop)?;
     Ok(())
 }
 
