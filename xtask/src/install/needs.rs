@@ -139,6 +139,12 @@ pub(crate) const NEEDS: &[Need] = &[
         why: "clients of NBD that nobody here wrote",
     },
     Need {
+        package: "nbdkit",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["nbdkit"]),
+        why: "a server of NBD that nobody here wrote, with filters that delay and fail",
+    },
+    Need {
         package: "chromium",
         origin: Origin::Release,
         proof: Proof::Commands(&["chromium"]),

@@ -8,6 +8,7 @@
 
 mod activity;
 mod change;
+mod connecting;
 mod inherit;
 mod iothreads;
 mod nbd;
@@ -46,6 +47,7 @@ use crate::state_file::StateFile;
 
 pub use activity::ActivityError;
 pub use change::GraphChangeError;
+pub use connecting::ConnectRights;
 pub use nbd::NbdTlsError;
 pub use run_time::{ControlError, NoWait, StatePolicy};
 
@@ -74,6 +76,8 @@ pub struct DaemonState {
     nbd_catalog: Arc<NbdCatalog>,
     /// Where commands may have it listen.
     listen_grants: Vec<ListenGrant>,
+    /// Where nodes of commands may connect to; anywhere as long as there are no fences.
+    connect_rights: Option<ConnectRights>,
     iothreads: HashMap<String, Arc<Iothread>>,
     pub(crate) graph: Graph,
     /// As they were made, or changed since.
@@ -258,6 +262,7 @@ impl DaemonState {
             nbd_server: None,
             nbd_catalog: Arc::default(),
             listen_grants: Vec::new(),
+            connect_rights: None,
             iothreads: HashMap::new(),
             graph: Graph::new(Arc::clone(files), Arc::clone(clock), named_files, watch),
             objects: BTreeMap::new(),
@@ -303,7 +308,7 @@ impl DaemonState {
             ObjectKind::MainLoop => self.graph.add_object(object.name())?,
             ObjectKind::TlsCredsX509(options) => {
                 let loaded = self.load_credentials(&object.id, options)?;
-                self.graph.add_object(object.name())?;
+                self.graph.add_credentials(object.name(), loaded.clone())?;
                 self.credentials.insert(object.id.clone(), loaded);
             }
             ObjectKind::Authorization(options) => {

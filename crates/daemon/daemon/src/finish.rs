@@ -56,6 +56,7 @@ impl Finish<'_> {
         let opened = Monitors::open(chardevs, &plan.monitors, memory, *sandbox, wait);
         let mut monitors = guests.some_if_served(opened.map_err(ServeError::from))?;
         built.allow_listening(plan.allow_listen.clone());
+        built.allow_connecting(plan.connect_rights());
         if let Some(options) = &plan.nbd_server {
             let opened = built.open_nbd_server(options).map_err(ServeError::from);
             guests.log_if_served(opened)?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use block::Access;
 use control::{Configuration, StateFile, StateFileError};
-use graph::Blockdev;
+use graph::{Blockdev, ServerAddress};
 use nbd_server::{ListenAddress, NbdServerOptions};
 use options::{OldState, Plan, PlanStep, TakeoverMode, restored};
 use sandbox::{AllowedDirectory, SandboxMode};
@@ -81,6 +81,9 @@ impl State {
         let steps = restored(kept, &plan.socket_rights);
         let failed = |source| ServeError::State { place: place.to_owned(), source };
         let (steps, server) = steps.map_err(failed)?;
+        if let Some(address) = server_not_allowed(plan, &steps) {
+            return Err(ServeError::MayNotConnect { place: place.to_owned(), address });
+        }
         if let Some(path) = not_allowed(plan, &steps) {
             return Err(ServeError::NotAllowed { place: place.to_owned(), path });
         }
@@ -143,6 +146,17 @@ fn may_listen(plan: &Plan, server: &NbdServerOptions) -> bool {
         ListenAddress::Descriptor(_) => false,
     };
     plan.sandbox == SandboxMode::Off || is_named || is_granted
+}
+
+/// A server of these steps that neither a node of the line connects to, nor `--allow-connect` allows.
+fn server_not_allowed(plan: &Plan, steps: &[PlanStep]) -> Option<ServerAddress> {
+    let rights = plan.connect_rights();
+    let is_refused = |it: &&ServerAddress| plan.sandbox != SandboxMode::Off && !rights.allow(it);
+    let nodes = steps.iter().filter_map(|step| match step {
+        PlanStep::Blockdev(blockdev) => Some(blockdev.nodes()),
+        PlanStep::Object(_) | PlanStep::Export(_) => None,
+    });
+    nodes.flatten().filter_map(Blockdev::server).find(is_refused).cloned()
 }
 
 /// A path of these steps that neither the line names, nor a directory of `--allow-below` has, for what is done with it.

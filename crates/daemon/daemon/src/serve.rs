@@ -20,7 +20,7 @@ use exports::{
     DescriptorCheck, DescriptorCheckStartError, ExportClaimError, LOCK_WAIT_MAX,
     MemoryDirectoryError, WaitPolicy,
 };
-use graph::StorageWatchdog;
+use graph::{ServerAddress, StorageWatchdog};
 use host::{
     DaemonizeError, DescriptorError, ForkResult, Pidfile, PidfileError, ReadinessPipe,
     StartOutcome, chain_of,
@@ -114,6 +114,17 @@ pub enum ServeError {
         place: String,
         /// Where it would listen.
         address: ListenAddress,
+    },
+    /// A server that commands connected to before this start is not one that this start may connect to.
+    #[error(
+        "{place}: the NBD server {address} is neither on the command line nor allowed by --allow-connect or --allow-below; \
+         add it, or begin anew with --state-reset"
+    )]
+    MayNotConnect {
+        /// Where it was kept.
+        place: String,
+        /// The server.
+        address: ServerAddress,
     },
     /// The process that was taken over has kept something else than is served now.
     #[error(

@@ -12,6 +12,7 @@ mod delay;
 mod driver;
 mod file;
 mod file_check;
+mod nbd;
 mod node;
 mod null;
 mod qcow2;
@@ -27,7 +28,9 @@ pub use base::{AutoReadOnly, BASE_HELP, BASE_KEYS, BaseOptions};
 pub use delay::DELAY_SET;
 pub(crate) use delay::{describe_settings as delay_description, read_settings as delay_settings};
 pub use driver::Driver;
-pub(crate) use driver::{ImageFileReference, MadeNode, NodeContext, NodeError, ThrottleGroups};
+pub(crate) use driver::{
+    ImageFileReference, MadeNode, NodeContext, NodeError, ThrottleGroups, TlsCredentials,
+};
 pub use file_check::{FileCheckError, file_kind, open_fault, real_directory};
 pub use node::{Blockdev, BlockdevRef, KeyedChild};
 pub(crate) use qcow2::BACKING;

@@ -19,9 +19,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{Access, Clock, Node};
+use credentials::X509Credentials;
 use disk::WriteThreshold;
 use kernel_io::{Caching, FileIdentity, FileTable, OpenFile};
 use layers::{DelaySettings, ThrottleGroup, ThrottleLimits};
+use nbd_client::KnownHosts;
 use qcow2::{CorruptionReports, Qcow2Node};
 use serde_json::{Map, Value};
 use syntax::{ArgumentError, OptionFields};
@@ -37,7 +39,8 @@ use root::RootNode;
 
 use crate::drivers::{
     ACTIVE, BaseOptions, Blockdev, BlockdevRef, DELAY_SET, Driver, KeyedChild, MadeNode,
-    NodeContext, NodeError, ThrottleGroups, delay_description, delay_settings, on_off, pair,
+    NodeContext, NodeError, ThrottleGroups, TlsCredentials, delay_description, delay_settings,
+    on_off, pair,
 };
 use crate::model::{
     Activity, ChildRole, Edge, GraphModel, ModelError, NewExport, NewNode, NodeOwner, NodeUser,
@@ -60,6 +63,8 @@ pub struct Graph {
     named_by_images: HashSet<String>,
     named_files: NamedFilesPolicy,
     throttle_groups: ThrottleGroups,
+    credentials: TlsCredentials,
+    hosts: KnownHosts,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
     corruptions: Arc<CorruptionReports>,
@@ -194,6 +199,8 @@ impl Graph {
             named_by_images: HashSet::new(),
             named_files,
             throttle_groups: HashMap::new(),
+            credentials: HashMap::new(),
+            hosts: KnownHosts::default(),
             files,
             clock,
             corruptions: Arc::default(),
@@ -214,6 +221,22 @@ impl Graph {
     /// Notes an object that somebody else makes.
     pub fn add_object(&mut self, object: TypedObjectId<'_>) -> Result<(), ModelError> {
         self.model.add_object(object)
+    }
+
+    /// The names of hosts that were looked up.
+    pub fn hosts(&self) -> &KnownHosts {
+        &self.hosts
+    }
+
+    /// Notes credentials for TLS, which nodes may name from now on.
+    pub fn add_credentials(
+        &mut self,
+        object: TypedObjectId<'_>,
+        credentials: X509Credentials,
+    ) -> Result<(), ModelError> {
+        self.model.add_object(object)?;
+        self.credentials.insert(object.id.to_owned(), credentials);
+        Ok(())
     }
 
     /// Makes a throttle group.
@@ -274,6 +297,7 @@ impl Graph {
     pub fn remove_object(&mut self, id: &str) -> Result<(), ModelError> {
         self.model.remove_object(id)?;
         self.throttle_groups.remove(id);
+        self.credentials.remove(id);
         Ok(())
     }
 
@@ -493,6 +517,8 @@ impl Graph {
             before: None,
             depth: bottom.and_then(|bottom| self.model.backing_steps(name, bottom)),
             groups: &self.throttle_groups,
+            credentials: &self.credentials,
+            hosts: &self.hosts,
             files: &self.files,
             clock: &self.clock,
             corruptions: &self.corruptions,

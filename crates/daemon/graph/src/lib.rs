@@ -28,6 +28,7 @@ pub use model::{
     Activity, ChildRole, Edge, ExportAddress, GraphModel, ModelError, NODE, NewExport, NewNode,
     NodeOwner, NodeUser, PermissionConflict, TypedObjectId, UsedEdge, path_down,
 };
+pub use nbd_client::{ConnectGrant, ServerAddress};
 pub use objects::{
     AuthorizationOptions, OBJECT_KEYS, OBJECT_TYPES, ObjectKind, ObjectOptions, ObjectType,
     PollOptions, PoolMode, PoolOptions, Secret, SecretError, SecretOptions, TlsCredsOptions,

@@ -59,6 +59,7 @@ pub(super) enum EitherFormOption {
     AllowBelow,
     NbdServer,
     AllowListen,
+    AllowConnect,
 }
 
 /// The image and the options of the short form.
@@ -171,6 +172,11 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
     known(
         "--allow-listen",
         OptionKind::Shared(EitherFormOption::AllowListen),
+        ArgumentUse::Argument,
+    ),
+    known(
+        "--allow-connect",
+        OptionKind::Shared(EitherFormOption::AllowConnect),
         ArgumentUse::Argument,
     ),
     known("--nbd", OptionKind::Short(ShortFormOption::Nbd), ArgumentUse::Argument),

@@ -150,6 +150,10 @@ Always:
   --allow-listen [HOST:]PORT
                          where commands may have the NBD server listen on TCP (can be given several
                          times). Default: nowhere
+  --allow-connect HOST:PORT
+                         servers that nodes of commands may connect to (can be given several
+                         times), and with them UNIX sockets below --allow-below. Default: those that
+                         the line names
   --chardev socket,id=ID,path=PATH[,server=on|off][,wait=on|off][,mode=MODE][,group=GROUP]
   --chardev socket,id=ID,fd=DESCRIPTOR,server=on[,wait=on|off]
   --chardev stdio,id=ID[,signal=on|off] | null,id=ID

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use block::Access;
 use exports::{AttachLinesFormat, ExportKind, ExportOptions, GuestMemoryOptions};
-use graph::{NamedFilesPolicy, real_directory};
+use graph::{ConnectGrant, NamedFilesPolicy, real_directory};
 use monitor::{ChardevOptions, MonitorOptions};
 use nbd_server::{ListenGrant, NbdServerOptions};
 use sandbox::{AllowedDirectory, SandboxMode};
@@ -130,6 +130,7 @@ impl CommonOptions {
             socket_rights: (None, None),
             nbd_server: None,
             allow_listen: Vec::new(),
+            allow_connect: Vec::new(),
             chardevs: Vec::new(),
             monitors: Vec::new(),
             state: None,
@@ -143,6 +144,18 @@ impl CommonOptions {
             }
         }
         Ok(shared)
+    }
+
+    fn allow_listen(&mut self, text: &str) -> Result<(), ArgumentError> {
+        let grant = ListenGrant::parse(text).ok_or(ArgumentError::ExpectsAlone("[HOST:]PORT"))?;
+        self.plan.allow_listen.push(grant);
+        Ok(())
+    }
+
+    fn allow_connect(&mut self, text: &str) -> Result<(), ArgumentError> {
+        let grant = ConnectGrant::parse(text).ok_or(ArgumentError::ExpectsAlone("HOST:PORT"))?;
+        self.plan.allow_connect.push(grant);
+        Ok(())
     }
 
     fn take(
@@ -201,11 +214,8 @@ impl CommonOptions {
             EitherFormOption::NbdServer => {
                 self.plan.nbd_server = Some(NbdServerOptions::parse(word.text()?).map_err(wrong)?);
             }
-            EitherFormOption::AllowListen => {
-                let fault = ArgumentError::ExpectsAlone("[HOST:]PORT");
-                let grant = ListenGrant::parse(word.text()?);
-                self.plan.allow_listen.push(grant.ok_or_else(|| wrong(fault))?);
-            }
+            EitherFormOption::AllowListen => self.allow_listen(word.text()?).map_err(wrong)?,
+            EitherFormOption::AllowConnect => self.allow_connect(word.text()?).map_err(wrong)?,
             EitherFormOption::Sandbox => {
                 let text = word.text()?;
                 let fault = ArgumentError::ExpectsAlone("'on' or 'off'");

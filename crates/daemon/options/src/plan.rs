@@ -9,12 +9,12 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use block::Access;
-use control::Configuration;
+use control::{Configuration, ConnectRights};
 use exports::{AttachLinesFormat, ExportOptions, GuestMemoryOptions};
-use graph::{Blockdev, NamedFilesPolicy, ObjectOptions};
+use graph::{Blockdev, ConnectGrant, NamedFilesPolicy, ObjectOptions, ServerAddress};
 use monitor::{ChardevKind, ChardevOptions, MonitorOptions};
 use nbd_server::{ListenGrant, NbdServerOptions};
-use sandbox::{AllowedDirectory, SandboxMode, SandboxNeeds};
+use sandbox::{AllowedDirectory, ConnectNeeds, SandboxMode, SandboxNeeds};
 
 /// What the command line asks for: serve, help or version.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +69,8 @@ pub struct Plan {
     pub nbd_server: Option<NbdServerOptions>,
     /// Where commands may have an NBD server listen.
     pub allow_listen: Vec<ListenGrant>,
+    /// Servers that nodes of commands may connect to.
+    pub allow_connect: Vec<ConnectGrant>,
     /// The character devices of monitors.
     pub chardevs: Vec<ChardevOptions>,
     /// The monitors; each has a character device of its own.
@@ -136,10 +138,47 @@ impl Plan {
                 .chain(self.pidfile.as_deref())
                 .collect(),
             listens: self.allow_listen.iter().map(|grant| grant.port).collect(),
+            connects: self.connect_needs(),
             allowed: &self.allowed,
             log_file: self.log_file.as_deref(),
             writes_devices: self.may_write_devices(),
         }
+    }
+
+    /// The servers that nodes connect to.
+    fn servers(&self) -> impl Iterator<Item = &ServerAddress> {
+        let nodes = self.steps.iter().filter_map(|step| match step {
+            PlanStep::Blockdev(blockdev) => Some(blockdev.nodes()),
+            PlanStep::Object(_) | PlanStep::Export(_) => None,
+        });
+        nodes.flatten().filter_map(Blockdev::server)
+    }
+
+    /// Which servers nodes of commands may connect to: `--allow-connect` lets the UNIX sockets below directories of
+    /// `--allow-below` be used, too.
+    pub fn connect_rights(&self) -> ConnectRights {
+        let written = self.allowed.iter().filter(|it| it.access == Access::ReadWrite);
+        let written = written.filter(|_| !self.allow_connect.is_empty());
+        ConnectRights {
+            of_line: self.servers().cloned().collect(),
+            grants: self.allow_connect.clone(),
+            below: written.map(|it| it.path.clone()).collect(),
+        }
+    }
+
+    fn connect_needs(&self) -> ConnectNeeds {
+        let mut needs = ConnectNeeds {
+            ports: self.allow_connect.iter().map(|grant| grant.port).collect(),
+            sockets: Vec::new(),
+            below_allowed: !self.allow_connect.is_empty(),
+        };
+        for server in self.servers() {
+            match server {
+                ServerAddress::Inet { port, .. } => needs.ports.push(*port),
+                ServerAddress::Unix(path) => needs.sockets.push(path.clone()),
+            }
+        }
+        needs
     }
 
     /// Whether a block device may be written: one that it names, or one that an image may name.

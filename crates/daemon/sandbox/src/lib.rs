@@ -5,6 +5,6 @@
 mod sandbox;
 
 pub use sandbox::{
-    AllowedDirectory, LandlockError, Sandbox, SandboxError, SandboxMode, SandboxNeeds,
-    SeccompError, confine_descriptor_check,
+    AllowedDirectory, ConnectNeeds, LandlockError, Sandbox, SandboxError, SandboxMode,
+    SandboxNeeds, SeccompError, confine_descriptor_check,
 };

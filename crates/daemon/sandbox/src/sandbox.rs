@@ -56,6 +56,19 @@ pub struct SandboxNeeds<'a> {
     pub allowed: &'a [AllowedDirectory],
     /// On which ports of TCP commands may listen.
     pub listens: Vec<u16>,
+    /// Which servers may be connected to.
+    pub connects: ConnectNeeds,
+}
+
+/// Which servers may be connected to behind the fences: again after a connection was lost, or by commands.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct ConnectNeeds {
+    /// Ports of TCP, on whatever host.
+    pub ports: Vec<u16>,
+    /// UNIX sockets.
+    pub sockets: Vec<PathBuf>,
+    /// Whether also those below the directories where commands may make files.
+    pub below_allowed: bool,
 }
 
 /// A directory below which a running daemon may open files (`--allow-below`).
@@ -120,15 +133,26 @@ impl Sandbox {
         // Read of the kernel at its first use, which is refused behind the fences.
         rustix::param::page_size();
         let allowed = needs.allowed;
-        let grants = file_grants::of(&needs.removed, needs.log_file, allowed);
+        let grants = file_grants::of(&needs.removed, needs.log_file, allowed, &needs.connects);
         let has_logs = grants.iter().any(|grant| grant.for_what == DirectoryGrantPurpose::Logs);
         let opening = has_logs || !allowed.is_empty();
         let ids = !host::gives_peer_processes().map_err(SandboxError::Try)?;
         let makes = allowed.iter().any(|allowed| allowed.access == Access::ReadWrite);
         let listens = !needs.listens.is_empty();
-        let ports = &needs.listens;
-        let needs = FilterNeeds { opening, makes, discards: needs.writes_devices, ids, listens };
-        let files = LandlockRules::new(&grants, ports).and_then(|fence| {
+        let ConnectNeeds { ports, sockets, below_allowed } = &needs.connects;
+        let connects = !ports.is_empty();
+        let connects_unix = !sockets.is_empty() || *below_allowed && makes;
+        let rules = LandlockRules::new(&grants, &needs.listens, ports);
+        let needs = FilterNeeds {
+            opening,
+            makes,
+            discards: needs.writes_devices,
+            ids,
+            listens,
+            connects,
+            connects_unix,
+        };
+        let files = rules.and_then(|fence| {
             let version = on_another_thread(|| fence.put_up());
             version.map_err(LandlockError::Share)?.map(|version| (fence, version))
         });
@@ -196,7 +220,7 @@ impl Sandbox {
 
 /// Puts all fences around this process, which does nothing but look at descriptors and has one thread.
 pub fn confine_descriptor_check() -> Result<(), SandboxError> {
-    let files = LandlockRules::new(&[], &[]).and_then(|fence| fence.put_up().map(drop));
+    let files = LandlockRules::new(&[], &[], &[]).and_then(|fence| fence.put_up().map(drop));
     let privileges = privileges::give_up();
     let calls = SeccompFilters::of_descriptor_check().and_then(|calls| calls.put_up());
     files.map_err(SandboxError::Files)?;

@@ -31,7 +31,7 @@ use testkit::conformance::workload::{Habits, Overlap, Workload};
 use testkit::deadline::Deadline;
 use testkit::rng::Rng;
 
-use crate::subjects::{FileEnd, Medium, RemoteEnd, Twice};
+use crate::subjects::{FileEnd, Medium, NbdEnd, RemoteEnd, Twice};
 use client::{Client, OnPlainMemory, OnRing, OnStream};
 use image::Image;
 use segments::REQUEST_SECTORS_MAX;
@@ -60,6 +60,7 @@ pub(crate) fn play(
     all.extend(std::iter::repeat_n(file, 3));
     let remote: Arc<dyn Subject> = Arc::new(RemoteEnd(Arc::clone(&medium)));
     all.extend(std::iter::repeat_n(remote, 2));
+    all.push(Arc::new(NbdEnd(Arc::clone(&medium))));
     let stack = Stack::new(rng, &all, which).with_context(|| format!("seed {seed:#x}"))?;
     let text = format!("seed {seed:#x}, stack {stack} in {}", directory.display());
     let complaints = Arc::new(Complaints::default());

@@ -3,6 +3,7 @@
 mod copy_on_read;
 mod delay;
 mod file;
+mod nbd;
 mod null;
 mod raw;
 mod remote;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use testkit::conformance::stack::Subject;
 
 pub(crate) use file::{FileEnd, Medium};
+pub(crate) use nbd::NbdEnd;
 pub(crate) use remote::RemoteEnd;
 pub(crate) use twice::Twice;
 

@@ -7,6 +7,7 @@ mod crowd;
 mod guest;
 mod kills;
 mod peers;
+mod remote_disks;
 mod tls;
 
 use std::path::PathBuf;

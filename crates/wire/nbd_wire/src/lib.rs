@@ -11,6 +11,9 @@
 /// The first bytes that a server sends, `NBDMAGIC`.
 pub const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
 
+/// What follows in the handshake of servers before fixed newstyle, which have one export and no options.
+pub const OLD_MAGIC: u64 = 0x0000_4202_8186_1253;
+
 /// What follows, and what each option begins with, `IHAVEOPT`.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 
@@ -51,6 +54,8 @@ pub mod transmission {
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
     /// `NBD_CMD_CACHE` is understood.
     pub const SEND_CACHE: u16 = 1 << 10;
+    /// `NBD_CMD_FLAG_FAST_ZERO` is understood.
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
     /// A block status request may name the contexts it wants.
     pub const BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;
 }
@@ -185,12 +190,18 @@ pub mod chunk {
     pub const NONE: u16 = 0;
     /// Data.
     pub const OFFSET_DATA: u16 = 1;
+    /// Zeroes, which are not sent.
+    pub const OFFSET_HOLE: u16 = 2;
     /// Block status.
     pub const BLOCK_STATUS: u16 = 5;
     /// Block status with numbers of 64 bits.
     pub const BLOCK_STATUS_EXT: u16 = 6;
+    /// The bit of errors.
+    pub const ERROR_BIT: u16 = 1 << 15;
     /// The request has failed.
-    pub const ERROR: u16 = (1 << 15) + 1;
+    pub const ERROR: u16 = ERROR_BIT + 1;
+    /// The request has failed at some place.
+    pub const ERROR_OFFSET: u16 = ERROR_BIT + 2;
 }
 
 /// Flags of chunks, `NBD_REPLY_FLAG_*`.
@@ -215,6 +226,8 @@ pub mod error {
     pub const EPERM: u32 = 1;
     /// Input or output.
     pub const EIO: u32 = 5;
+    /// No memory.
+    pub const ENOMEM: u32 = 12;
     /// Not valid.
     pub const EINVAL: u32 = 22;
     /// No space.

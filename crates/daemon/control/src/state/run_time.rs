@@ -12,6 +12,7 @@ use exports::{
 };
 use graph::{
     Blockdev, DelayError, EdgeChange, Graph, ModelError, NodeReopening, ObjectKind, ObjectOptions,
+    ServerAddress,
 };
 
 use iothread::MoveError;
@@ -95,6 +96,15 @@ pub enum ControlError {
     MayNotListen {
         /// Where it should listen.
         address: ListenAddress,
+    },
+    /// The fences have no way to the server of a node.
+    #[error(
+        "NBD server {address}: commands may connect to it only with --allow-connect HOST:PORT, written in the same way; \
+         to a UNIX socket if it is below a directory of --allow-below and there is --allow-connect, too"
+    )]
+    MayNotConnect {
+        /// The server.
+        address: ServerAddress,
     },
     /// There is no such queue now.
     #[error("export '{export}' has no queue {queue} that is served now")]
@@ -230,6 +240,7 @@ impl DaemonState {
 
     /// [`DaemonState::add_node`], kept.
     pub fn add_node_at_run_time(&mut self, blockdev: &Blockdev) -> Result<(), ControlError> {
+        self.check_may_connect(blockdev)?;
         self.add_node(blockdev)?;
         let name = blockdev.name_below("", "");
         self.keep().inspect_err(|_| self.forget(|it| it.remove_node(&name).map_err(Into::into)))
@@ -294,6 +305,7 @@ impl DaemonState {
 
     /// The changes that make a node that is there as it is described anew.
     pub fn reopen(&self, blockdev: &Blockdev) -> Result<NodeReopening, ControlError> {
+        self.check_may_connect(blockdev)?;
         Ok(self.graph.reopen(blockdev)?)
     }
 

@@ -10,9 +10,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use block::{Child, Clock, Node};
+use credentials::X509Credentials;
 use disk::WriteThreshold;
 use kernel_io::{FileKind, FileTable, OpenFile};
 use layers::{DelayNode, ThrottleGroup};
+use nbd_client::{KnownHosts, ServerAddress};
 use qcow2::{CorruptionReports, Qcow2Node};
 use syntax::{ArgumentError, Keys, OptionFields};
 
@@ -75,6 +77,8 @@ pub(crate) trait DriverOptions: Debug + Send + Sync {
 pub(crate) struct NodeRequirements<'a> {
     /// Files that it opens: checked before anything is started, kept open if they are descriptors of the process, fenced.
     pub files: Vec<HostFileSpec<'a>>,
+    /// The server that it connects to: fenced.
+    pub server: Option<&'a ServerAddress>,
     /// Objects that it names.
     pub objects: Vec<TypedObjectId<'a>>,
     /// The node that ends the part of its chain of backing files that it has to do with.
@@ -122,6 +126,9 @@ pub(crate) enum ImageFileReference {
 /// The throttle groups by id.
 pub(crate) type ThrottleGroups = HashMap<String, Arc<ThrottleGroup>>;
 
+/// Certificates and keys by id.
+pub(crate) type TlsCredentials = HashMap<String, X509Credentials>;
+
 /// What a driver makes a node from: name, options, children, file table, clock.
 #[derive(Debug)]
 pub(crate) struct NodeContext<'a> {
@@ -137,6 +144,10 @@ pub(crate) struct NodeContext<'a> {
     pub depth: Option<u8>,
     /// The throttle groups that there are.
     pub groups: &'a ThrottleGroups,
+    /// The credentials for TLS that there are.
+    pub credentials: &'a TlsCredentials,
+    /// Where names of servers are looked up.
+    pub hosts: &'a KnownHosts,
     /// Where files are opened.
     pub files: &'a Arc<FileTable>,
     /// What nodes that hold requests go by.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kernel_io::FileKind;
+use nbd_client::ServerAddress;
 use serde_json::{Map, Value};
 
 use super::base::{ACTIVE, BaseOptions, on_off, pair};
@@ -157,6 +158,11 @@ impl Blockdev {
     /// The files of the host that its driver opens for it.
     pub fn files(&self) -> Vec<&Path> {
         self.options.needs().files.into_iter().map(|file| file.path).collect()
+    }
+
+    /// The server that its driver connects to for it.
+    pub fn server(&self) -> Option<&ServerAddress> {
+        self.options.needs().server
     }
 
     /// All that it and its driver were told, but the children and files, in words that stay the same from version to

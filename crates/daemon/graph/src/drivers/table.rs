@@ -3,7 +3,7 @@
 use syntax::{ArgumentError, OptionFields};
 
 use super::driver::Driver;
-use super::{copy_on_read, delay, file, null, qcow2, raw, stripe, throttle};
+use super::{copy_on_read, delay, file, nbd, null, qcow2, raw, stripe, throttle};
 
 /// The drivers, in the order in which messages name them and the help shows them.
 pub const DRIVERS: &[&Driver] = &[
@@ -13,6 +13,7 @@ pub const DRIVERS: &[&Driver] = &[
     &qcow2::QCOW2,
     &null::NULL_CO,
     &null::NULL_AIO,
+    &nbd::NBD,
     &throttle::THROTTLE,
     &delay::DELAY,
     &stripe::STRIPE,

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use block::Access;
 
-use super::AllowedDirectory;
+use super::{AllowedDirectory, ConnectNeeds};
 
 /// What a directory is granted for: removing a socket or the pidfile, or making new log files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub(super) enum DirectoryGrantPurpose {
     Removal,
     /// The log file is made anew in this directory, which holds nothing but logs.
     Logs,
+    /// Sockets below may be connected to; only newer kernels know.
+    Connecting,
     /// Commands read what is below.
     Reading,
     /// Commands read, write, make and remove what is below.
@@ -43,6 +45,7 @@ pub(super) fn of(
     removed: &[&Path],
     log_file: Option<&Path>,
     allowed: &[AllowedDirectory],
+    connects: &ConnectNeeds,
 ) -> Vec<FileGrant> {
     let grant = |AllowedDirectory { path, access }: &AllowedDirectory| {
         let for_what = match access {
@@ -52,6 +55,15 @@ pub(super) fn of(
         FileGrant { path: path.clone(), for_what }
     };
     let mut grants: Vec<FileGrant> = allowed.iter().map(grant).collect();
+    if connects.below_allowed {
+        let written = allowed.iter().filter(|it| it.access == Access::ReadWrite);
+        let connecting = DirectoryGrantPurpose::Connecting;
+        grants.extend(written.map(|it| FileGrant { path: it.path.clone(), for_what: connecting }));
+    }
+    // A server that is started again has another file there.
+    for path in &connects.sockets {
+        add_parent(&mut grants, path, DirectoryGrantPurpose::Connecting);
+    }
     for path in removed {
         add_parent(&mut grants, path, DirectoryGrantPurpose::Removal);
     }
@@ -104,7 +116,7 @@ mod tests {
         let granted =
             |name| FileGrant { path: root.join(name), for_what: DirectoryGrantPurpose::Removal };
         assert_eq!(
-            of(&removed.each_ref().map(PathBuf::as_path), None, &[]),
+            of(&removed.each_ref().map(PathBuf::as_path), None, &[], &ConnectNeeds::default()),
             [granted("run"), granted("pids")]
         );
     }
@@ -114,7 +126,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         let file = root.join("a.log");
-        let of = || of(&[], Some(&file), &[]);
+        let of = || of(&[], Some(&file), &[], &ConnectNeeds::default());
         let granted = [FileGrant { path: root.clone(), for_what: DirectoryGrantPurpose::Logs }];
         assert_eq!(of(), granted);
         for name in ["a.log", "a.log.1.gz", "b.log"] {

@@ -40,7 +40,11 @@ pub enum LandlockError {
 
 impl LandlockRules {
     /// Makes the rules; nothing is fenced yet.
-    pub(super) fn new(grants: &[FileGrant], ports: &[u16]) -> Result<Self, LandlockError> {
+    pub(super) fn new(
+        grants: &[FileGrant],
+        listens: &[u16],
+        connects: &[u16],
+    ) -> Result<Self, LandlockError> {
         let mut ruleset = Ruleset::default()
             .handle_access(AccessFs::from_all(NEWEST))?
             .handle_access(AccessNet::from_all(NEWEST))?
@@ -54,8 +58,11 @@ impl LandlockRules {
                 ruleset = ruleset.add_rule(PathBeneath::new(place, rights(grant.for_what)))?;
             }
         }
-        for port in ports {
+        for port in listens {
             ruleset = ruleset.add_rule(NetPort::new(*port, AccessNet::BindTcp))?;
+        }
+        for port in connects {
+            ruleset = ruleset.add_rule(NetPort::new(*port, AccessNet::ConnectTcp))?;
         }
         Ok(Self { ruleset })
     }
@@ -81,6 +88,7 @@ impl LandlockRules {
 fn rights(for_what: DirectoryGrantPurpose) -> BitFlags<AccessFs> {
     match for_what {
         DirectoryGrantPurpose::Removal => AccessFs::RemoveFile.into(),
+        DirectoryGrantPurpose::Connecting => AccessFs::ResolveUnix.into(),
         DirectoryGrantPurpose::Logs => AccessFs::MakeReg | AccessFs::WriteFile,
         DirectoryGrantPurpose::Reading => AccessFs::ReadFile | AccessFs::ReadDir,
         DirectoryGrantPurpose::Writing => {

@@ -87,7 +87,7 @@ const FILES: &[c_long] = calls! {
     #[cfg(target_arch = "x86_64")] SYS_unlink
 };
 
-/// Clients of the sockets that are there. New sockets are not made.
+/// Clients of the sockets that are there, and servers that are connected to.
 const SESSIONS: &[c_long] = calls! {
     SYS_accept4 SYS_recvmsg
     // Where a client of the NBD server comes from.
@@ -107,7 +107,7 @@ const LOOKING: &[c_long] = calls! {
 };
 
 /// What making an image or a socket by a command needs besides. Landlock says where. Not `connect`, by which all other
-/// daemons of the host could be reached, and no change of modes or owners by path, of which landlock knows nothing.
+/// daemons of the host could be reached (see [`CONNECTING`]), and no change of modes or owners by path, of which landlock knows nothing.
 const MAKING: &[c_long] = calls! {
     SYS_bind SYS_listen SYS_flock
     // A socket gets its mode when it gets its name, less what the umask takes.
@@ -117,6 +117,12 @@ const MAKING: &[c_long] = calls! {
 /// What listening on TCP by a command needs besides. Landlock says on which ports.
 const LISTENING: &[c_long] = calls! {
     SYS_bind SYS_listen SYS_getsockname
+};
+
+/// What connecting to a server needs besides. Where to is in memory: of TCP landlock says on which ports, of UNIX sockets
+/// newer kernels say below which directories.
+const CONNECTING: &[c_long] = calls! {
+    SYS_connect
 };
 
 /// The bits of a mode that a command may give: none that lets a program run as somebody else.
@@ -209,8 +215,11 @@ const ASKED_OF_SOCKETS: [libc::c_int; 4] =
 /// takes over, in both forms of linux/socket.h.
 const TOLD_TO_SOCKETS: [u64; 3] = [10, 21, 67];
 
-/// What a listener of TCP is told: SO_REUSEADDR, SO_KEEPALIVE; TCP_NODELAY is of another level.
-const TOLD_TO_LISTENERS: [u64; 2] = [2, 9];
+/// What a socket is asked that was not connected at once: SO_ERROR.
+const ASKED_OF_CONNECTING: [libc::c_int; 1] = [libc::SO_ERROR];
+
+/// What a listener or a connection of TCP is told: SO_REUSEADDR, SO_KEEPALIVE; TCP_NODELAY is of another level.
+const TOLD_TO_TCP: [u64; 2] = [2, 9];
 
 /// What a ring is told: its table of files (IORING_UNREGISTER_FILES, IORING_REGISTER_FILES_UPDATE), and that a spare one
 /// begins, as restricted as it was made (IORING_REGISTER_ENABLE_RINGS).
@@ -233,6 +242,16 @@ pub(super) struct FilterNeeds {
     pub(super) ids: bool,
     /// Whether commands listen on TCP; landlock says on which ports.
     pub(super) listens: bool,
+    /// Whether servers are connected to by TCP; landlock says on which ports.
+    pub(super) connects: bool,
+    /// Whether servers are connected to by UNIX sockets.
+    pub(super) connects_unix: bool,
+}
+
+impl FilterNeeds {
+    fn uses_tcp(self) -> bool {
+        self.listens || self.connects
+    }
 }
 
 /// The compiled seccomp filters of the process.
@@ -340,7 +359,7 @@ fn hostile(needs: FilterNeeds) -> Result<SyscallRules, seccompiler::BackendError
 
 /// The families of the sockets that may be made, if any are.
 fn families(needs: FilterNeeds) -> impl Iterator<Item = u64> {
-    let inet = [libc::AF_INET, libc::AF_INET6].into_iter().filter(move |_| needs.listens);
+    let inet = [libc::AF_INET, libc::AF_INET6].into_iter().filter(move |_| needs.uses_tcp());
     [libc::AF_UNIX].into_iter().chain(inet).map(|family| u64::from(family.unsigned_abs()))
 }
 
@@ -359,12 +378,17 @@ fn allowed(process: u32, needs: FilterNeeds) -> Result<SyscallRules, seccompiler
         // The rights of a socket, before it has a name.
         let others = u64::from(u32::MAX) & !MODE_BITS;
         rules.insert(libc::SYS_fchmod, when(1, SeccompCmpOp::MaskedEq(others), 0)?);
-        // Of another family it ends the process, by the filter before.
-        rules.insert(libc::SYS_socket, stream_sockets(needs, needs.makes)?);
     }
     if needs.listens {
         rules.extend(LISTENING.iter().map(|call| (*call, Vec::new())));
-        rules.insert(libc::SYS_socket, stream_sockets(needs, needs.makes)?);
+    }
+    if needs.connects || needs.connects_unix {
+        rules.extend(CONNECTING.iter().map(|call| (*call, Vec::new())));
+    }
+    let unix = needs.makes || needs.connects_unix;
+    if unix || needs.uses_tcp() {
+        // Of another family it ends the process, by the filter before.
+        rules.insert(libc::SYS_socket, stream_sockets(needs, unix)?);
     }
     Ok(rules)
 }
@@ -422,7 +446,8 @@ fn descriptors(needs: FilterNeeds) -> Result<SyscallRules, seccompiler::BackendE
     ]))
 }
 
-/// Sockets for streams: UNIX ones where files are made, those of TCP where commands listen.
+/// Sockets for streams: UNIX ones where files are made or such a server is connected to, those of TCP where commands listen
+/// or such a server is.
 fn stream_sockets(
     needs: FilterNeeds,
     unix: bool,
@@ -448,18 +473,20 @@ fn sockets(needs: FilterNeeds) -> Result<SyscallRules, seccompiler::BackendError
             condition(2, SeccompCmpOp::Eq, number)?,
         ])
     };
-    let asked = ASKED_OF_SOCKETS.map(|number| option(number.unsigned_abs().into()));
+    let connects = needs.connects || needs.connects_unix;
+    let asked = ASKED_OF_SOCKETS.iter().chain(ASKED_OF_CONNECTING.iter().filter(|_| connects));
+    let asked = asked.map(|number| option(number.unsigned_abs().into()));
     let told =
-        TOLD_TO_SOCKETS.into_iter().chain(TOLD_TO_LISTENERS.into_iter().filter(|_| needs.listens));
+        TOLD_TO_SOCKETS.into_iter().chain(TOLD_TO_TCP.into_iter().filter(|_| needs.uses_tcp()));
     let mut told = told.map(option).collect::<Result<Vec<_>, _>>()?;
-    if needs.listens {
+    if needs.uses_tcp() {
         told.push(SeccompRule::new(vec![
             condition(1, SeccompCmpOp::Eq, u64::from(libc::IPPROTO_TCP.unsigned_abs()))?,
             condition(2, SeccompCmpOp::Eq, u64::from(libc::TCP_NODELAY.unsigned_abs()))?,
         ])?);
     }
     Ok(SyscallRules::from([
-        (libc::SYS_getsockopt, asked.into_iter().collect::<Result<_, _>>()?),
+        (libc::SYS_getsockopt, asked.collect::<Result<_, _>>()?),
         (libc::SYS_setsockopt, told),
     ]))
 }
@@ -497,8 +524,15 @@ fn any_of(
 mod tests {
     use super::*;
 
-    const ALL: FilterNeeds =
-        FilterNeeds { opening: true, makes: true, discards: true, ids: true, listens: true };
+    const ALL: FilterNeeds = FilterNeeds {
+        opening: true,
+        makes: true,
+        discards: true,
+        ids: true,
+        listens: true,
+        connects: true,
+        connects_unix: true,
+    };
 
     #[test]
     fn no_call_is_both_hostile_and_let_through() {

@@ -145,6 +145,7 @@ fn fio_verifies(program: &Program) -> Result<()> {
             "--size=32m",
             "--verify=crc32c",
             "--verify_fatal=1",
+            "--verify_state_save=0",
             "--randseed=5",
         ],
     )?;

@@ -80,6 +80,8 @@ fn the_attempt() {
             discards: false,
             ids: false,
             listens: false,
+            connects: false,
+            connects_unix: false,
         })
         .unwrap()
         .put_up()
