@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use serde_json::Value;
 
 use crate::units::{Limit, SizeChange, parse_limit, parse_object, parse_queue, parse_size};
@@ -83,6 +83,9 @@ pub(crate) enum Word {
     /// Add or delete exports
     #[command(subcommand)]
     Export(ExportWord),
+    /// Start or stop the NBD server
+    #[command(subcommand)]
+    Nbd(NbdWord),
     /// Add or delete disks (nodes)
     #[command(subcommand)]
     Disk(DiskWord),
@@ -153,19 +156,29 @@ pub(crate) enum IothreadWord {
 /// What is done with exports.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ExportWord {
-    /// Offer a node to guests over vhost-user-blk
+    /// Offer a node over vhost-user-blk, or on the NBD server
+    #[command(
+        group(ArgGroup::new("front").required(true).args(["path", "nbd"])),
+        override_usage = "ringloom ctl export add [OPTIONS] <ID> <NODE> <PATH|--nbd>"
+    )]
     Add {
         /// The name of the export
         id: String,
         /// The node
         node: String,
-        /// The UNIX socket to listen on
-        path: String,
-        /// The guest cannot write
+        /// The UNIX socket for vhost-user-blk
+        path: Option<String>,
+        /// Over NBD, on the server that runs (`nbd start`)
+        #[arg(long)]
+        nbd: bool,
+        /// The name that NBD clients ask for; default: the node's
+        #[arg(long, requires = "nbd")]
+        name: Option<String>,
+        /// The guest or client cannot write
         #[arg(long)]
         read_only: bool,
         /// How many queues are offered
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", conflicts_with = "nbd")]
         num_queues: Option<u16>,
         /// The iothread that serves it; several times for several
         #[arg(long = "iothread", value_name = "ID")]
@@ -179,6 +192,25 @@ pub(crate) enum ExportWord {
         #[arg(long)]
         force: bool,
     },
+}
+
+/// What is done with the NBD server.
+#[derive(Debug, Subcommand)]
+pub(crate) enum NbdWord {
+    /// Start it; exports are added with `export add --nbd`
+    Start {
+        /// HOST:PORT, or the path of a UNIX socket
+        #[arg(value_name = "HOST:PORT|PATH")]
+        address: String,
+        /// The tls-creds-x509 object; clients then have to use TLS
+        #[arg(long, value_name = "ID")]
+        tls_creds: Option<String>,
+        /// The most clients at a time; 0: any number; default: 100
+        #[arg(long, value_name = "N")]
+        max_connections: Option<u32>,
+    },
+    /// Stop it: its exports go, its clients are disconnected
+    Stop,
 }
 
 /// What is done with nodes.

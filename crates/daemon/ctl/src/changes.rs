@@ -6,7 +6,7 @@ use std::path::absolute;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 
-use crate::arguments::{DiskWord, ExportWord, Format, IothreadWord};
+use crate::arguments::{DiskWord, ExportWord, Format, IothreadWord, NbdWord};
 use crate::client::QmpClient;
 use crate::inventory::{Inventory, objects_of, property, text};
 use crate::table::Answer;
@@ -123,24 +123,54 @@ pub(crate) fn iothread(client: &mut QmpClient, word: &IothreadWord) -> Result<An
 
 pub(crate) fn export(client: &mut QmpClient, word: &ExportWord) -> Result<Answer> {
     match word {
-        ExportWord::Add { id, node, path, read_only, num_queues, iothreads } => {
-            let path = absolute_text(path)?;
+        ExportWord::Add { id, node, path, nbd: _, name, read_only, num_queues, iothreads } => {
             // The peer takes one, as a word.
             let iothread = match iothreads.as_slice() {
                 [] => Value::Null,
                 [one] => one.as_str().into(),
                 several => several.into(),
             };
-            let arguments = json!({
-                "type": "vhost-user-blk", "id": id, "node-name": node, "writable": !read_only,
-                "addr": {"type": "unix", "path": path}, "num-queues": num_queues, "iothread": iothread,
-            });
-            let said = format!("export {id}: node {node} is served at {path}");
+            let mut arguments =
+                json!({"id": id, "node-name": node, "writable": !read_only, "iothread": iothread});
+            let at = if let Some(path) = path {
+                let path = absolute_text(path)?;
+                arguments["type"] = "vhost-user-blk".into();
+                arguments["addr"] = json!({"type": "unix", "path": path});
+                arguments["num-queues"] = json!(num_queues);
+                format!("at {path}")
+            } else {
+                arguments["type"] = "nbd".into();
+                arguments["name"] = json!(name);
+                format!("over NBD as '{}'", name.as_ref().unwrap_or(node))
+            };
+            let said = format!("export {id}: node {node} is served {at}");
             carry_out(client, "block-export-add", arguments, &said)
         }
         ExportWord::Del { id, force } => {
             let arguments = json!({"id": id, "mode": if *force { "hard" } else { "safe" }});
             carry_out(client, "block-export-del", arguments, &format!("export {id} is gone"))
+        }
+    }
+}
+
+pub(crate) fn nbd(client: &mut QmpClient, word: &NbdWord) -> Result<Answer> {
+    match word {
+        NbdWord::Start { address, tls_creds, max_connections } => {
+            let tcp = (!address.contains('/')).then(|| address.rsplit_once(':')).flatten();
+            let addr = if let Some((host, port)) = tcp {
+                let host =
+                    host.strip_prefix('[').and_then(|it| it.strip_suffix(']')).unwrap_or(host);
+                json!({"type": "inet", "data": {"host": host, "port": port}})
+            } else {
+                json!({"type": "unix", "data": {"path": absolute_text(address)?}})
+            };
+            let arguments =
+                json!({"addr": addr, "tls-creds": tls_creds, "max-connections": max_connections});
+            let said = format!("the NBD server listens on {address}");
+            carry_out(client, "nbd-server-start", arguments, &said)
+        }
+        NbdWord::Stop => {
+            carry_out(client, "nbd-server-stop", json!({}), "the NBD server has stopped")
         }
     }
 }

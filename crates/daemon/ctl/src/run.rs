@@ -51,6 +51,7 @@ fn carry_out(client: &mut QmpClient, word: &Word) -> Result<Answer> {
         }
         Word::Iothread(word) => changes::iothread(client, word),
         Word::Export(word) => changes::export(client, word),
+        Word::Nbd(word) => changes::nbd(client, word),
         Word::Disk(word) => changes::disk(client, word),
         Word::Move { target: (export, queue), iothread } => {
             changes::move_to(client, export, *queue, iothread)

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -199,6 +199,19 @@ vm2     more   1 MiB  ro          0  -          {more}
     check("export del vm2 --force", "export vm2 is gone\n")?;
     drop(client);
     refused("export del vm2", 1, "vm2")?;
+    refused("export add n more --nbd", 1, "NBD server")?;
+    refused("export add n more", 2, "<PATH|--nbd>")?;
+    check("nbd start nbd.sock", "the NBD server listens on nbd.sock\n")?;
+    refused("nbd start nbd.sock", 1, "already")?;
+    refused("nbd start 127.0.0.1:1", 1, "already")?;
+    let line = "export add n more --nbd --name copy --read-only --iothread t1";
+    check(line, "export n: node more is served over NBD as 'copy'\n")?;
+    let uri = format!("nbd+unix:///copy?socket={}", bench.text("nbd.sock"));
+    let size = Command::new("nbdinfo").args(["--size", &uri]).output()?;
+    ensure!(size.stdout == b"1048576\n", "{size:?}");
+    check("nbd stop", "the NBD server has stopped\n")?;
+    refused("export del n", 1, "'n'")?;
+    refused("nbd stop", 1, "NBD server")?;
     check("disk del more", "node more is gone\n")?;
     check("iothread del t2", "iothread t2 has ended\n")?;
     check("quit", "the daemon finishes what is open and leaves\n")?;
