@@ -26,6 +26,7 @@ pub(crate) const TARGETS: &[&str] = &[
     RESULTS_FILE,
     "vhost_user_session",
     "takeover_wire",
+    "nbd_client",
     "nbd_negotiation",
     "nbd_transmission",
     "options_keyval",

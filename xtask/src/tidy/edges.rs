@@ -34,6 +34,7 @@ const TABLE: &[Row] = &[
             "graph",
             "monitor",
             "nbd",
+            "nbd_client",
             "options",
             "qcow2",
             "request_path",
