@@ -100,7 +100,9 @@ impl Connection {
     pub(crate) fn run(self) {
         let server = Arc::clone(self.place.server());
         let peer = self.peer.clone();
-        if let Err(error) = self.serve() {
+        if let Err(error) = self.serve()
+            && !error.is_leave()
+        {
             server.warn(|| format!("client {peer}: {}", chain_of(&error)));
         }
     }
@@ -242,6 +244,12 @@ impl From<io::Error> for HandshakeError {
 }
 
 impl HandshakeError {
+    /// Whether the client has left, which it may do at any time: many do so right after `NBD_OPT_ABORT`.
+    fn is_leave(&self) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset};
+        matches!(self, Self::Io(error) if matches!(error.kind(), BrokenPipe | ConnectionReset))
+    }
+
     fn of_tls(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::TimedOut { Self::Late } else { Self::Tls(error) }
     }

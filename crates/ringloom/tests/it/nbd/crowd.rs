@@ -1,6 +1,6 @@
 //! Clients that say nothing, too many clients, and what they cost.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -69,6 +69,39 @@ fn limits_hold(program: &Program) -> Result<()> {
     stop(server, &[&socket(&bench)]).map(drop)
 }
 
+/// A client that asks for nothing and leaves, with a word or without one, is no news.
+fn leaving_is_no_fault(program: &Program) -> Result<()> {
+    /// The flags of a client, then `NBD_OPT_ABORT`.
+    const ABORT: &[u8] = b"\0\0\0\x03IHAVEOPT\0\0\0\x02\0\0\0\0";
+    let bench = Bench::new()?;
+    image::create_sparse(&bench.path("a.img"), 1 << 20)?;
+    let mut line = server(&bench, &[]);
+    line.extend(disk(&bench, "a", ""));
+    let server = start(program, &bench, &line)?;
+    let before = descriptors(&server)?;
+    for words in [b"".as_slice(), &ABORT[..4], ABORT] {
+        for greeted in [false, true] {
+            for _ in 0..20 {
+                let mut stream = UnixStream::connect(socket(&bench))?;
+                if greeted {
+                    stream.read_exact(&mut [0; 18])?;
+                }
+                // It may have hung up already.
+                drop(stream.write_all(words));
+            }
+        }
+    }
+    tool("nbdinfo", &["--list", &uri(&bench, "a")])?;
+    poll_until(
+        "clients to be gone",
+        LIMIT,
+        || Ok((descriptors(&server)? <= before).then_some(())),
+    )?;
+    let log = stop(server, &[&socket(&bench)])?;
+    ensure!(!log.contains("WARN"), "{log}");
+    Ok(())
+}
+
 /// What the process has in memory, in KiB, without what it shares with others.
 fn resident_kib(server: &Server) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid()))?;
@@ -119,6 +152,11 @@ fn five_hundred_idle_connections_are_cheap() {
 #[test]
 fn a_thousand_silent_clients_keep_nobody_out() {
     with(&ringloom(), silence_keeps_nobody_out);
+}
+
+#[test]
+fn clients_that_leave_are_no_news() {
+    with(&ringloom(), leaving_is_no_fault);
 }
 
 #[test]
