@@ -129,8 +129,7 @@ fn put_overlays_on(
     ensure!(desc.contains("twice"), "{desc}");
     let over = json!({"driver": "qcow2", "file": "snap/file", "size": grown});
     do_it(qmp, "blockdev-create", json!({"job-id": "j2", "options": over}))?;
-    qmp.event("JOB_STATUS_CHANGE")?;
-    let jobs = qmp.execute("query-jobs", &json!({}))?;
+    let jobs = jobs_after(qmp, "j2")?;
     let error = jobs[0]["error"].as_str().unwrap_or_default();
     ensure!(error.contains("'snap/file' is used by node 'snap'"), "{jobs}");
     do_it(qmp, "transaction", json!({"actions": [actions[0]]}))?;
@@ -146,15 +145,19 @@ fn put_overlays_on(
 
 /// Waits until a job is over, without an error, and dismisses it.
 fn concluded(qmp: &mut QmpClient, id: &str) -> Result<()> {
+    let jobs = jobs_after(qmp, id)?;
+    ensure!(jobs[0]["error"].is_null() && jobs[0]["id"] == id, "{jobs}");
+    qmp.execute("job-dismiss", &json!({"id": id})).map(drop)
+}
+
+/// All jobs, when that one has concluded.
+fn jobs_after(qmp: &mut QmpClient, id: &str) -> Result<Value> {
     loop {
         let event = qmp.event("JOB_STATUS_CHANGE")?;
         if event["data"]["id"] == id && event["data"]["status"] == "concluded" {
-            break;
+            return qmp.execute("query-jobs", &json!({}));
         }
     }
-    let jobs = qmp.execute("query-jobs", &json!({}))?;
-    ensure!(jobs[0]["error"].is_null() && jobs[0]["id"] == id, "{jobs}");
-    qmp.execute("job-dismiss", &json!({"id": id})).map(drop)
 }
 
 #[test]
