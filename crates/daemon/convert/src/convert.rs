@@ -74,7 +74,7 @@ fn open_target(
 ) -> Result<(Disk, MadeFile)> {
     let ConvertArgs { target, target_format, into_existing, .. } = arguments;
     // Zeroes are holes, where the target has a way to make them.
-    let base = BaseOptions { discard: disk::DiscardPolicy::Unmap, ..base };
+    let base = BaseOptions { discard: block::DiscardPolicy::Unmap, ..base };
     if !into_existing {
         return disks.make(target, target_format, source.node.size(), base);
     }

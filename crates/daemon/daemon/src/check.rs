@@ -10,14 +10,14 @@ use std::num::NonZero;
 use std::path::Path;
 use std::sync::Arc;
 
-use block::{Access, Alignments, Clock, Permissions, Rights, SystemClock};
+use block::{Access, Alignments, Clock, FlushPolicy, Permissions, Rights, SystemClock};
 use control::StateFile;
 use exports::{
     ExportKind, ExportOptions, VhostUserBlkOptions, descriptors_wanted_by, wait_until_unserved,
 };
 use graph::{Graph, NODE, ObjectKind, ObjectOptions, StorageWatchdog};
 use host::chain_of;
-use kernel_io::{Aio, Caching, FileTable, FlushPolicy, OpenFile, SpareRings, StorageBlockingKind};
+use kernel_io::{Aio, Caching, FileTable, OpenFile, SpareRings, StorageBlockingKind};
 use options::{OldState, Plan, PlanStep, restored};
 use rustix::process::{Resource, getrlimit};
 use sandbox::SandboxMode;

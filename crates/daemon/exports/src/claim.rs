@@ -148,8 +148,8 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use std::time::Instant;
 
-    use block::{Access, Claim};
-    use disk::{DiscardPolicy, FileNode};
+    use block::{Access, Claim, DiscardPolicy};
+    use disk::FileNode;
     use kernel_io::OpenOptions;
 
     /// Time that passes only in pauses, and what happens after some of them.

@@ -16,13 +16,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::{env, fs, iter, process};
 
-use disk::DiscardPolicy;
+use block::{DiscardPolicy, FlushPolicy};
 use exports::{AttachLinesFormat, ExportKind, ExportOptions, SocketOptions, VhostUserBlkOptions};
 use graph::{
     Activity, BaseOptions, Blockdev, BlockdevRef, KeyedChild, ObjectKind, ObjectOptions,
     PollOptions,
 };
-use kernel_io::FlushPolicy;
 
 use super::{Daemonize, HelpTopic, OldState, Plan, PlanStep, ServeCommand, parse};
 

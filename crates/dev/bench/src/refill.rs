@@ -22,16 +22,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use block::{
-    Access, ByteCount, Capacity, Child, Claim, Clock, DiskSize, Durability, Node, Outcome, Rights,
-    SourceRequestSlot, SystemClock,
+    Access, ByteCount, Capacity, Child, Claim, Clock, DiscardPolicy, DiskSize, Durability,
+    FlushPolicy, Node, Outcome, Rights, SourceRequestSlot, SystemClock,
 };
-use disk::{DiscardPolicy, FileNode, NullNode, RawNode, RawWindow, ReadContent};
+use disk::{FileNode, NullNode, RawNode, RawWindow, ReadContent};
 use iothread::{
     Iothread, PlacedFrontEnd, PollSettings, ProcessResources, SourceName, SourceObserver,
 };
 use kernel_io::{
-    Aio, Caching, FileKind, FileTable, FlushPolicy, LockOptions, Notifier, OpenOptions,
-    ReactorChoice,
+    Aio, Caching, FileKind, FileTable, LockOptions, Notifier, OpenOptions, ReactorChoice,
 };
 use load::probe::CacheMode;
 use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};

@@ -11,22 +11,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{
-    Access, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Claim, ClaimError, DiskSize,
-    Durability, FailKind, FileId, Lane, LaneContext, LaneError, LeafLane, Mapping, Node, Operation,
-    Piece, PieceRange, ResizeError, RetryHint, Rights, Target, Unmap,
+    Access, BatchPieces, BlockLimits, ByteCount, Claim, ClaimError, DiscardPolicy, DiskSize,
+    FileId, Lane, LaneContext, LaneError, LeafLane, Mapping, Node, Operation, ResizeError,
+    RetryHint, Rights, StoragePolicy, Target,
 };
 use claims::FileClaims;
-use kernel_io::{FileKind, FileTable, FlushPolicy, OpenError, OpenFile, OpenOptions};
+use kernel_io::{FileKind, FileTable, OpenError, OpenFile, OpenOptions};
 pub use write_threshold::{ExceededThreshold, WriteThreshold};
-
-/// Whether discards reach the host (`discard=`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DiscardPolicy {
-    /// They complete without any effect.
-    Ignore,
-    /// They give space back to the host.
-    Unmap,
-}
 
 /// A file or block device of the host as a node (`file`, `host_device`).
 #[derive(Debug)]
@@ -34,9 +25,7 @@ pub struct FileNode {
     name: String,
     file: Arc<OpenFile>,
     id: FileId,
-    access: Access,
-    discard: DiscardPolicy,
-    flushes: FlushPolicy,
+    policy: StoragePolicy,
     claims: Arc<FileClaims>,
     write_threshold: Arc<WriteThreshold>,
 }
@@ -51,14 +40,13 @@ impl FileNode {
     ) -> Result<Self, OpenError> {
         let file = Arc::new(OpenFile::open(options)?);
         let id = table.insert(Arc::clone(&file));
+        let policy = StoragePolicy { access: options.access, discard, flushes: options.flushes };
         let claims = FileClaims::new(Arc::clone(table), id, options.lock.sharing);
         Ok(Self {
             name: name.to_owned(),
             file,
             id,
-            access: options.access,
-            discard,
-            flushes: options.flushes,
+            policy,
             claims: Arc::new(claims),
             write_threshold: Arc::default(),
         })
@@ -101,14 +89,14 @@ impl Node for FileNode {
         BlockLimits {
             request_alignment,
             physical_block: at_least(self.file.physical_block()),
-            discard: self.discard == DiscardPolicy::Unmap,
+            discard: self.policy.discard == DiscardPolicy::Unmap,
             discard_granularity: at_least(self.file.discard_granularity()),
             allocation_unit: request_alignment,
         }
     }
 
     fn access(&self) -> Access {
-        self.access
+        self.policy.access
     }
 
     fn flush(&self) -> std::io::Result<()> {
@@ -125,7 +113,7 @@ impl Node for FileNode {
 
     /// A device keeps its size, of which less may be used.
     fn resize(&self, DiskSize(ByteCount(bytes)): DiskSize) -> Result<(), ResizeError> {
-        if self.access == Access::ReadOnly {
+        if self.policy.access == Access::ReadOnly {
             return Err(ResizeError::refused(self, "Image is read-only"));
         }
         let resized = match self.file.kind() {
@@ -141,10 +129,8 @@ impl Node for FileNode {
     }
 
     fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
-        let (file, access) = (self.id, self.access);
-        let (discard, flushes) = (self.discard, self.flushes);
         let write_threshold = Arc::clone(&self.write_threshold);
-        Ok(Box::new(FileLane { file, access, discard, flushes, write_threshold }))
+        Ok(Box::new(FileLane { file: self.id, policy: self.policy, write_threshold }))
     }
 }
 
@@ -152,90 +138,36 @@ impl Node for FileNode {
 #[derive(Debug)]
 struct FileLane {
     file: FileId,
-    access: Access,
-    discard: DiscardPolicy,
-    flushes: FlushPolicy,
+    policy: StoragePolicy,
     write_threshold: Arc<WriteThreshold>,
 }
 
 impl LeafLane for FileLane {
     fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
-        if mapping.operation.is_change() && self.access == Access::ReadOnly {
-            mapping.answer = Answer::Refused(FailKind::ReadOnly);
-            return;
-        }
         if let Operation::Write(extent, _) | Operation::WriteZeroes(extent, ..) = mapping.operation
+            && self.policy.access == Access::ReadWrite
         {
             self.write_threshold.reached(extent.start().0 + extent.count().0);
         }
-        if self.flushes == FlushPolicy::Ignored {
-            mapping.operation = cached(mapping.operation);
-        }
-        mapping.answer = Answer::Now(match mapping.operation {
-            Operation::Flush if self.flushes == FlushPolicy::Ignored => pieces.none(),
-            Operation::Discard(..) if self.discard == DiscardPolicy::Ignore => pieces.none(),
-            Operation::WriteZeroes(extent, Unmap::Allowed, durability)
-                if self.discard == DiscardPolicy::Ignore =>
-            {
-                mapping.operation = Operation::WriteZeroes(extent, Unmap::Keep, durability);
-                self.whole(pieces, extent.count(), extent.start())
-            }
-            Operation::Read(extent)
-            | Operation::Status(extent)
-            | Operation::Write(extent, _)
-            | Operation::Discard(extent, _)
-            | Operation::WriteZeroes(extent, _, _) => {
-                self.whole(pieces, extent.count(), extent.start())
-            }
-            Operation::Flush => self.whole(pieces, ByteCount(0), ByteOffset(0)),
-        });
+        let file = self.file;
+        self.policy.answer(mapping, pieces, |offset| Target::File { file, offset });
     }
 
     fn locate(&mut self, operation: Operation) -> Option<Target> {
-        let offset = match operation {
-            Operation::Read(extent) => extent.start(),
-            Operation::Write(extent, Durability::Cached) if self.access == Access::ReadWrite => {
-                self.write_threshold.reached(extent.start().0 + extent.count().0);
-                extent.start()
-            }
-            Operation::Write(extent, Durability::Stable)
-                if self.access == Access::ReadWrite && self.flushes == FlushPolicy::Obeyed =>
-            {
-                self.write_threshold.reached(extent.start().0 + extent.count().0);
-                extent.start()
-            }
-            Operation::Write(..)
-            | Operation::Status(_)
-            | Operation::Discard(..)
-            | Operation::WriteZeroes(..)
-            | Operation::Flush => return None,
-        };
-        Some(Target::File { file: self.file, offset })
-    }
-}
-
-impl FileLane {
-    fn whole(&self, pieces: &mut BatchPieces, count: ByteCount, offset: ByteOffset) -> PieceRange {
-        pieces.one(Piece { skip: 0, count, target: Target::File { file: self.file, offset } })
-    }
-}
-
-/// The same change, complete as soon as the host's page cache or the device has it.
-fn cached(operation: Operation) -> Operation {
-    match operation {
-        Operation::Read(_) | Operation::Status(_) | Operation::Flush => operation,
-        Operation::Write(extent, _) => Operation::Write(extent, Durability::Cached),
-        Operation::Discard(extent, _) => Operation::Discard(extent, Durability::Cached),
-        Operation::WriteZeroes(extent, unmap, _) => {
-            Operation::WriteZeroes(extent, unmap, Durability::Cached)
+        let offset = self.policy.located(operation)?;
+        if let Operation::Write(extent, _) = operation {
+            self.write_threshold.reached(extent.start().0 + extent.count().0);
         }
+        Some(Target::File { file: self.file, offset })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::{Extent, Token};
+    use block::{
+        Answer, ByteOffset, Durability, Extent, FailKind, FlushPolicy, Piece, Token, Unmap,
+    };
     use kernel_io::{Caching, LockOptions, Locking};
 
     fn node(access: Access, discard: DiscardPolicy, flushes: FlushPolicy) -> FileNode {

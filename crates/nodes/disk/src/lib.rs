@@ -11,6 +11,6 @@ mod file;
 mod null;
 mod raw;
 
-pub use file::{DiscardPolicy, ExceededThreshold, FileNode, WriteThreshold};
+pub use file::{ExceededThreshold, FileNode, WriteThreshold};
 pub use null::{NullNode, ReadContent};
 pub use raw::{RawNode, RawWindow, RawWindowError};

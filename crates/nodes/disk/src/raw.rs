@@ -10,11 +10,9 @@ use std::sync::Arc;
 
 use block::{
     Access, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError,
-    DiskSize, Extent, FailKind, Lane, LaneContext, LaneError, Mapping, Node, Operation,
-    ResizeError, Rights, Target, Unmap,
+    DiscardPolicy, DiskSize, Extent, FailKind, Lane, LaneContext, LaneError, Mapping, Node,
+    Operation, ResizeError, Rights, Target, Unmap,
 };
-
-use crate::DiscardPolicy;
 
 /// What a size must be a multiple of, in bytes, as in QEMU.
 const SIZE_UNIT: u64 = 512;

@@ -30,7 +30,7 @@ pub use address::{ConnectGrant, ServerAddress};
 pub use connector::{ClientTls, ConnectError, ServerNameError};
 pub use handshake::HandshakeError;
 pub use known_hosts::KnownHosts;
-pub use node::{NbdNode, NbdNodeError, NbdNodeOptions, OnDiscard, OnFlush};
+pub use node::{NbdNode, NbdNodeError};
 pub use remote::RemoteOptions;
 pub use replies::ReplyFault;
 pub use script::converse;

@@ -28,6 +28,7 @@ mod permission;
 mod pieces;
 mod range_lock;
 mod status;
+mod storage_policy;
 mod sync_coalescer;
 
 pub use answer_memory::{AnswerBuffer, AnswerMemoryError};
@@ -61,4 +62,5 @@ pub use pieces::{
 };
 pub use range_lock::{RangeGuard, RangeLock};
 pub use status::{BlockStatus, StatusRecord, StatusRun, StatusRuns};
+pub use storage_policy::{DiscardPolicy, FlushPolicy, StoragePolicy};
 pub use sync_coalescer::{SyncAction, SyncCoalescer, SyncGuard, SyncTicket};

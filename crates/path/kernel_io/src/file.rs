@@ -15,13 +15,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
-use block::{Alignments, DurableWriteMethod, Medium, SyncAction, TakeoverOwner};
+use block::{Alignments, DurableWriteMethod, FlushPolicy, Medium, SyncAction, TakeoverOwner};
 use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 pub use self::locks::DescriptorInheritError;
 use self::locks::LockState;
-pub use self::options::{Aio, Caching, FileKind, FlushPolicy, OpenOptions};
+pub use self::options::{Aio, Caching, FileKind, OpenOptions};
 use crate::allocation::MissingMethods;
 use crate::bounce::BOUNCE_ALIGNMENT;
 use crate::image_lock::Locking;

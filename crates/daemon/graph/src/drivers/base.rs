@@ -1,8 +1,6 @@
 //! What nodes of all drivers can be told.
 
-use block::Access;
-use disk::DiscardPolicy;
-use kernel_io::FlushPolicy;
+use block::{Access, DiscardPolicy, FlushPolicy};
 use serde_json::{Map, Value, json};
 use syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional, required};
 

@@ -3,12 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use block::StoragePolicy;
 use credentials::X509Credentials;
-use disk::DiscardPolicy;
-use kernel_io::FlushPolicy;
-use nbd_client::{
-    ClientTls, NbdNode, NbdNodeOptions, OnDiscard, OnFlush, RemoteOptions, ServerAddress,
-};
+use nbd_client::{ClientTls, NbdNode, RemoteOptions, ServerAddress};
 use syntax::{ArgumentError, Key, Keys, OptionFields, Union, ValueType, optional, required};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, CHANGEABLE, pair};
@@ -228,17 +225,8 @@ impl DriverOptions for NbdOptions {
         let NodeContext { name, base, .. } = context;
         let tls = self.tls(context)?;
         let what = format!("node {name}: NBD server {}", self.server);
-        let options = NbdNodeOptions {
-            access: base.access(),
-            discard: match base.discard {
-                DiscardPolicy::Ignore => OnDiscard::Ignore,
-                DiscardPolicy::Unmap => OnDiscard::Unmap,
-            },
-            flush: match base.flushes {
-                FlushPolicy::Ignored => OnFlush::Ignore,
-                FlushPolicy::Obeyed => OnFlush::Obey,
-            },
-        };
+        let policy =
+            StoragePolicy { access: base.access(), discard: base.discard, flushes: base.flushes };
         let open = || {
             let remote = RemoteOptions {
                 address: self.server.clone(),
@@ -247,7 +235,7 @@ impl DriverOptions for NbdOptions {
                 open_timeout: self.open_timeout,
                 reconnect_delay: self.reconnect_delay,
             };
-            NbdNode::open(name, remote, options, context.hosts)
+            NbdNode::open(name, remote, policy, context.hosts)
         };
         let node = context.watch.during(what, open).map_err(|error| context.failed(error))?;
         Ok(MadeNode::of(Arc::new(node)))

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::ByteCount;
-use disk::DiscardPolicy;
+use block::{ByteCount, DiscardPolicy};
 use qcow2::{Children, FreedClusterDiscards, Header, OverlapCheck, Qcow2Node, Qcow2Settings};
 use request_path::ControlEngineFactory;
 use syntax::{ArgumentError, Key, Keys, OptionFields, ValueType, optional, required};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use block::Child;
-use disk::{DiscardPolicy, RawNode, RawWindow};
+use block::{Child, DiscardPolicy};
+use disk::{RawNode, RawWindow};
 use syntax::{ArgumentError, Keys, OptionFields, ValueType, optional, required};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, CHANGEABLE, pair};

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use block::ByteCount;
-use disk::DiscardPolicy;
+use block::{ByteCount, DiscardPolicy};
 use layers::{ChunkSize, MEMBERS_MAX, MEMBERS_MIN, StripeDiscards, StripeNode};
 use syntax::{ArgumentError, Keys, OptionFields, ValueType, required};
 

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use block::{
-    Access, ByteCount, Claim, ClaimError, Clock, DiskSize, Node, Permission, Permissions,
-    ResizeError, Rights,
+    Access, ByteCount, Claim, ClaimError, Clock, DiscardPolicy, DiskSize, Node, Permission,
+    Permissions, ResizeError, Rights,
 };
-use disk::{DiscardPolicy, FileNode};
+use disk::FileNode;
 use kernel_io::{FileTable, OpenOptions};
 use qcow2::{CreateError, CreateOptions};
 use request_path::ControlEngineFactory;

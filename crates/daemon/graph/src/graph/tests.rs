@@ -5,8 +5,8 @@ mod layers;
 use std::fs;
 use std::path::Path;
 
-use block::{RetryHint, Rights, SystemClock};
-use disk::{DiscardPolicy, FileNode};
+use block::{DiscardPolicy, RetryHint, Rights, SystemClock};
+use disk::FileNode;
 use host::chain_of;
 use kernel_io::OpenOptions;
 use tempfile::TempDir;

@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use block::{Access, Permission, Permissions};
+use block::{Access, FlushPolicy, Permission, Permissions};
 use graph::{Activity, Graph, NODE, NodeInfo, NodeUser};
-use kernel_io::FlushPolicy;
 use request_path::SourceGauges;
 use serde_json::Value;
 use syntax::{Keys, OptionFields, ValueType, optional};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::{check_node, children, node, own, plan, read_only, refuse, refuse_line};
 use crate::PlanStep;
-use disk::DiscardPolicy;
+use block::DiscardPolicy;
 use graph::{AutoReadOnly, BaseOptions, NamedFilesPolicy};
 
 #[test]

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use block::{Access, Child, Claim, Clock, Node, Rights, SystemClock};
-use disk::{DiscardPolicy, FileNode};
+use block::{Access, Child, Claim, Clock, DiscardPolicy, Node, Rights, SystemClock};
+use disk::FileNode;
 use kernel_io::{Aio, Caching, FileTable, OpenOptions};
 use qcow2::{Children, Qcow2Node, Qcow2Settings};
 use request_path::ControlEngineFactory;

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use block::{Access, Node};
-use disk::{DiscardPolicy, FileNode};
+use block::{Access, DiscardPolicy, Node};
+use disk::FileNode;
 use kernel_io::{Aio, Caching, FileTable, OpenOptions};
 use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
 use testkit::conformance::stamp::{SECTOR_BYTES, Stamp};

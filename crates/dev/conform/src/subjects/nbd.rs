@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use block::{
-    Access, BlockLimits, Claim, ClaimError, DiskSize, Lane, LaneContext, LaneError, Node, Rights,
+    Access, BlockLimits, Claim, ClaimError, DiscardPolicy, DiskSize, FlushPolicy, Lane,
+    LaneContext, LaneError, Node, Rights, StoragePolicy,
 };
-use nbd_client::{
-    KnownHosts, NbdNode, NbdNodeOptions, OnDiscard, OnFlush, RemoteOptions, ServerAddress,
-};
+use nbd_client::{KnownHosts, NbdNode, RemoteOptions, ServerAddress};
 use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
 use testkit::deadline::poll_until;
 use testkit::rng::Rng;
@@ -50,7 +49,7 @@ impl Subject for NbdEnd {
     fn choose(&self, rng: &mut Rng, _: &Shape) -> Option<Arc<dyn Chosen>> {
         let (kind, ceiling) = (rng.index(KINDS.len()), SECTORS_MAX >> rng.below(5));
         let size = (1 + rng.below(ceiling)) * block::SECTOR_BYTES;
-        let discard = if rng.one_in(3) { OnDiscard::Ignore } else { OnDiscard::Unmap };
+        let discard = if rng.one_in(3) { DiscardPolicy::Ignore } else { DiscardPolicy::Unmap };
         let medium = Arc::clone(&self.0);
         is_there().then(|| Arc::new(ChosenNbd { medium, size, kind, discard }) as _)
     }
@@ -67,7 +66,7 @@ struct ChosenNbd {
     medium: Arc<Medium>,
     size: u64,
     kind: usize,
-    discard: OnDiscard,
+    discard: DiscardPolicy,
 }
 
 impl Chosen for ChosenNbd {
@@ -95,14 +94,14 @@ impl Chosen for ChosenNbd {
             open_timeout: Duration::ZERO,
             reconnect_delay: Duration::ZERO,
         };
-        let (access, flush) = (Access::ReadWrite, OnFlush::Obey);
-        let options = NbdNodeOptions { access, discard: self.discard, flush };
-        let node = NbdNode::open(parts.name, remote, options, &KnownHosts::default())?;
+        let (access, flushes) = (Access::ReadWrite, FlushPolicy::Obeyed);
+        let policy = StoragePolicy { access, discard: self.discard, flushes };
+        let node = NbdNode::open(parts.name, remote, policy, &KnownHosts::default())?;
         Ok(Arc::new(ServedNode { node, _server: server }))
     }
 
     fn drops_discards(&self) -> bool {
-        self.discard == OnDiscard::Ignore
+        self.discard == DiscardPolicy::Ignore
     }
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use block::{Access, Node, SECTOR_BYTES};
-use disk::{DiscardPolicy, RawNode, RawWindow};
+use block::{Access, DiscardPolicy, Node, SECTOR_BYTES};
+use disk::{RawNode, RawWindow};
 use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
 use testkit::rng::Rng;
 

@@ -6,11 +6,11 @@ use std::error::Error;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use block::{Access, Node, SystemClock};
+use block::{Access, DiscardPolicy, Node, SystemClock};
 use copy::{
     CopyAction, CopyEnd, CopyError, CopyJob, CopySettings, CopySide, CopyWorker, TargetContent,
 };
-use disk::{DiscardPolicy, FileNode};
+use disk::FileNode;
 use iothread::{
     Iothread, PlacedFrontEnd, PollSettings, ProcessResources, SourceName, SourceObserver,
 };

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use block::{Access, ByteCount, Capacity, DiskSize, Durability, Node, SystemClock};
-use disk::{DiscardPolicy, FileNode, NullNode, ReadContent};
+use block::{Access, ByteCount, Capacity, DiscardPolicy, DiskSize, Durability, Node, SystemClock};
+use disk::{FileNode, NullNode, ReadContent};
 use iothread::{
     Iothread, PlacedFrontEnd, PollSettings, ProcessResources, SourceName, SourceObserver,
     SourceRegistry,

@@ -95,8 +95,8 @@ impl Drop for FileClaim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::Access;
-    use kernel_io::{FlushPolicy, OpenFile, OpenOptions};
+    use block::{Access, FlushPolicy};
+    use kernel_io::{OpenFile, OpenOptions};
 
     const READER: Rights = Rights::of_user(Access::ReadOnly);
     const WRITER: Rights = Rights::of_user(Access::ReadWrite);

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use block::{Access, BlockStatus, ByteCount, Child, Node, Rights};
-use disk::{DiscardPolicy, RawNode, RawWindow};
+use block::{Access, BlockStatus, ByteCount, Child, DiscardPolicy, Node, Rights};
+use disk::{RawNode, RawWindow};
 use kernel_io::FileTable;
 use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 use tasks::ControlExecutor;

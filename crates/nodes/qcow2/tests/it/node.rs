@@ -6,11 +6,11 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use anyhow::{Context, Result, bail};
 use block::{
-    Access, Answer, BatchPieces, ByteCount, ByteOffset, Child, Claim, Clock, DiskSize, Durability,
-    EngineFactory, Extent, HostMemory, Lane, LaneCompletionDecision, LaneContext, Mapping, Node,
-    Operation, Outcome, Rights, SystemClock, Token,
+    Access, Answer, BatchPieces, ByteCount, ByteOffset, Child, Claim, Clock, DiscardPolicy,
+    DiskSize, Durability, EngineFactory, Extent, HostMemory, Lane, LaneCompletionDecision,
+    LaneContext, Mapping, Node, Operation, Outcome, Rights, SystemClock, Token,
 };
-use disk::{DiscardPolicy, FileNode};
+use disk::FileNode;
 use kernel_io::{FileTable, OpenFile, OpenOptions};
 use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 use request_path::ControlEngineFactory;

@@ -18,7 +18,7 @@ fn open(directory: &Path, access: Access) -> Result<Qcow2Node> {
     let table = Arc::new(FileTable::default());
     let file = |name: &str| -> Result<Arc<Child>> {
         let options = OpenOptions::regular(directory.join(name), access);
-        let file = disk::FileNode::open(name, &options, disk::DiscardPolicy::Unmap, &table)?;
+        let file = disk::FileNode::open(name, &options, block::DiscardPolicy::Unmap, &table)?;
         Ok(Child::new(Arc::new(file)))
     };
     let settings = Qcow2Settings {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use block::{Access, Node};
-use disk::{DiscardPolicy, FileNode};
+use block::{Access, DiscardPolicy, Node};
+use disk::FileNode;
 use kernel_io::{Aio, Caching, FileKind, FileTable, OpenOptions, ReactorChoice};
 
 use crate::drains::drain;

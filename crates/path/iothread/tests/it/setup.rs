@@ -4,8 +4,8 @@ use std::error::Error;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use block::{Access, Capacity, Clock, Durability, Node, SystemClock};
-use disk::{DiscardPolicy, FileNode};
+use block::{Access, Capacity, Clock, DiscardPolicy, Durability, Node, SystemClock};
+use disk::FileNode;
 use iothread::{
     Iothread, PlacedFrontEnd, PollSettings, ProcessResources, SourceName, SourceObserver,
     SourceRegistry,

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use block::FlushPolicy;
+
 use crate::image_lock::LockOptions;
 
 /// How to open a file.
@@ -37,15 +39,6 @@ impl OpenOptions {
             lock: LockOptions::default(),
         }
     }
-}
-
-/// Whether flushes are carried out (`cache.no-flush`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FlushPolicy {
-    /// They make durable what was written.
-    Obeyed,
-    /// They complete without any effect: a power loss may cost everything.
-    Ignored,
 }
 
 /// Which engine does a file's I/O (`aio=`).

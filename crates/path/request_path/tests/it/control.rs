@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use block::{
-    Access, ByteCount, ByteOffset, Clock, DiskSize, Durability, FailKind, FileId, HostMemory,
-    Operation, Piece, SystemClock, Target, Unmap,
+    Access, ByteCount, ByteOffset, Clock, DiskSize, Durability, FailKind, FileId, FlushPolicy,
+    HostMemory, Operation, Piece, SystemClock, Target, Unmap,
 };
 use kernel_io::{
-    Aio, Caching, FileKind, FileTable, FlushPolicy, LockOptions, Locking, OpenFile, OpenOptions,
-    Sharing,
+    Aio, Caching, FileKind, FileTable, LockOptions, Locking, OpenFile, OpenOptions, Sharing,
 };
 use request_path::ControlEngineFactory;
 use testkit::errands;

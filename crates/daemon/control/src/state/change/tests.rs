@@ -9,10 +9,10 @@ use std::thread;
 use std::time::Duration;
 
 use block::{
-    Access, BlockLimits, ByteCount, Clock, DiskSize, Lane, LaneContext, LogRateLimit, Node, Rights,
-    SystemClock,
+    Access, BlockLimits, ByteCount, Clock, DiscardPolicy, DiskSize, Lane, LaneContext,
+    LogRateLimit, Node, Rights, SystemClock,
 };
-use disk::{DiscardPolicy, FileNode, NullNode, ReadContent};
+use disk::{FileNode, NullNode, ReadContent};
 use exports::{DescriptorCheck, ExportOptions, InterruptibleWait, WaitPolicy, WaitResult};
 use graph::{Blockdev, NamedFilesPolicy, NodeUser, ObjectOptions};
 use host::chain_of;
