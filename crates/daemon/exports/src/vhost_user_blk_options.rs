@@ -8,7 +8,8 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 use syntax::{
-    ArgumentError, Keys, OptionFields, Union, ValueType, optional, parse_number, required,
+    ArgumentError, Keys, OptionFields, UNIX_KEYS, UNIX_LATER, Union, ValueType, optional,
+    parse_number, required,
 };
 
 use crate::export_options::EXPORT_KEYS;
@@ -53,8 +54,8 @@ const FD: Keys = Keys {
 
 const UNIX: Keys = Keys {
     of: "addr.type=unix",
-    supported: &[&[required("type", ValueType::Text), required("path", ValueType::Text)]],
-    later: &[&["abstract", "tight"]],
+    supported: &[&[required("type", ValueType::Text)], UNIX_KEYS],
+    later: &[UNIX_LATER],
 };
 
 /// What only vhost-user-blk exports have.

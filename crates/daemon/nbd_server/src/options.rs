@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use exports::{SocketOptions, check_socket_path, descriptor_number};
 use serde_json::{Map, Value, json};
 use syntax::{
-    ArgumentError, Key, Keys, OptionFields, Union, ValueType, optional, parse_number, required,
+    ArgumentError, INET_KEYS, INET_LATER, Key, Keys, OptionFields, UNIX_KEYS, UNIX_LATER, Union,
+    ValueType, optional, parse_number, read_address_families, required,
 };
 
 /// How many connections there may be at the same time if nothing is said.
@@ -57,13 +58,13 @@ const FD: Keys = Keys {
 const INET: Keys = Keys {
     of: "addr.type=inet",
     supported: &[&[required("type", ValueType::Text)], INET_KEYS],
-    later: INET_LATER,
+    later: &[INET_LATER],
 };
 
 const UNIX: Keys = Keys {
     of: "addr.type=unix",
     supported: &[&[required("type", ValueType::Text)], UNIX_KEYS],
-    later: UNIX_LATER,
+    later: &[UNIX_LATER],
 };
 
 static LEGACY_ADDR: Union = Union {
@@ -92,33 +93,12 @@ const LEGACY_UNIX: Keys = Keys {
 };
 
 static INET_DATA: Keys =
-    Keys { of: "an address of type inet", supported: &[INET_KEYS], later: INET_LATER };
+    Keys { of: "an address of type inet", supported: &[INET_KEYS], later: &[INET_LATER] };
 
 static UNIX_DATA: Keys =
-    Keys { of: "an address of type unix", supported: &[UNIX_KEYS], later: UNIX_LATER };
+    Keys { of: "an address of type unix", supported: &[UNIX_KEYS], later: &[UNIX_LATER] };
 
 const FD_KEYS: &[Key] = &[required("str", ValueType::Text)];
-
-const INET_KEYS: &[Key] = &[
-    required("host", ValueType::Text),
-    required("port", ValueType::Text),
-    optional("ipv4", ValueType::Flag),
-    optional("ipv6", ValueType::Flag),
-];
-
-const INET_LATER: &[&[&str]] = &[&[
-    "keep-alive",
-    "keep-alive-count",
-    "keep-alive-idle",
-    "keep-alive-interval",
-    "mptcp",
-    "numeric",
-    "to",
-]];
-
-const UNIX_KEYS: &[Key] = &[required("path", ValueType::Text)];
-
-const UNIX_LATER: &[&[&str]] = &[&["abstract", "tight"]];
 
 /// What the NBD server is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -272,16 +252,15 @@ impl ListenAddress {
             return Ok(Self::Descriptor(descriptor_number(&fields.required_text("str")?)?));
         }
         let port = fields.required_text("port")?;
-        let (ipv4, ipv6) = (fields.flag("ipv4")?, fields.flag("ipv6")?);
+        let (ipv4, ipv6) = read_address_families(fields)?;
         Ok(Self::Inet(InetAddress {
             host: fields.required_text("host")?,
             port: read_port(&port).ok_or(ArgumentError::Expects {
                 key: fields.path("port"),
                 expected: "the number of a port",
             })?,
-            // As in QEMU: what is said of one counts for the other.
-            ipv4: ipv4.unwrap_or(ipv6 != Some(true)),
-            ipv6: ipv6.unwrap_or(ipv4 != Some(true)),
+            ipv4,
+            ipv6,
         }))
     }
 

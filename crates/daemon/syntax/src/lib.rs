@@ -12,6 +12,7 @@ mod fields;
 mod keys;
 mod keyval;
 mod nearest;
+mod socket_address;
 mod written;
 
 pub use fault::ArgumentError;
@@ -22,3 +23,4 @@ pub use fields::{
 pub use keys::{Key, Keys, Union, ValueType, optional, required};
 pub use keyval::asks_for_help;
 pub use nearest::nearest;
+pub use socket_address::{INET_KEYS, INET_LATER, UNIX_KEYS, UNIX_LATER, read_address_families};

@@ -6,7 +6,10 @@ use std::time::Duration;
 use block::StoragePolicy;
 use credentials::X509Credentials;
 use nbd_client::{ClientTls, NbdNode, RemoteOptions, ServerAddress};
-use syntax::{ArgumentError, Key, Keys, OptionFields, Union, ValueType, optional, required};
+use syntax::{
+    ArgumentError, INET_KEYS, INET_LATER, Key, Keys, OptionFields, UNIX_KEYS, UNIX_LATER, Union,
+    ValueType, optional, read_address_families, required,
+};
 
 use super::base::{BASE, BASE_LATER, BaseOptions, CHANGEABLE, pair};
 use super::driver::{
@@ -41,28 +44,14 @@ static SERVER: Union = Union {
 
 const INET: Keys = Keys {
     of: "server.type=inet",
-    supported: &[&[
-        required("type", ValueType::Text),
-        required("host", ValueType::Text),
-        required("port", ValueType::Text),
-        optional("ipv4", ValueType::Flag),
-        optional("ipv6", ValueType::Flag),
-    ]],
-    later: &[&[
-        "keep-alive",
-        "keep-alive-count",
-        "keep-alive-idle",
-        "keep-alive-interval",
-        "mptcp",
-        "numeric",
-        "to",
-    ]],
+    supported: &[&[required("type", ValueType::Text)], INET_KEYS],
+    later: &[INET_LATER],
 };
 
 const UNIX: Keys = Keys {
     of: "server.type=unix",
-    supported: &[&[required("type", ValueType::Text), required("path", ValueType::Text)]],
-    later: &[&["abstract", "tight"]],
+    supported: &[&[required("type", ValueType::Text)], UNIX_KEYS],
+    later: &[UNIX_LATER],
 };
 
 /// `driver=nbd`.
@@ -164,16 +153,15 @@ fn read_server(kind: &str, fields: &mut OptionFields) -> Result<ServerAddress, A
     }
     let port = fields.required_text("port")?;
     let port = port.parse().ok().filter(|port| *port > 0);
-    let (ipv4, ipv6) = (fields.flag("ipv4")?, fields.flag("ipv6")?);
+    let (ipv4, ipv6) = read_address_families(fields)?;
     Ok(ServerAddress::Inet {
         host: fields.required_text("host")?,
         port: port.ok_or(ArgumentError::Expects {
             key: fields.path("port"),
             expected: "the number of a port",
         })?,
-        // As in QEMU: what is said of one counts for the other.
-        ipv4: ipv4.unwrap_or(ipv6 != Some(true)),
-        ipv6: ipv6.unwrap_or(ipv4 != Some(true)),
+        ipv4,
+        ipv6,
     })
 }
 

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use control::NoWait;
 use exports::check_socket_path;
 use serde_json::Value;
-use syntax::{Keys, OptionFields, Union, ValueType, is_identifier, optional, required};
+use syntax::{
+    Keys, OptionFields, UNIX_KEYS, UNIX_LATER, Union, ValueType, is_identifier, optional, required,
+};
 
 use super::{CommandContext, answer, done};
 use crate::chardev::Chardev;
@@ -47,11 +49,8 @@ static FILE: Keys = Keys {
     later: &[NO_LOG],
 };
 
-static UNIX: Keys = Keys {
-    of: "chardev socket unix",
-    supported: &[&[required("path", ValueType::Text)]],
-    later: &[&["abstract", "tight"]],
-};
+static UNIX: Keys =
+    Keys { of: "chardev socket unix", supported: &[UNIX_KEYS], later: &[UNIX_LATER] };
 
 static ADDRESS: Union = Union {
     tag: "type",
