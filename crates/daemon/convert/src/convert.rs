@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use block::SECTOR_BYTES;
 use copy::{CopyAction, CopyJob, CopyProgress, CopySettings, TargetContent};
 use graph::BaseOptions;
 use indicatif::BinaryBytes;
@@ -25,12 +24,7 @@ pub fn convert(arguments: &ConvertArgs) -> Result<()> {
     let read_only = BaseOptions { read_only: true, force_share, ..base };
     let format = arguments.source_format.as_deref();
     let source = disks.open("source", &arguments.source, format, read_only)?;
-    let bytes = source.node.size().0.0;
-    ensure!(
-        bytes.is_multiple_of(SECTOR_BYTES),
-        "{}: its size, {bytes} bytes, is no multiple of {SECTOR_BYTES}; truncate -s %{SECTOR_BYTES} makes it one",
-        arguments.source
-    );
+    let bytes = source.whole_sectors(&arguments.source)?;
     let (target, made) = open_target(&mut disks, arguments, &source, base)?;
     let nodes = [&source, &target].map(|disk| Arc::clone(&disk.node));
     let mut settings = CopySettings {

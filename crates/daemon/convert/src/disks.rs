@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use block::{Access, Claim, Clock, DiskSize, Node, Rights, SystemClock};
+use block::{Access, Claim, Clock, DiskSize, Node, Rights, SECTOR_BYTES, SystemClock};
 use graph::{BaseOptions, Blockdev, Graph, NamedFilesPolicy, StorageWatchdog};
 use kernel_io::FileTable;
 use options::image_node;
@@ -25,6 +25,18 @@ pub(crate) struct Disks {
 pub(crate) struct Disk {
     pub(crate) node: Arc<dyn Node>,
     pub(crate) claim: Claim,
+}
+
+impl Disk {
+    /// Its size in bytes; `text` is how it was named.
+    pub(crate) fn whole_sectors(&self, text: &str) -> Result<u64> {
+        let bytes = self.node.size().0.0;
+        ensure!(
+            bytes.is_multiple_of(SECTOR_BYTES),
+            "{text}: its size, {bytes} bytes, is no multiple of {SECTOR_BYTES}; truncate -s %{SECTOR_BYTES} makes it one"
+        );
+        Ok(bytes)
+    }
 }
 
 /// A file that is removed if the command does not come to its end.

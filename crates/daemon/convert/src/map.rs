@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
-use block::{BlockStatus, SECTOR_BYTES};
+use anyhow::Result;
+use block::BlockStatus;
 use copy::{CopyAction, CopyJob, CopySettings, TargetContent};
 use graph::BaseOptions;
 use indicatif::BinaryBytes;
@@ -22,12 +22,7 @@ pub fn map(arguments: &MapArgs) -> Result<()> {
     let base = BaseOptions { read_only: true, force_share, ..BaseOptions::DEFAULT };
     let format = arguments.source_format.as_deref();
     let source = disks.open("source", &arguments.source, format, base)?;
-    let bytes = source.node.size().0.0;
-    ensure!(
-        bytes.is_multiple_of(SECTOR_BYTES),
-        "{}: its size, {bytes} bytes, is no multiple of {SECTOR_BYTES}",
-        arguments.source
-    );
+    let bytes = source.whole_sectors(&arguments.source)?;
     let settings = CopySettings {
         action: CopyAction::Map,
         bytes,

@@ -203,10 +203,7 @@ impl NbdServerOptions {
 
     fn read(address: ListenAddress, fields: &mut OptionFields) -> Result<Self, ArgumentError> {
         let mut number = |key: &'static str, default: u32| -> Result<_, ArgumentError> {
-            let fault =
-                || ArgumentError::Expects { key: key.to_owned(), expected: "a 32-bit number" };
-            let given = fields.number(key)?.map(|it| u32::try_from(it).ok().ok_or_else(fault));
-            Ok(Some(given.transpose()?.unwrap_or(default)).filter(|it| *it > 0))
+            Ok(Some(fields.number_u32(key)?.unwrap_or(default)).filter(|it| *it > 0))
         };
         Ok(Self {
             address,

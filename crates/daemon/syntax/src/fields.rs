@@ -154,6 +154,13 @@ impl OptionFields {
         self.unsigned(key, parse_number, "a whole number without unit")
     }
 
+    /// A whole number without unit that fits 32 bits.
+    pub fn number_u32(&mut self, key: &str) -> Result<Option<u32>, ArgumentError> {
+        let Some(given) = self.number(key)? else { return Ok(None) };
+        let fits = u32::try_from(given).ok();
+        fits.ok_or_else(|| self.expects(key, "a 32-bit number")).map(Some)
+    }
+
     /// A whole number that fits a signed one of 64 bits, as the place in a file must; QEMU's bound.
     pub fn int(&mut self, key: &str) -> Result<Option<u64>, ArgumentError> {
         self.expect(key, |takes| matches!(takes, ValueType::Int));

@@ -101,8 +101,8 @@ impl TransmissionFlags {
     /// What is told of an export to a client that uses those headers and contexts.
     ///
     /// One flush covers the completed writes of all connections, so several may be used at once where the server takes
-    /// several. FAST_ZERO is not
-    /// offered: whether zeroes have to be written is known only when a file has refused to make them otherwise.
+    /// several. FAST_ZERO is not offered: whether zeroes have to be written is known only when a file has refused to make
+    /// them otherwise.
     pub fn of(offer: &ExportOffer, style: HeaderStyle, contexts: MetaContexts) -> Self {
         let mut flags = transmission::HAS_FLAGS
             | transmission::SEND_FLUSH

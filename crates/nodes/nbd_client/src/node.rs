@@ -72,11 +72,6 @@ impl NbdNode {
         }
         Ok(Self { name: name.to_owned(), remote, policy })
     }
-
-    /// Whether each iothread has a connection of its own.
-    pub fn has_several_connections(&self) -> bool {
-        self.remote.shared.is_none()
-    }
 }
 
 impl Node for NbdNode {

@@ -127,10 +127,7 @@ fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentE
         (_, _, _) => {}
     }
     let mut seconds = |key: &'static str| -> Result<Duration, ArgumentError> {
-        let fault = || ArgumentError::Expects { key: key.to_owned(), expected: "a 32-bit number" };
-        let given = fields.number(key)?.unwrap_or(0);
-        let given = u32::try_from(given).ok().ok_or_else(fault)?;
-        Ok(Duration::from_secs(given.into()))
+        Ok(Duration::from_secs(fields.number_u32(key)?.unwrap_or(0).into()))
     };
     let (reconnect_delay, open_timeout) = (seconds("reconnect-delay")?, seconds("open-timeout")?);
     Ok(Arc::new(NbdOptions {
