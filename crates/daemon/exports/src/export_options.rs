@@ -1,14 +1,12 @@
 //! `--export`: what exports of all types have in common, and which types there are.
 //!
-//! Not here: the keys of each type (`vhost_user_blk_options`, `nbd_export_options`); fuse and vduse-blk exports, which are
+//! Not here: the keys of all types (`export_keys`) and of each (`vhost_user_blk_options`, `nbd_export_options`); fuse and vduse-blk exports, which are
 //! refused by name.
 
 use block::Access;
 use graph::{ExportAddress, NewExport};
 use serde_json::{Map, Value};
-use syntax::{
-    ArgumentError, Key, Keys, OptionFields, ValueType, is_identifier, optional, required,
-};
+use syntax::{ArgumentError, Keys, OptionFields, is_identifier};
 
 use crate::inherited_socket::path_of_listener;
 use crate::nbd_export_options::{NBD, NbdExportOptions};
@@ -22,16 +20,6 @@ const SUPPORTED: &[&str] = &["nbd", "vhost-user-blk"];
 
 /// The export types that qemu-storage-daemon has and ringloom does not have.
 const LATER: &[&str] = &["fuse", "vduse-blk"];
-
-/// The keys that exports of all types have.
-pub const EXPORT_KEYS: &[Key] = &[
-    required("type", ValueType::Text),
-    required("id", ValueType::Text),
-    required("node-name", ValueType::Text),
-    optional("writable", ValueType::Flag),
-    optional("iothread", ValueType::Texts),
-    optional("writethrough", ValueType::Flag),
-];
 
 /// The argument of `--export`.
 #[derive(Debug, Clone, PartialEq, Eq)]

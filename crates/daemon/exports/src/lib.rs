@@ -17,6 +17,7 @@ mod descriptor_limits;
 mod device;
 mod export;
 mod export_error;
+mod export_keys;
 mod export_options;
 mod export_size;
 mod exported_disk;
@@ -37,7 +38,8 @@ pub use descriptor_limits::{descriptors_wanted_by, has_room_for_spare_rings, sha
 pub use device::{VhostUserBlkDisk, blk_config};
 pub use export::{AdoptedSession, Export, FreezeRequest, FrozenExport};
 pub use export_error::ExportError;
-pub use export_options::{EXPORT_KEYS, EXPORT_TYPES, ExportKind, ExportOptions};
+pub use export_keys::EXPORT_KEYS;
+pub use export_options::{EXPORT_TYPES, ExportKind, ExportOptions};
 pub use export_size::ExportSize;
 pub use exported_disk::{DiskParts, ExportedDisk, MigrationFlag, ServingIothreads};
 pub use guest_memory::{GuestMemoryOptions, MemoryDirectoryError};

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value};
 use syntax::{ArgumentError, Keys, OptionFields, ValueType, optional};
 
-use crate::export_options::EXPORT_KEYS;
+use crate::export_keys::EXPORT_KEYS;
 
 /// The longest name and description, in bytes.
 const STRING_BYTES_MAX: usize = 4096;

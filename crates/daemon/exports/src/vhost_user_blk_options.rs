@@ -12,7 +12,7 @@ use syntax::{
     parse_number, required,
 };
 
-use crate::export_options::EXPORT_KEYS;
+use crate::export_keys::EXPORT_KEYS;
 use crate::inherited_socket::descriptor_number;
 
 /// The most queues of one export; so many offers one that offers as many as a front end asks for.
