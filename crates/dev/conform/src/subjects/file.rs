@@ -34,6 +34,14 @@ impl Medium {
     pub(crate) fn path(&self, file: usize) -> PathBuf {
         self.directory.path().join(format!("file{file}"))
     }
+
+    /// Makes the file of that number, of that many bytes, with what it holds first.
+    pub(super) fn write_stamped(&self, file: usize, size: u64) -> Result<PathBuf> {
+        let path = self.path(file);
+        std::fs::write(&path, stamped(file, size)?)
+            .with_context(|| format!("write {}", path.display()))?;
+        Ok(path)
+    }
 }
 
 /// Files on a medium.
@@ -87,9 +95,7 @@ impl Chosen for ChosenFile {
     }
 
     fn build(&self, parts: Parts<'_>) -> Result<Arc<dyn Node>> {
-        let path = self.medium.path(parts.file);
-        std::fs::write(&path, stamped(parts.file, self.size)?)
-            .with_context(|| format!("write {}", path.display()))?;
+        let path = self.medium.write_stamped(parts.file, self.size)?;
         let options = OpenOptions {
             caching: self.caching,
             aio: self.aio,
@@ -105,7 +111,7 @@ impl Chosen for ChosenFile {
 }
 
 /// What a file of that number holds first.
-pub(super) fn stamped(file: usize, size: u64) -> Result<Vec<u8>> {
+fn stamped(file: usize, size: u64) -> Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(size)?];
     for (sector, bytes) in (0..).zip(bytes.chunks_exact_mut(SECTOR_BYTES)) {
         Stamp::of_file(file, sector).fill(bytes);

@@ -15,7 +15,7 @@ use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
 use testkit::deadline::poll_until;
 use testkit::rng::Rng;
 
-use super::file::{Medium, stamped};
+use super::file::Medium;
 
 /// The longest disk.
 const SECTORS_MAX: u64 = 4096;
@@ -83,9 +83,7 @@ impl Chosen for ChosenNbd {
     }
 
     fn build(&self, parts: Parts<'_>) -> Result<Arc<dyn Node>> {
-        let path = self.medium.path(parts.file);
-        std::fs::write(&path, stamped(parts.file, self.size)?)
-            .with_context(|| format!("write {}", path.display()))?;
+        let path = self.medium.write_stamped(parts.file, self.size)?;
         let server = Process::start(&path, KINDS[self.kind])?;
         let remote = RemoteOptions {
             address: ServerAddress::Unix(server.socket.clone()),

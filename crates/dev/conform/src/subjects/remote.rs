@@ -3,13 +3,13 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use block::Node;
 use testkit::channel::{Habits, Remote, RemoteNode};
 use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
 use testkit::rng::Rng;
 
-use super::file::{Medium, stamped};
+use super::file::Medium;
 
 /// The longest one.
 const SECTORS_MAX: u64 = 4096;
@@ -55,9 +55,7 @@ impl Chosen for ChosenRemote {
     }
 
     fn build(&self, parts: Parts<'_>) -> Result<Arc<dyn Node>> {
-        let path = self.medium.path(parts.file);
-        std::fs::write(&path, stamped(parts.file, self.size)?)
-            .with_context(|| format!("write {}", path.display()))?;
+        let path = self.medium.write_stamped(parts.file, self.size)?;
         let file = File::options().read(true).write(true).open(&path)?;
         let name = path.display().to_string();
         let remote = Remote::new(&name, file, self.size, self.habits, self.seed);
