@@ -46,7 +46,6 @@ const TABLE: &[Row] = &[
         &[],
     ),
     row("ringloom", &["convert", "ctl", "daemon", "options", "tuner"], &[]),
-    row("copy", &["block", "request_path"], &["disk", "iothread", "kernel_io"]),
     row(
         "convert",
         &[
@@ -186,22 +185,6 @@ const TABLE: &[Row] = &[
         &[],
     ),
     row(
-        "nbd_server",
-        &[
-            "block",
-            "credentials",
-            "exports",
-            "host",
-            "iothread",
-            "kernel_io",
-            "nbd",
-            "request_path",
-            "syntax",
-        ],
-        &[],
-    ),
-    row("credentials", &[], &[]),
-    row(
         "control",
         &[
             "block",
@@ -218,6 +201,21 @@ const TABLE: &[Row] = &[
             "syntax",
         ],
         &["disk"],
+    ),
+    row(
+        "nbd_server",
+        &[
+            "block",
+            "credentials",
+            "exports",
+            "host",
+            "iothread",
+            "kernel_io",
+            "nbd",
+            "request_path",
+            "syntax",
+        ],
+        &[],
     ),
     row(
         "exports",
@@ -259,6 +257,7 @@ const TABLE: &[Row] = &[
         &["disk", "layers", "virtio", "virtio_blk"],
     ),
     row("virtio_blk", &["block", "request_path", "virtio"], &[]),
+    row("copy", &["block", "request_path"], &["disk", "iothread", "kernel_io"]),
     row("nbd", &["block", "nbd_wire", "request_path"], &["disk", "iothread", "kernel_io"]),
     row("request_path", &["block", "kernel_io"], &["disk"]),
     row("disk", &["block", "kernel_io"], &[]),
@@ -269,6 +268,7 @@ const TABLE: &[Row] = &[
     ),
     row("qcow2", &["block", "tasks"], &["disk", "iothread", "kernel_io", "request_path", "virtio"]),
     row("nbd_client", &["block", "nbd_wire"], &[]),
+    row("credentials", &[], &[]),
     row("tasks", &["block"], &[]),
     row("vhost_user", &["block", "virtio"], &[]),
     row("virtio", &["block"], &[]),
