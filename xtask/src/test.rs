@@ -31,7 +31,7 @@ use crate::{check, fuzz, install};
 const ALLOWED_SKIPS: &[&str] = &[];
 
 /// Crates with loom models: unit tests whose names start with `loom_`, built with `--cfg loom`.
-const LOOM_CRATES: &[&str] = &["layers", "request_path"];
+const LOOM_CRATES: &[&str] = &["bitmaps", "layers", "request_path"];
 
 /// Which tests are asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]

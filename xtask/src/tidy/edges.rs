@@ -270,6 +270,7 @@ const TABLE: &[Row] = &[
     row("nbd_client", &["block", "nbd_wire"], &[]),
     row("credentials", &[], &[]),
     row("tasks", &["block"], &[]),
+    row("bitmaps", &["block"], &[]),
     row("vhost_user", &["block", "virtio"], &[]),
     row("virtio", &["block"], &[]),
     row("kernel_io", &["block"], &[]),
