@@ -6,6 +6,7 @@
 mod change;
 mod creation;
 mod describe;
+mod filters;
 mod named_files;
 mod reopen;
 mod root;
@@ -14,7 +15,7 @@ mod tests;
 mod written;
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -32,10 +33,12 @@ pub use change::GraphChangeRefusal;
 pub use change::{EdgeChange, GraphChange};
 pub use creation::{ImageCreationError, ImageMaker};
 pub use describe::{ExportStorage, GraphPath, NodeDescription};
+pub use filters::FilterKind;
+use filters::ImplicitFilter;
 pub use named_files::NamedFilesPolicy;
 pub use named_files::{NamedFileError, NamedFileRefusal, NamedFileRole};
 pub use reopen::NodeReopening;
-use root::RootNode;
+use root::Root;
 
 use crate::drivers::{
     ACTIVE, BaseOptions, Blockdev, BlockdevRef, DELAY_SET, Driver, KeyedChild, MadeNode,
@@ -44,7 +47,7 @@ use crate::drivers::{
 };
 use crate::model::{
     Activity, ChildRole, Edge, GraphModel, ModelError, NewExport, NewNode, NodeOwner, NodeUser,
-    THROTTLE_GROUP, TypedObjectId,
+    ROOT, THROTTLE_GROUP, TypedObjectId,
 };
 use crate::storage_watchdog::StorageWatchdog;
 
@@ -55,8 +58,8 @@ pub struct Graph {
     model: GraphModel,
     /// The nodes by name.
     vertices: HashMap<String, Vertex>,
-    /// The place below each export, by id.
-    roots: HashMap<String, Arc<block::Child>>,
+    /// What exports and jobs stand on, by key.
+    roots: HashMap<(NodeUser, String), Root>,
     /// The files of the images whose named files are being opened, the upper ones first.
     naming: Vec<FileIdentity>,
     /// Nodes that were made because an image names their files.
@@ -75,6 +78,8 @@ pub struct Graph {
 #[derive(Debug)]
 struct Vertex {
     made: MadeNode,
+    /// What stands on it without a name of its own, the lower ones first.
+    filters: Vec<ImplicitFilter>,
     places: Vec<(String, Arc<block::Child>)>,
     /// What it was made with, by key.
     options: Vec<(String, String)>,
@@ -330,12 +335,42 @@ impl Graph {
     /// The node that stands below an export from now on, in a place where others may be put.
     pub fn add_export(&mut self, export: NewExport<'_>) -> Result<Arc<dyn Node>, GraphError> {
         let NewExport { id, node, .. } = export;
-        let place = block::Child::new(Arc::clone(self.node(node)?));
+        let root = Root::new(node, self.node(node)?);
         self.check_end(node)?;
         self.model.add_export(export)?;
-        let root = Arc::new(RootNode::new(node, Arc::clone(&place)));
-        self.roots.insert(id.to_owned(), place);
-        Ok(root)
+        let node = Arc::clone(&root.node);
+        self.roots.insert((NodeUser::Export(id.to_owned()), ROOT.to_owned()), root);
+        Ok(node)
+    }
+
+    /// The nodes that a job uses from now on, in the order of its edges, each in a place where others may be put.
+    pub fn add_job(
+        &mut self,
+        id: &str,
+        edges: Vec<Edge>,
+    ) -> Result<Vec<Arc<dyn Node>>, ModelError> {
+        self.model.add_job(id, edges.clone())?;
+        let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
+        for Edge { key, node, .. } in edges {
+            let root = Root::new(&node, self.node(&node)?);
+            nodes.push(Arc::clone(&root.node));
+            self.roots.insert((NodeUser::Job(id.to_owned()), key), root);
+        }
+        Ok(nodes)
+    }
+
+    /// The nodes that those jobs use.
+    pub fn nodes_of_jobs(&self, ids: &BTreeSet<String>) -> Vec<Arc<dyn Node>> {
+        let is_theirs = |user: &NodeUser| matches!(user, NodeUser::Job(id) if ids.contains(id));
+        let roots = self.roots.iter().filter(|((user, _), _)| is_theirs(user));
+        roots.map(|(_, root)| Arc::clone(&root.node)).collect()
+    }
+
+    /// Lets go of a job, if it is there.
+    pub fn remove_job(&mut self, id: &str) {
+        self.model.remove_job(id);
+        let job = NodeUser::Job(id.to_owned());
+        self.roots.retain(|(user, _), _| *user != job);
     }
 
     /// Has an export name other iothreads.
@@ -346,7 +381,7 @@ impl Graph {
     /// Lets go of an export.
     pub fn remove_export(&mut self, id: &str) -> Result<(), ModelError> {
         self.model.remove_export(id)?;
-        self.roots.remove(id);
+        self.roots.remove(&(NodeUser::Export(id.to_owned()), ROOT.to_owned()));
         Ok(())
     }
 
@@ -363,7 +398,7 @@ impl Graph {
     /// The node of that name.
     pub fn node(&self, name: &str) -> Result<&Arc<dyn Node>, ModelError> {
         self.model.activity(name)?;
-        Ok(&self.vertices[name].made.node)
+        Ok(self.vertices[name].shown())
     }
 
     /// What is known of that node.
@@ -372,7 +407,8 @@ impl Graph {
         let activity = self.model.activity(name)?;
         let Vertex { made, driver, base, .. } = &self.vertices[name];
         let driver = driver.map_or("", |driver| driver.name);
-        let MadeNode { node, file, image, write_threshold, delay: _ } = made;
+        let MadeNode { node: _, file, image, write_threshold, delay: _ } = made;
+        let node = self.vertices[name].shown();
         let (file, image) = (file.as_ref(), image.as_ref());
         let write_threshold = write_threshold.as_ref();
         Ok(NodeInfo { driver, access, activity, base, node, file, image, write_threshold })
@@ -428,7 +464,9 @@ impl Graph {
         let made = MadeNode::of(node);
         let (places, options, driver, written) = (Vec::new(), Vec::new(), None, Map::new());
         let base = BaseOptions::DEFAULT;
-        self.vertices.insert(name, Vertex { made, places, options, driver, base, written });
+        let filters = Vec::new();
+        self.vertices
+            .insert(name, Vertex { made, filters, places, options, driver, base, written });
     }
 
     /// What stands below a node.
@@ -499,7 +537,7 @@ impl Graph {
             written.insert("node-name".to_owned(), name.as_str().into());
         }
         let base = blockdev.base;
-        Ok(Vertex { made, places, options, driver, base, written })
+        Ok(Vertex { made, filters: Vec::new(), places, options, driver, base, written })
     }
 
     fn context<'a>(
@@ -533,6 +571,11 @@ impl Graph {
 }
 
 impl Vertex {
+    /// What those above see: the uppermost filter, or the node itself.
+    fn shown(&self) -> &Arc<dyn Node> {
+        self.filters.last().map_or(&self.made.node, |filter| &filter.node)
+    }
+
     fn check_end(&self, name: &str) -> Result<(), GraphError> {
         if let Some(file) = &self.made.file {
             let (alignment, bytes) = (file.medium().alignments().offset, file.bytes());

@@ -20,9 +20,9 @@ pub use drivers::{
     real_directory,
 };
 pub use graph::{
-    DelayBefore, DelayError, EdgeChange, ExportStorage, Graph, GraphChange, GraphChangeRefusal,
-    GraphError, GraphPath, ImageCreationError, ImageMaker, NamedFileError, NamedFileRefusal,
-    NamedFileRole, NamedFilesPolicy, NodeDescription, NodeInfo, NodeReopening,
+    DelayBefore, DelayError, EdgeChange, ExportStorage, FilterKind, Graph, GraphChange,
+    GraphChangeRefusal, GraphError, GraphPath, ImageCreationError, ImageMaker, NamedFileError,
+    NamedFileRefusal, NamedFileRole, NamedFilesPolicy, NodeDescription, NodeInfo, NodeReopening,
 };
 pub use model::{
     Activity, ChildRole, Edge, ExportAddress, GraphModel, ModelError, NODE, NewExport, NewNode,

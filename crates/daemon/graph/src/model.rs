@@ -23,6 +23,7 @@ use block::{Access, Permission, Rights};
 pub use fault::ModelError;
 pub use permissions::ChildRole;
 pub use permissions::{NodeUser, PermissionConflict};
+pub(crate) use use_graph::ROOT;
 use use_graph::UseGraph;
 pub use use_graph::{Edge, UsedEdge, path_down};
 
@@ -344,6 +345,26 @@ impl GraphModel {
         Ok(())
     }
 
+    /// Adds a job over nodes that are there.
+    pub fn add_job(&mut self, id: &str, edges: Vec<Edge>) -> Result<(), ModelError> {
+        for edge in &edges {
+            let found = self.find_node(&edge.node, None)?;
+            if found.activity == Activity::Inactive {
+                return Err(ModelError::InactiveNode(edge.node.clone()));
+            }
+            if edge.role.is_written() && found.access == Access::ReadOnly {
+                let (child, user) = (edge.node.clone(), NodeUser::Job(id.to_owned()));
+                return Err(ModelError::ReadOnlyBelow { child, user });
+            }
+        }
+        Ok(self.uses.add_job(id, edges)?)
+    }
+
+    /// Takes a job away, if it is there.
+    pub fn remove_job(&mut self, id: &str) {
+        self.uses.remove(&NodeUser::Job(id.to_owned()));
+    }
+
     /// Has an export name other iothreads.
     pub fn set_export_iothreads(
         &mut self,
@@ -438,6 +459,11 @@ impl GraphModel {
         self.uses.edges()
     }
 
+    /// The ids of all jobs.
+    pub fn jobs(&self) -> impl Iterator<Item = &str> {
+        self.uses.jobs()
+    }
+
     /// The ids of all exports.
     pub fn exports(&self) -> impl Iterator<Item = &str> {
         self.exports.keys().map(String::as_str)
@@ -477,9 +503,26 @@ impl GraphModel {
 
     /// The exports that stand on a node, directly or not, or the export itself.
     pub fn exports_above(&self, user: &NodeUser) -> BTreeSet<String> {
+        let export = |root| match root {
+            NodeUser::Export(id) => Some(id),
+            NodeUser::Job(_) | NodeUser::Node(_) => None,
+        };
+        self.roots_above(user).into_iter().filter_map(export).collect()
+    }
+
+    /// The jobs that use a node, directly or not, or the job itself.
+    pub fn jobs_above(&self, user: &NodeUser) -> BTreeSet<String> {
+        let job = |root| match root {
+            NodeUser::Job(id) => Some(id),
+            NodeUser::Export(_) | NodeUser::Node(_) => None,
+        };
+        self.roots_above(user).into_iter().filter_map(job).collect()
+    }
+
+    fn roots_above(&self, user: &NodeUser) -> BTreeSet<NodeUser> {
         match user {
-            NodeUser::Node(name) => self.uses.exports_above(name),
-            NodeUser::Export(id) => BTreeSet::from([id.clone()]),
+            NodeUser::Node(name) => self.uses.roots_above(name),
+            NodeUser::Export(_) | NodeUser::Job(_) => BTreeSet::from([user.clone()]),
         }
     }
 
@@ -501,6 +544,7 @@ impl GraphModel {
                 self.nodes.get(name).is_some_and(|node| node.access == Access::ReadWrite)
             }
             NodeUser::Export(_) => self.uses.writes(user),
+            NodeUser::Job(_) => true,
         }
     }
 

@@ -23,6 +23,9 @@ pub enum ActivityError {
     /// A guest may write to it.
     #[error("Failed to inactivate node: export '{0}' is writable and serves a guest")]
     Served(String),
+    /// A job uses it.
+    #[error("Failed to inactivate node: block job '{0}' uses it")]
+    Job(String),
     /// Its image cannot be had, or is not what it was.
     #[error("Failed to activate node")]
     Activate(#[from] ActivateError),
@@ -57,6 +60,15 @@ impl DaemonState {
 
     /// Has the exports of these nodes hold them always, or only while they serve rings.
     fn change_claims(&self, nodes: &[String], to: Activity) -> Result<(), ActivityError> {
+        let of_jobs = |node: &String| {
+            let user = graph::NodeUser::Node(node.clone());
+            self.graph.model().jobs_above(&user).pop_first()
+        };
+        if to == Activity::Inactive
+            && let Some(job) = nodes.iter().find_map(of_jobs)
+        {
+            return Err(ActivityError::Job(job));
+        }
         let is_above = |export: &&RunningExport| {
             let root = self.graph.root(&export.disk().id);
             root.is_some_and(|root| nodes.iter().any(|node| node == root))

@@ -19,9 +19,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Claim, ClaimError, LaneError, ResizeError, SystemClock};
+use block::{Child, Claim, ClaimError, LaneError, Node, ResizeError, SystemClock};
 use exports::{ClaimLock, ExportedDisk};
-use graph::{Blockdev, EdgeChange, Graph, GraphChange, GraphChangeRefusal, ModelError, NodeUser};
+use graph::{
+    Blockdev, EdgeChange, FilterKind, Graph, GraphChange, GraphChangeRefusal, ModelError, NodeUser,
+};
 use iothread::{DrainTimeout, DrainedSection};
 use kernel_io::{FileReplacement, FileReplacementGuard};
 
@@ -276,6 +278,24 @@ impl DaemonState {
         transaction.commit(take_back)
     }
 
+    /// Puts a filter on a node that has none of that kind, below all its users, while guests run; no restart finds it.
+    /// Blocks, as long as the longest request in flight, or 30 seconds.
+    pub fn put_filter(
+        &mut self,
+        node: &str,
+        kind: FilterKind,
+        make: impl FnOnce(Arc<Child>) -> Arc<dyn Node>,
+    ) -> Result<(), GraphChangeError> {
+        let change = self.graph.put_filter(node, kind, make)?;
+        self.prepare_change(change)?.commit(|| {})
+    }
+
+    /// Takes a filter away that was put on a node. Blocks, as long as the longest request in flight, or 30 seconds.
+    pub fn take_filter(&mut self, node: &str, kind: FilterKind) -> Result<(), GraphChangeError> {
+        let change = self.graph.take_filter(node, kind)?;
+        self.prepare_change(change)?.commit(|| {})
+    }
+
     /// Does all of a change that can fail, but opening lanes.
     fn prepare_change(
         &mut self,
@@ -289,7 +309,8 @@ impl DaemonState {
         above.iter_mut().try_for_each(|above| above.claim_ahead(&change))?;
         // Almost all of it while guests run, and the rest, which is soon done, while they wait.
         above.iter_mut().try_for_each(AffectedExport::flush)?;
-        let nodes = above.iter().map(|above| Arc::clone(&above.disk.node)).collect();
+        let mut nodes: Vec<_> = above.iter().map(|above| Arc::clone(&above.disk.node)).collect();
+        nodes.extend(graph.nodes_of_jobs(&change.jobs));
         let drained = Some(DrainedSection::begin(sources, nodes, DRAIN_MAX, &SystemClock)?);
         above.iter_mut().try_for_each(AffectedExport::flush)?;
         for FileReplacement { before, after } in &change.successions {

@@ -16,6 +16,7 @@ use qcow2::Qcow2Node;
 use serde_json::Value;
 use syntax::ValueType;
 
+use super::filters::ImplicitFilter;
 use super::{Graph, GraphError, Vertex};
 use crate::drivers::{BACKING, Blockdev};
 use crate::model::{ChildRole, GraphModel, ModelError, NodeUser};
@@ -34,20 +35,24 @@ pub struct EdgeChange {
 /// A change of the graph that was found to be possible: other nodes on some edges.
 #[derive(Debug)]
 pub struct GraphChange {
-    places: Vec<ChangedPlace>,
+    pub(super) places: Vec<ChangedPlace>,
     /// Which exports stand above, by id.
     pub exports: BTreeSet<String>,
+    /// Which jobs stand above, by id.
+    pub jobs: BTreeSet<String>,
     /// Where a file takes the place of another one of the same image, which no export uses any more afterwards.
     pub successions: Vec<FileReplacement>,
     /// Nodes that are made anew, with other options.
     pub(super) remade: Vec<(String, Vertex)>,
+    /// A node that has these filters then.
+    pub(super) filtered: Option<(String, Vec<ImplicitFilter>)>,
     /// The graph with it.
-    model: GraphModel,
+    pub(super) model: GraphModel,
 }
 
 /// One edge of a change, with what goes there; what was there once it is done.
 #[derive(Debug)]
-enum ChangedPlace {
+pub(super) enum ChangedPlace {
     /// A node in the place of another one.
     Node { child: Arc<Child>, node: Arc<dyn Node> },
     /// A backing file where none was, or none where one was.
@@ -117,7 +122,8 @@ impl Graph {
         reopened: &[Blockdev],
     ) -> Result<GraphChange, GraphChangeRefusal> {
         let mut model = self.model.clone();
-        let (mut exports, mut places, mut left) = (BTreeSet::new(), Vec::new(), Vec::new());
+        let (mut places, mut left) = (Vec::new(), Vec::new());
+        let (mut exports, mut jobs) = (BTreeSet::new(), BTreeSet::new());
         for (place, EdgeChange { user, key, by }) in changes.iter().enumerate() {
             let optional = self.optional_child(user, key);
             let mut others = changes[..place].iter();
@@ -127,6 +133,7 @@ impl Graph {
             let before =
                 model.set_edge(user, key, by.as_deref(), optional.as_ref().map(|it| it.1))?;
             exports.extend(model.exports_above(user));
+            jobs.extend(model.jobs_above(user));
             let node = by.as_deref().map(|by| self.node(by)).transpose()?.map(Arc::clone);
             match (before, node, optional) {
                 (Some(before), Some(node), _) => {
@@ -142,7 +149,8 @@ impl Graph {
                 }
                 (before, node, Some((image, _))) => {
                     left.extend(before);
-                    let (NodeUser::Node(user) | NodeUser::Export(user)) = user.clone();
+                    let (NodeUser::Node(user) | NodeUser::Export(user) | NodeUser::Job(user)) =
+                        user.clone();
                     let child = node.map(Child::new);
                     places.push(ChangedPlace::Backing { user, image, child });
                 }
@@ -154,20 +162,28 @@ impl Graph {
         self.judge_reopened(&mut model, changes, reopened)?;
         let remade = self.remake(reopened)?;
         for (name, vertex) in &remade {
-            exports.extend(model.exports_above(&NodeUser::Node(name.clone())));
+            let user = NodeUser::Node(name.clone());
+            exports.extend(model.exports_above(&user));
+            jobs.extend(model.jobs_above(&user));
             let before = self.vertices[name].made.file.clone();
             let files = before.zip(vertex.made.file.clone());
             successions.extend(files.map(|(before, after)| FileReplacement { before, after }));
             let moved = |user: &NodeUser, key: &str| {
                 changes.iter().any(|change| change.user == *user && change.key == key)
             };
+            let node = &vertex.made.node;
+            if let Some(filter) = self.vertices[name].filters.first() {
+                places.push(filter.place_below(node));
+                continue;
+            }
             let users = self.model.users_of(name).into_iter();
             places.extend(users.filter(|(user, key)| !moved(user, key)).map(|(user, key)| {
                 let child = Arc::clone(self.place(&user, &key));
-                ChangedPlace::Node { child, node: Arc::clone(&vertex.made.node) }
+                ChangedPlace::Node { child, node: Arc::clone(node) }
             }));
         }
-        Ok(GraphChange { places, exports, successions, remade, model })
+        let filtered = None;
+        Ok(GraphChange { places, exports, jobs, successions, remade, filtered, model })
     }
 
     /// The changes that put an image on a node: all who stand on the node stand on the image then, and the node is its
@@ -178,7 +194,7 @@ impl Graph {
         let users = self.model.users_of(node);
         let is_backing = |(user, key): &(NodeUser, String)| match user {
             NodeUser::Node(user) if key == BACKING => Some(user.clone()),
-            NodeUser::Node(_) | NodeUser::Export(_) => None,
+            NodeUser::Node(_) | NodeUser::Export(_) | NodeUser::Job(_) => None,
         };
         if let Some(user) = users.iter().find_map(is_backing) {
             return Err(ModelError::IsBacking { node: node.to_owned(), user });
@@ -212,7 +228,15 @@ impl Graph {
     /// A change was made.
     pub fn changed(&mut self, change: GraphChange) {
         self.model = change.model;
-        self.vertices.extend(change.remade);
+        for (name, mut vertex) in change.remade {
+            if let Some(before) = self.vertices.remove(&name) {
+                vertex.filters = before.filters;
+            }
+            self.vertices.insert(name, vertex);
+        }
+        if let Some((name, filters)) = change.filtered {
+            self.vertices.get_mut(&name).expect("it was found before").filters = filters;
+        }
         for place in change.places {
             if let ChangedPlace::Backing { user, image, .. } = place {
                 let vertex = self.vertices.get_mut(&user).expect("it was found before");
@@ -273,7 +297,10 @@ impl Graph {
                 let mut places = self.vertices[name].places.iter();
                 places.find(|(known, _)| known == key).map(|(_, place)| place)
             }
-            NodeUser::Export(id) => self.roots.get(id),
+            NodeUser::Export(_) | NodeUser::Job(_) => {
+                let root = self.roots.get(&(user.clone(), key.to_owned()));
+                root.map(|root| &root.place)
+            }
         };
         place.expect("every edge of the model has its place")
     }

@@ -1,4 +1,4 @@
-//! What an export stands on: the place where its node is, and may be replaced.
+//! What an export or a job stands on: the place where its node is, and may be replaced.
 //!
 //! Where it stands in the life of a request: nowhere. The lane of a root is that of the node below.
 
@@ -10,18 +10,30 @@ use block::{
     Rights,
 };
 
-/// The top of the graph below one export.
+/// What one export, or one edge of a job, stands on.
 #[derive(Debug)]
-pub(super) struct RootNode {
-    /// The node that the export was made of, by which its operator knows it.
-    name: String,
-    place: Arc<Child>,
+pub(super) struct Root {
+    /// Where the node is.
+    pub(super) place: Arc<Child>,
+    /// What is used.
+    pub(super) node: Arc<dyn Node>,
 }
 
-impl RootNode {
-    pub(super) fn new(name: &str, place: Arc<Child>) -> Self {
-        Self { name: name.to_owned(), place }
+impl Root {
+    /// On that node of that name.
+    pub(super) fn new(name: &str, node: &Arc<dyn Node>) -> Self {
+        let place = Child::new(Arc::clone(node));
+        let node = Arc::new(RootNode { name: name.to_owned(), place: Arc::clone(&place) });
+        Self { place, node }
     }
+}
+
+/// The top of the graph below one export, or of what a job uses.
+#[derive(Debug)]
+struct RootNode {
+    /// The node that it was made of, by which its operator knows it.
+    name: String,
+    place: Arc<Child>,
 }
 
 impl Node for RootNode {

@@ -68,7 +68,7 @@ impl GraphModel {
             let mut above =
                 self.uses.users_of(name).into_iter().filter_map(|(user, _)| match user {
                     NodeUser::Node(parent) => Some(parent),
-                    NodeUser::Export(_) => None,
+                    NodeUser::Export(_) | NodeUser::Job(_) => None,
                 });
             let is_active = |parent: &String| {
                 let stays = !changing.contains(parent);

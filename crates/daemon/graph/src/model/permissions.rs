@@ -23,14 +23,23 @@ pub enum ChildRole {
     CopiedTo,
     /// It shows what is not in the image itself: it is only read, by all.
     Backing,
+    /// A job reads it, whatever others do; it keeps its size.
+    JobSource,
+    /// A job writes it: others may only read it.
+    JobTarget,
 }
 
 impl ChildRole {
     /// Whether what is written to the user is written to the child.
     pub fn is_written(self) -> bool {
         match self {
-            Self::Filtered | Self::Member | Self::Metadata | Self::Data | Self::CopiedTo => true,
-            Self::Backing => false,
+            Self::Filtered
+            | Self::Member
+            | Self::Metadata
+            | Self::Data
+            | Self::CopiedTo
+            | Self::JobTarget => true,
+            Self::Backing | Self::JobSource => false,
         }
     }
 
@@ -38,26 +47,33 @@ impl ChildRole {
     pub(crate) fn is_same_disk(self) -> bool {
         match self {
             Self::Filtered | Self::CopiedTo => true,
-            Self::Member | Self::Metadata | Self::Data | Self::Backing => false,
+            Self::Member
+            | Self::Metadata
+            | Self::Data
+            | Self::Backing
+            | Self::JobSource
+            | Self::JobTarget => false,
         }
     }
 
     /// Whether the user, if it takes changes, writes to the child whatever is done above.
     pub(crate) fn is_always_written(self) -> bool {
         match self {
-            Self::Metadata | Self::Data | Self::CopiedTo => true,
-            Self::Filtered | Self::Member | Self::Backing => false,
+            Self::Metadata | Self::Data | Self::CopiedTo | Self::JobTarget => true,
+            Self::Filtered | Self::Member | Self::Backing | Self::JobSource => false,
         }
     }
 }
 
-/// What uses a node: another node, or an export (QEMU's parent). Nodes come before exports in messages.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+/// What uses a node: another node, an export or a job (QEMU's parent). Nodes come before the others in messages.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NodeUser {
     /// A node, by name.
     Node(String),
     /// An export, by id.
     Export(String),
+    /// A job, by id.
+    Job(String),
 }
 
 impl fmt::Display for NodeUser {
@@ -65,6 +81,7 @@ impl fmt::Display for NodeUser {
         match self {
             Self::Node(name) => write!(f, "node '{name}'"),
             Self::Export(id) => write!(f, "export '{id}'"),
+            Self::Job(id) => write!(f, "block job '{id}'"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Which node or export uses which node for what, and what it lets others do with it meanwhile.
 //!
-//! Where it stands: an edge leads from a user, a node or an export, to the node below. It uses some
+//! Where it stands: an edge leads from a user, a node, an export or a job, to the node below. It uses some
 //! permissions and shares some; two users meet on a node only if each shares what the other uses.
 //!
 //! Invariants: there is no circle and no conflict in it. What is refused leaves it as it was.
@@ -12,7 +12,7 @@ use block::{Access, Permission, Permissions, Rights};
 use super::permissions::{ChildRole, NodeUser, PermissionConflict};
 
 /// The key under which an export has its node.
-const ROOT: &str = "root";
+pub(crate) const ROOT: &str = "root";
 
 /// An edge of the graph: key, role and child node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,6 +101,24 @@ impl UseGraph {
         self.add(&NodeUser::Export(id.to_owned()), below)
     }
 
+    /// Adds a job over those that are there. Takes it back if they cannot be used like that.
+    pub(super) fn add_job(
+        &mut self,
+        id: &str,
+        edges: Vec<Edge>,
+    ) -> Result<(), Box<PermissionConflict>> {
+        let below = UserRecord { edges, own: Permissions::NONE, access: Access::ReadWrite };
+        self.add(&NodeUser::Job(id.to_owned()), below)
+    }
+
+    /// The ids of all jobs.
+    pub(super) fn jobs(&self) -> impl Iterator<Item = &str> {
+        self.users.keys().filter_map(|user| match user {
+            NodeUser::Job(id) => Some(id.as_str()),
+            NodeUser::Node(_) | NodeUser::Export(_) => None,
+        })
+    }
+
     /// Has a node take changes or not.
     pub(super) fn set_access(&mut self, name: &str, access: Access) {
         if let Some(user) = self.users.get_mut(&NodeUser::Node(name.to_owned())) {
@@ -182,9 +200,9 @@ impl UseGraph {
         path_down(&|node| self.below(&NodeUser::Node(node.to_owned())), from, to)
     }
 
-    /// The exports that stand on a node, directly or not.
-    pub(super) fn exports_above(&self, node: &str) -> BTreeSet<String> {
-        let (mut exports, mut seen) = (BTreeSet::new(), BTreeSet::new());
+    /// The exports and jobs that stand on a node, directly or not.
+    pub(super) fn roots_above(&self, node: &str) -> BTreeSet<NodeUser> {
+        let (mut roots, mut seen) = (BTreeSet::new(), BTreeSet::new());
         let mut next = vec![node];
         while let Some(node) = next.pop() {
             if !seen.insert(node) {
@@ -193,13 +211,13 @@ impl UseGraph {
             for above in self.above.get(node).into_iter().flatten() {
                 match &above.user {
                     NodeUser::Node(name) => next.push(name),
-                    NodeUser::Export(id) => {
-                        exports.insert(id.clone());
+                    root @ (NodeUser::Export(_) | NodeUser::Job(_)) => {
+                        roots.insert(root.clone());
                     }
                 }
             }
         }
-        exports
+        roots
     }
 
     fn add(&mut self, user: &NodeUser, below: UserRecord) -> Result<(), Box<PermissionConflict>> {
@@ -278,6 +296,14 @@ impl UseGraph {
                 Rights { uses: uses.and(unchanged), shares: shares.both(kept) }
             }
             (ChildRole::Member, _) => Rights { uses, shares: shares.both(kept) },
+            (ChildRole::JobSource, _) => {
+                let shares = Permissions::ALL.without(Permissions::NONE.and(Permission::Resize));
+                Rights { uses: reads, shares }
+            }
+            (ChildRole::JobTarget, _) => {
+                let uses = Permissions::WRITES.and(Permission::Resize);
+                Rights { uses, shares: kept }
+            }
             (ChildRole::Backing, _) => Rights { uses: uses.both(reads), shares: kept },
             (ChildRole::Metadata | ChildRole::Data, Access::ReadOnly) => {
                 Rights { uses: reads, shares: kept }
@@ -440,8 +466,9 @@ mod tests {
         assert_eq!((uses.used("m"), uses.used("n")), (Permissions::NONE, WRITES));
         assert_eq!(uses.path("r", "n"), Some(["r", "q", "n"].map(str::to_owned).to_vec()));
         assert_eq!(uses.path("n", "r"), None);
-        assert_eq!(uses.exports_above("n"), BTreeSet::from(["e4".to_owned()]));
-        assert_eq!(uses.exports_above("m"), BTreeSet::new());
+        let exports = BTreeSet::from([NodeUser::Export("e4".to_owned())]);
+        assert_eq!(uses.roots_above("n"), exports);
+        assert_eq!(uses.roots_above("m"), BTreeSet::new());
     }
 
     #[test]

@@ -263,7 +263,8 @@ pub(super) fn graph(context: &mut CommandContext<'_>, _: OptionFields) -> Result
     let model = context.state.graph().model();
     let exports = model.exports().map(|id| NodeUser::Export(id.to_owned()));
     let nodes = model.names(NODE).into_iter().map(|name| NodeUser::Node(name.to_owned()));
-    let users: Vec<NodeUser> = nodes.chain(exports).collect();
+    let jobs = model.jobs().map(|id| NodeUser::Job(id.to_owned()));
+    let users: Vec<NodeUser> = nodes.chain(exports).chain(jobs).collect();
     let id = |user: &NodeUser| {
         users.iter().position(|known| known == user).map_or(0, |place| place as u64 + 1)
     };
@@ -271,6 +272,7 @@ pub(super) fn graph(context: &mut CommandContext<'_>, _: OptionFields) -> Result
         let (kind, name) = match user {
             NodeUser::Node(name) => ("block-driver", name),
             NodeUser::Export(id) => ("block-backend", id),
+            NodeUser::Job(id) => ("block-job", id),
         };
         BlockGraphNode { id: id(user), kind: GraphNodeType(kind), name: name.clone() }
     };

@@ -1,5 +1,7 @@
 //! The graph is changed below exports that clients use.
 
+mod filters;
+
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
