@@ -11,6 +11,7 @@
 mod child_node;
 mod copy_on_read;
 mod delay;
+mod in_flight_changes;
 mod stripe;
 mod sync;
 mod throttle;

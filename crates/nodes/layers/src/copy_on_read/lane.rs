@@ -9,13 +9,14 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use block::{
-    Access, AfterPiecesAction, Answer, BatchPieces, DiskSize, Durability, FailKind, HostMemory,
-    Lane, LaneCompletionDecision, LaneContext, Mapping, Operation, Outcome, RangeGuard, RangeLock,
-    Token, Unmap, WakeTime,
+    Access, Answer, BatchPieces, DiskSize, Durability, FailKind, HostMemory, Lane,
+    LaneCompletionDecision, LaneContext, Mapping, Operation, Outcome, RangeGuard, RangeLock, Token,
+    Unmap, WakeTime,
 };
 use tasks::{AsyncChild, Semaphore, TaskExecutor, extent};
 
 use super::{CHUNK_BYTES, COPIED_BYTES, CopySource};
+use crate::in_flight_changes::InFlightChanges;
 
 /// What the tasks of one lane share that copy what is read into the image below.
 #[derive(Debug)]
@@ -104,15 +105,6 @@ impl CopyTasks {
     }
 }
 
-/// A write, zeroing or discard that is carried out, with its locked range.
-#[derive(Debug)]
-struct InFlightChange {
-    /// Given back when the change is carried out.
-    _held: RangeGuard,
-    /// Whether the lane below wants to be told of its last answer.
-    below: AfterPiecesAction,
-}
-
 /// One iothread's handle on a copy-on-read node: answers reads from copies, and passes on the rest.
 #[derive(Debug)]
 pub(super) struct CopyOnReadLane {
@@ -125,8 +117,8 @@ pub(super) struct CopyOnReadLane {
     reads: HashMap<Token, Mapping>,
     /// Changes that wait for their ranges, in order.
     waiting: VecDeque<Mapping>,
-    /// Those that are under way.
-    changes: HashMap<Token, InFlightChange>,
+    /// Those that are under way, with their ranges, which are given back when they are carried out.
+    changes: InFlightChanges<RangeGuard>,
     /// What is asked below. Empty between calls.
     asked: Vec<Mapping>,
 }
@@ -146,7 +138,7 @@ impl CopyOnReadLane {
             access,
             reads: HashMap::new(),
             waiting: VecDeque::new(),
-            changes: HashMap::new(),
+            changes: InFlightChanges::default(),
             asked: Vec::new(),
         }
     }
@@ -182,10 +174,7 @@ impl CopyOnReadLane {
             return true;
         }
         let Some(held) = self.copies.ranges.try_lock(bytes, self.io.waker()) else { return false };
-        self.changes.insert(
-            mapping.token,
-            InFlightChange { _held: held, below: AfterPiecesAction::Finish },
-        );
+        self.changes.begin(mapping.token, held);
         true
     }
 
@@ -195,7 +184,7 @@ impl CopyOnReadLane {
             self.below.map(&mut self.asked, pieces);
         }
         let Self { asked, changes, .. } = self;
-        asked.iter_mut().for_each(|mapping| answered(changes, mapping));
+        asked.iter_mut().for_each(|mapping| drop(changes.answered(mapping)));
     }
 
     /// Has those asked that have waited for long enough; those that cannot go on are answered.
@@ -215,19 +204,6 @@ impl CopyOnReadLane {
                 self.waiting.push_back(change);
             }
         }
-    }
-}
-
-/// The lane below has answered: the end of a change is to be told.
-fn answered(changes: &mut HashMap<Token, InFlightChange>, mapping: &mut Mapping) {
-    match mapping.answer {
-        Answer::Held => {}
-        Answer::Now(_) => {
-            if let Some(change) = changes.get_mut(&mapping.token) {
-                change.below = std::mem::replace(&mut mapping.after, AfterPiecesAction::NotifyLane);
-            }
-        }
-        Answer::Refused(_) => drop(changes.remove(&mapping.token)),
     }
 }
 
@@ -258,7 +234,7 @@ impl Lane for CopyOnReadLane {
         late.extend(self.asked.drain(..).filter(|mapping| mapping.answer != Answer::Held));
         let first = late.len();
         self.below.resume(now, late, pieces);
-        late[first..].iter_mut().for_each(|mapping| answered(&mut self.changes, mapping));
+        late[first..].iter_mut().for_each(|mapping| drop(self.changes.answered(mapping)));
     }
 
     fn release(&mut self) {
@@ -267,15 +243,7 @@ impl Lane for CopyOnReadLane {
     }
 
     fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
-        let below =
-            self.changes.get(&token).map_or(AfterPiecesAction::NotifyLane, |change| change.below);
-        let told = match below {
-            AfterPiecesAction::NotifyLane => self.below.completed(token, outcome),
-            AfterPiecesAction::Finish => LaneCompletionDecision::Finish(outcome),
-        };
-        if let LaneCompletionDecision::Finish(_) = told {
-            self.changes.remove(&token);
-        }
+        let (told, _) = self.changes.completed(&mut *self.below, token, outcome);
         told
     }
 }
