@@ -23,6 +23,7 @@ pub struct Medium {
     sync_turns: SyncCoalescer,
     failed_sync: AtomicBool,
     unfenced: AtomicUsize,
+    unresponsive: AtomicBool,
     owned_by_other: AtomicBool,
 }
 
@@ -65,6 +66,7 @@ impl Medium {
             sync_turns: SyncCoalescer::default(),
             failed_sync: AtomicBool::new(false),
             unfenced: AtomicUsize::new(0),
+            unresponsive: AtomicBool::new(false),
             owned_by_other: AtomicBool::new(false),
         }
     }
@@ -158,6 +160,24 @@ impl Medium {
     /// Whether it may still carry out abandoned changes.
     pub fn is_unfenced(&self) -> bool {
         self.unfenced.load(Ordering::Acquire) > 0
+    }
+
+    /// Notes that somebody has waited for it as long as a stop may take, and has given it up.
+    pub fn remember_unresponsive(&self) {
+        // A lone flag, which only shortens waits.
+        self.unresponsive.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that it has carried something out.
+    pub fn note_answer(&self) {
+        if self.is_unresponsive() {
+            self.unresponsive.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it was given up and has carried nothing out since: whoever has to end does not wait for it again.
+    pub fn is_unresponsive(&self) -> bool {
+        self.unresponsive.load(Ordering::Relaxed)
     }
 
     /// Which process may change it.

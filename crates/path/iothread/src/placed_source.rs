@@ -3,7 +3,7 @@
 //! Invariants: where the source is, is known under a lock that a move holds from its beginning to its end; so a second
 //! move, a visit or a stop that comes in mid-move waits for that and then goes to the right iothread. A move never waits
 //! for I/O: what is in flight stays behind. A stop waits for all of it, and not under the lock: a move that meets it is
-//! refused at once. A source is stopped once.
+//! refused at once. A source is stopped once. Limits: a stop waits for storage that is no file for [`STOP_MAX`].
 //! Threads: any control thread; never an iothread, since the methods may wait for one.
 
 mod moves;
@@ -13,6 +13,7 @@ use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak, mpsc};
+use std::time::Duration;
 
 use block::{Gauges, LaneError, Node};
 use request_path::{LaneIndex, Source, SourceGauges};
@@ -22,6 +23,12 @@ use crate::command::{Command, Inbox, PostKind, SourceBundle, SourceClosure, Sour
 use crate::poll_trial::PollFinding;
 
 pub use moves::{SourceMove, move_many};
+
+/// How long a stop waits for storage that is no file: then its requests there fail. As long as a change of the graph waits.
+const STOP_MAX: Duration = Duration::from_secs(30);
+
+/// How often a stop looks whether somebody else has given that storage up meanwhile.
+const STOP_LOOK: Duration = Duration::from_secs(1);
 
 /// Is told on the iothread that a source's client broke the protocol, or kicks an empty ring. Called on the iothread:
 /// must not block.
@@ -164,8 +171,9 @@ impl PlacedSource {
     }
 
     /// Takes nothing new and waits until nothing is in flight on any thread; then nobody serves the source any more, and
-    /// its owner has it. What layers hold of it goes on at once. If somebody else has stopped it or does, waits for that
-    /// and says so.
+    /// its owner has it. What layers hold of it goes on at once. Storage that is no file and answers nothing is given up
+    /// after 30 s, or soon if another stop has given it up and it has carried out nothing since: requests that wait
+    /// for it there fail, also those of others. If somebody else has stopped the source or does, waits for that and says so.
     pub fn stop(&self) -> Result<(), SourceStopped> {
         let mut place = self.place();
         let Placement::Served { now, before } = &*place else {
@@ -174,6 +182,8 @@ impl PlacedSource {
             drop(over.expect("no holder of this lock panics"));
             return Err(SourceStopped);
         };
+        let mut used_on = before.clone();
+        used_on.push(Arc::downgrade(now.inbox()));
         for inbox in before.iter().filter_map(Weak::upgrade) {
             for node in &self.nodes {
                 let node = Arc::clone(node);
@@ -184,13 +194,44 @@ impl PlacedSource {
         let answer = now.inbox().ask(|reply| Command::Stop { id: self.id, reply });
         *place = Placement::Stopping(Arc::clone(&now));
         drop(place);
-        let source = heard(&answer);
+        let source = self.wait_for_stop(&answer, &used_on);
         let on = now.name().to_owned();
         *self.place() = Placement::Stopped { on, source: Some(source) };
         self.stopped.notify_all();
         // As after a move.
         drop(now);
         Ok(())
+    }
+
+    /// Waits until nothing of the source is in flight on these iothreads.
+    fn wait_for_stop(
+        &self,
+        answer: &mpsc::Receiver<Box<dyn Source>>,
+        used_on: &[Weak<Inbox>],
+    ) -> Box<dyn Source> {
+        let mut waited = Duration::ZERO;
+        loop {
+            match answer.recv_timeout(STOP_LOOK) {
+                Ok(source) => return source,
+                Err(mpsc::RecvTimeoutError::Timeout) => waited += STOP_LOOK,
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    panic!("an iothread answers while it serves a source")
+                }
+            }
+            let is_late = waited >= STOP_MAX;
+            for inbox in used_on.iter().filter_map(Weak::upgrade) {
+                for node in &self.nodes {
+                    let node = Arc::clone(node);
+                    inbox.call(move |engine| match is_late {
+                        true => engine.abandon(&node),
+                        false => engine.abandon_unresponsive(&node),
+                    });
+                }
+            }
+            if is_late {
+                waited = Duration::ZERO;
+            }
+        }
     }
 
     /// Stops it, if nobody has, and takes it.

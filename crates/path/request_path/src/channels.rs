@@ -54,6 +54,8 @@ pub(crate) struct Channels {
     want_round: bool,
     due: Option<WakeTime>,
     ended: VecDeque<ChannelCompletion>,
+    /// How many operations were carried out.
+    carried_out: u64,
     /// Empty lists, kept for their room.
     done: Vec<(Tag, Result<(), IoFailure>)>,
     part: Vec<Segment>,
@@ -221,14 +223,30 @@ impl Channels {
         }
     }
 
-    /// Gives up the storage behind the channels of a lane: all their operations end.
+    /// Gives up the storage behind the channels of a lane: all their operations end. Where there were some, whoever has to
+    /// end does not wait again.
     pub(crate) fn abandon(&mut self, lane: LaneIndex) {
         self.any_woken |= !self.open.is_empty();
         let Self { open, done, ended, .. } = self;
         for open in open.iter_mut().filter(|open| open.lane == lane && !open.is_closed) {
             open.is_called = true;
+            if !open.is_idle() {
+                open.medium.remember_unresponsive();
+            }
             open.abandon(done, ended);
         }
+    }
+
+    /// Whether the storage behind a channel of a lane, of any if none is named, was given up and has carried out nothing
+    /// since.
+    pub(crate) fn is_unresponsive(&self, lane: Option<LaneIndex>) -> bool {
+        let is_of = |open: &&OpenChannel| lane.is_none_or(|lane| open.lane == lane);
+        self.open.iter().filter(is_of).any(|open| open.medium.is_unresponsive())
+    }
+
+    /// How many operations were carried out.
+    pub(crate) fn carried_out(&self) -> u64 {
+        self.carried_out
     }
 
     /// Has the channels of a lane called whose waker was used, and whose flag was taken: it tells of what comes from now
@@ -305,9 +323,9 @@ impl Channels {
         if !std::mem::take(&mut self.any_woken) {
             return false;
         }
-        let Self { open, done, ended, any_woken, .. } = self;
+        let Self { open, done, ended, any_woken, carried_out, .. } = self;
         for open in open.iter_mut().filter(|open| open.is_called) {
-            open.collect(done, ended);
+            *carried_out += open.collect(done, ended);
             // What is begun may have to be collected from at once.
             open.is_called = open.begin_waiting();
             *any_woken |= open.is_called;
@@ -396,12 +414,14 @@ impl OpenChannel {
         self.waiting.len() < before
     }
 
+    /// Fetches what is over; returns how much of it was carried out.
     fn collect(
         &mut self,
         done: &mut Vec<(Tag, Result<(), IoFailure>)>,
         ended: &mut VecDeque<ChannelCompletion>,
-    ) {
+    ) -> u64 {
         self.channel.collect(done);
+        let mut carried_out = 0;
         for (Tag(tag), result) in done.drain(..) {
             let number = u32::try_from(tag >> 32).expect("the upper half");
             let index = u32::try_from(tag & u64::from(u32::MAX)).expect("masked to 32 bits");
@@ -413,6 +433,7 @@ impl OpenChannel {
             );
             match self.free_slot(index) {
                 State::Begun { tag, bounce, .. } => {
+                    carried_out += u64::from(result.is_ok());
                     ended.push_back(ChannelCompletion::Over { tag, result, bounce })
                 }
                 State::Abandoned { is_change, bounce } => {
@@ -425,6 +446,10 @@ impl OpenChannel {
                 }
             }
         }
+        if carried_out > 0 {
+            self.medium.note_answer();
+        }
+        carried_out
     }
 
     fn free_slot(&mut self, index: u32) -> State {
@@ -455,7 +480,8 @@ impl OpenChannel {
         ended: &mut VecDeque<ChannelCompletion>,
     ) {
         self.channel.abandon();
-        self.collect(done, ended);
+        // What it ends so was not carried out.
+        let _answered = self.collect(done, ended);
         for index in std::mem::take(&mut self.waiting) {
             self.give_up(index, ended);
         }

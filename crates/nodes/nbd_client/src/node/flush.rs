@@ -1,6 +1,7 @@
 //! A flush of a thread that owns no ring: it has a channel for it and waits.
 //!
-//! Invariants: it ends after a time, whatever the server does.
+//! Invariants: it ends after a time, whatever the server does; soon if the server was given up by somebody who waited as
+//! long, and has answered nothing since.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,6 +15,9 @@ use rustix::io::Errno;
 
 use crate::channel::NbdChannel;
 use crate::remote::Remote;
+
+/// How long it waits for a server that was given up before.
+const AGAIN_MAX: Duration = Duration::from_secs(1);
 
 /// Wakes a thread that polls.
 #[derive(Debug)]
@@ -39,6 +43,7 @@ pub(super) fn flush(remote: &Arc<Remote>, limit: Duration) -> io::Result<()> {
     let mut channel = NbdChannel::new(remote, &Waker::from(Arc::clone(&bell)));
     let begun = channel.begin(Operation::Flush, &[], Tag(0));
     assert_eq!(begun, BeginResult::Started, "it is the first one");
+    let limit = if remote.medium.is_unresponsive() { limit.min(AGAIN_MAX) } else { limit };
     let (mut done, end) = (Vec::new(), SystemClock.now() + limit);
     loop {
         channel.collect(&mut done);
@@ -52,6 +57,7 @@ pub(super) fn flush(remote: &Arc<Remote>, limit: Duration) -> io::Result<()> {
         if now >= end {
             channel.abandon();
             remote.medium.remember_failed_sync();
+            remote.medium.remember_unresponsive();
             return Err(io::ErrorKind::TimedOut.into());
         }
         wait(&channel, &bell, now, end)?;

@@ -20,7 +20,20 @@ impl<K: EngineKernel> Engine<K> {
     /// carried out there fail now, whatever the storage does. For whoever does not want to wait for a server any more. A
     /// change among them that was to be durable counts as a sync that failed.
     pub fn abandon(&mut self, node: &Arc<dyn Node>) {
-        let Some(lane) = self.lanes.find(node) else { return };
+        if let Some(lane) = self.lanes.find(node) {
+            self.abandon_lane(lane);
+        }
+    }
+
+    /// The same if that storage was given up before and has carried out nothing since.
+    pub fn abandon_unresponsive(&mut self, node: &Arc<dyn Node>) {
+        let lane = self.lanes.find(node);
+        if let Some(lane) = lane.filter(|lane| self.lanes.channels.is_unresponsive(Some(*lane))) {
+            self.abandon_lane(lane);
+        }
+    }
+
+    pub(super) fn abandon_lane(&mut self, lane: LaneIndex) {
         self.lanes.channels.abandon(lane);
         for (index, storage) in self.jobs.on_channels(lane) {
             self.fail(index, storage, StorageFailureCause::GivenUp);

@@ -15,4 +15,10 @@ impl Lanes {
     pub(crate) fn note_all(&mut self) {
         (0..self.places.len()).map(LaneIndex).for_each(|lane| self.with(lane, |_| ()));
     }
+
+    /// The lanes that there are.
+    pub(crate) fn all(&self) -> Vec<LaneIndex> {
+        let places = self.places.iter().enumerate();
+        places.filter(|(_, open)| open.is_some()).map(|(place, _)| LaneIndex(place)).collect()
+    }
 }

@@ -3,6 +3,7 @@
 mod connections;
 mod lost;
 mod rights;
+mod silent;
 mod tls;
 
 use std::time::Duration;
