@@ -66,6 +66,7 @@ const TABLE: &[Row] = &[
     row(
         "bench",
         &[
+            "bitmaps",
             "block",
             "disk",
             "iothread",
@@ -83,6 +84,7 @@ const TABLE: &[Row] = &[
     row(
         "conform",
         &[
+            "bitmaps",
             "block",
             "disk",
             "iothread",
@@ -169,6 +171,7 @@ const TABLE: &[Row] = &[
     row(
         "monitor",
         &[
+            "bitmaps",
             "block",
             "control",
             "exports",
@@ -187,6 +190,7 @@ const TABLE: &[Row] = &[
     row(
         "control",
         &[
+            "bitmaps",
             "block",
             "credentials",
             "exports",
@@ -237,6 +241,7 @@ const TABLE: &[Row] = &[
     row(
         "graph",
         &[
+            "bitmaps",
             "block",
             "credentials",
             "disk",
@@ -263,7 +268,7 @@ const TABLE: &[Row] = &[
     row("disk", &["block", "kernel_io"], &[]),
     row(
         "layers",
-        &["block", "tasks"],
+        &["bitmaps", "block", "tasks"],
         &["disk", "iothread", "kernel_io", "request_path", "virtio"],
     ),
     row("qcow2", &["block", "tasks"], &["disk", "iothread", "kernel_io", "request_path", "virtio"]),

@@ -6,6 +6,7 @@ mod file;
 mod nbd;
 mod null;
 mod raw;
+mod recorder;
 mod remote;
 mod stripe;
 mod throttle;
@@ -38,5 +39,6 @@ pub(crate) fn all(pace: Pace) -> Vec<Arc<dyn Subject>> {
         Arc::new(delay::Delay(pace)),
         Arc::new(stripe::Stripe),
         Arc::new(copy_on_read::CopyOnRead),
+        Arc::new(recorder::Recorder),
     ]
 }

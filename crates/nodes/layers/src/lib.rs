@@ -12,6 +12,7 @@ mod child_node;
 mod copy_on_read;
 mod delay;
 mod in_flight_changes;
+mod recorder;
 mod stripe;
 mod sync;
 mod throttle;
@@ -21,6 +22,7 @@ pub use delay::{
     DelayNode, DelayOrder, DelaySettings, Distribution, Histogram, HistogramError, Latency,
     LatencyTooLong, UniformLatency,
 };
+pub use recorder::RecorderNode;
 pub use stripe::{ChunkSize, MEMBERS_MAX, MEMBERS_MIN, StripeDiscards, StripeError, StripeNode};
 pub use throttle::{
     Limit, LimitKind, LimitsError, THROTTLE_RATE_MAX, ThrottleGroup, ThrottleLimits, ThrottleNode,

@@ -170,7 +170,11 @@ impl DirtyBitmap {
         let count = resized.words.len();
         for (index, (new, old)) in resized.words.iter().zip(&self.words).enumerate() {
             let kept = if index + 1 == count { resized.last_mask() } else { u64::MAX };
-            new.store(old.load(Ordering::Acquire) & kept, Ordering::Relaxed);
+            let marks = old.load(Ordering::Acquire) & kept;
+            // Memory in which nothing is marked is not touched.
+            if marks != 0 {
+                new.store(marks, Ordering::Relaxed);
+            }
         }
         Ok(resized)
     }

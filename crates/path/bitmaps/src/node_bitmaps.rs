@@ -1,0 +1,427 @@
+//! The named bitmaps of one node, and what may be done with each: QEMU's rules and its sentences.
+//!
+//! Where it stands: the graph keeps one set for each node that has bitmaps, commands change it, a recorder sets what was
+//! changed in those that record, exports and jobs use single bitmaps.
+//!
+//! Invariants: what is done in place loses no change that is recorded meanwhile: bits are cleared and merged where they are.
+//! What is taken back ([`NodeBitmaps::undo`]), frozen or resized is exact only while no change of the node is in flight. A
+//! bitmap that is used by an export or a job is changed by nobody else.
+//! Threads: any. Lanes look at a number to see whether they know which bitmaps record; the mutex is for commands.
+//! Limits: [`BITMAPS_MAX`], [`NAME_BYTES_MAX`], [`NODE_BYTES_MAX`].
+
+mod named;
+mod users;
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use block::DiskSize;
+
+use crate::sync::{AtomicU64, Ordering};
+use crate::{BitmapError, DirtyBitmap, Granularity};
+use named::{Contents, NamedBitmap, Use};
+
+pub use users::{BusyBitmap, FrozenBitmap};
+
+/// The most bitmaps of a node, as many as a qcow2 image has in QEMU.
+pub const BITMAPS_MAX: usize = 65535;
+
+/// The longest name, in bytes: QEMU's.
+pub const NAME_BYTES_MAX: usize = 1023;
+
+/// The most memory of all bitmaps of a node: 2 GiB.
+pub const NODE_BYTES_MAX: u64 = 2 << 30;
+
+/// The named bitmaps of a node.
+#[derive(Debug)]
+pub struct NodeBitmaps {
+    /// Another number whenever others record.
+    generation: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    size: DiskSize,
+    /// The newest first, as QEMU lists them.
+    bitmaps: Vec<NamedBitmap>,
+}
+
+/// Whether a bitmap records changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recording {
+    /// It does.
+    On,
+    /// It keeps what it has.
+    Off,
+}
+
+/// Where a bitmap is when its node is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Persistence {
+    /// Nowhere.
+    Volatile,
+    /// In the image.
+    Kept,
+}
+
+/// A bitmap that is to be added.
+#[derive(Debug, Clone)]
+pub struct NewBitmap {
+    /// Its name.
+    pub name: String,
+    /// How many bytes share a bit.
+    pub granularity: Granularity,
+    /// Whether it records.
+    pub recording: Recording,
+    /// Whether it is kept.
+    pub persistence: Persistence,
+}
+
+/// What is known of a bitmap (QEMU's `BlockDirtyInfo`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BitmapInfo {
+    /// Its name.
+    pub name: String,
+    /// How many bytes are dirty.
+    pub count: u64,
+    /// How many bytes share a bit.
+    pub granularity: Granularity,
+    /// Whether it, or what takes its place, records.
+    pub recording: Recording,
+    /// Whether an export or a job uses it.
+    pub is_busy: bool,
+    /// Whether it is kept in the image.
+    pub persistence: Persistence,
+    /// Whether it was not stored when its image was used last: it can only be removed.
+    pub is_inconsistent: bool,
+}
+
+/// A bitmap as it is stored.
+#[derive(Debug)]
+pub struct StoredBitmap {
+    /// Its name.
+    pub name: String,
+    /// How many bytes share a bit.
+    pub granularity: Granularity,
+    /// Whether it is to record.
+    pub recording: Recording,
+    /// Its bits; none of one that is inconsistent.
+    pub bits: Option<Arc<DirtyBitmap>>,
+}
+
+/// How something that was done with a bitmap is taken back.
+#[derive(Debug)]
+#[must_use = "what it is of is taken back with it, or stays"]
+pub struct BitmapUndo(UndoStep);
+
+#[derive(Debug)]
+enum UndoStep {
+    Add(String),
+    Remove(usize, NamedBitmap),
+    Record(String, Recording),
+    Change(String, DirtyBitmap),
+}
+
+/// Why something cannot be done with a bitmap. QEMU's sentences where it has some.
+#[derive(Debug, thiserror::Error)]
+pub enum BitmapRefusal {
+    /// It has no name.
+    #[error("Bitmap name cannot be empty")]
+    NoName,
+    /// Its name has more than [`NAME_BYTES_MAX`].
+    #[error("Bitmap name too long")]
+    LongName,
+    /// The name is taken.
+    #[error("Bitmap already exists: {0}")]
+    Exists(String),
+    /// There is none of that name.
+    #[error("Dirty bitmap '{0}' not found")]
+    Missing(String),
+    /// An export or a job uses it.
+    #[error("Bitmap '{0}' is currently in use by another operation and cannot be used")]
+    Busy(String),
+    /// It was not stored when its image was used last.
+    #[error("Bitmap '{0}' is inconsistent and cannot be used")]
+    Inconsistent(String),
+    /// One of a disk of another size.
+    #[error(
+        "Bitmaps are of different sizes (destination size is {target}, source size is {source_bytes}) and can't be merged"
+    )]
+    Sizes {
+        /// Of the one that is merged into.
+        target: u64,
+        /// Of the other one.
+        source_bytes: u64,
+    },
+    /// A node has [`BITMAPS_MAX`] of them.
+    #[error("a node has {BITMAPS_MAX} bitmaps at most")]
+    TooMany,
+    /// All of a node have [`NODE_BYTES_MAX`].
+    #[error("the bitmaps of a node take {NODE_BYTES_MAX} bytes of memory at most")]
+    NodeMemory,
+    /// There is no memory for it.
+    #[error(transparent)]
+    Bitmap(#[from] BitmapError),
+}
+
+impl NodeBitmaps {
+    /// None yet, of a node of that size.
+    pub fn new(size: DiskSize) -> Arc<Self> {
+        let state = State { size, bitmaps: Vec::new() };
+        Arc::new(Self { generation: AtomicU64::new(0), state: Mutex::new(state) })
+    }
+
+    /// A number that is another one whenever [`Self::recording`] gives others.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Adds the bitmaps in which changes are to be recorded, and gives the number that goes with them.
+    pub fn recording(&self, into: &mut Vec<Arc<DirtyBitmap>>) -> u64 {
+        let state = self.state();
+        into.extend(state.bitmaps.iter().filter_map(NamedBitmap::records_in).cloned());
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.state().bitmaps.is_empty()
+    }
+
+    /// What is known of each.
+    pub fn describe(&self) -> Vec<BitmapInfo> {
+        self.state().bitmaps.iter().map(NamedBitmap::describe).collect()
+    }
+
+    /// The bits of a bitmap that can be used, by whom else ever.
+    pub fn bits(&self, name: &str) -> Result<Arc<DirtyBitmap>, BitmapRefusal> {
+        let state = self.state();
+        Ok(Arc::clone(state.find(name)?.bits()?))
+    }
+
+    /// Adds a bitmap.
+    pub fn add(&self, new: &NewBitmap) -> Result<BitmapUndo, BitmapRefusal> {
+        let mut state = self.state();
+        state.check_new(&new.name, new.granularity)?;
+        let bits = Arc::new(DirtyBitmap::new(state.size, new.granularity)?);
+        let NewBitmap { name, recording, persistence, .. } = new.clone();
+        let undo = BitmapUndo(UndoStep::Add(name.clone()));
+        let contents = Contents::Bits(bits);
+        state.bitmaps.insert(0, NamedBitmap::new(name, contents, recording, persistence));
+        self.changed(&state);
+        Ok(undo)
+    }
+
+    /// Adds one that was found in the image.
+    pub fn add_stored(&self, stored: StoredBitmap) -> Result<(), BitmapRefusal> {
+        let mut state = self.state();
+        let StoredBitmap { name, granularity, recording, bits } = stored;
+        state.check_new(&name, granularity)?;
+        let contents = bits.map_or(Contents::Inconsistent(granularity), Contents::Bits);
+        state.bitmaps.insert(0, NamedBitmap::new(name, contents, recording, Persistence::Kept));
+        self.changed(&state);
+        Ok(())
+    }
+
+    /// The persistent ones, as they are to be stored, the oldest first.
+    pub fn persistent(&self) -> Vec<StoredBitmap> {
+        let state = self.state();
+        state.bitmaps.iter().rev().filter_map(NamedBitmap::stored).collect()
+    }
+
+    /// The names of those that are lost with this process.
+    pub fn volatile(&self) -> Vec<String> {
+        let state = self.state();
+        let volatile = state.bitmaps.iter().filter(|it| !it.is_persistent());
+        volatile.map(|it| it.name().to_owned()).collect()
+    }
+
+    /// Removes a bitmap.
+    pub fn remove(&self, name: &str) -> Result<BitmapUndo, BitmapRefusal> {
+        let mut state = self.state();
+        let place = state.place_of(name)?;
+        state.bitmaps[place].check_free()?;
+        let gone = state.bitmaps.remove(place);
+        self.changed(&state);
+        Ok(BitmapUndo(UndoStep::Remove(place, gone)))
+    }
+
+    /// Removes all that are persistent: they are in the image by now, and somebody else's. None of them is in use.
+    pub fn forget_persistent(&self) {
+        let mut state = self.state();
+        state.bitmaps.retain(|it| !it.is_persistent());
+        self.changed(&state);
+    }
+
+    /// Has a bitmap record, or not.
+    pub fn set_recording(&self, name: &str, to: Recording) -> Result<BitmapUndo, BitmapRefusal> {
+        let mut state = self.state();
+        let bitmap = state.find_mut(name)?;
+        bitmap.check_usable()?;
+        let undo = BitmapUndo(UndoStep::Record(name.to_owned(), bitmap.set_recording(to)));
+        self.changed(&state);
+        Ok(undo)
+    }
+
+    /// Cleans a bitmap. What is recorded while it is done may stay.
+    pub fn clear(&self, name: &str) -> Result<BitmapUndo, BitmapRefusal> {
+        let state = self.state();
+        let bitmap = state.find(name)?;
+        bitmap.check_usable()?;
+        let bits = bitmap.bits()?;
+        let undo = BitmapUndo(UndoStep::Change(name.to_owned(), bits.duplicate()?));
+        bits.clear(0..state.size.0.0);
+        Ok(undo)
+    }
+
+    /// A clean bitmap into which others are merged, to be merged into that one then.
+    pub fn begin_merge(&self, target: &str) -> Result<DirtyBitmap, BitmapRefusal> {
+        let state = self.state();
+        Ok(DirtyBitmap::new(state.size, state.find(target)?.granularity())?)
+    }
+
+    /// Merges a bitmap of this node into that one.
+    pub fn merge_from(&self, name: &str, into: &DirtyBitmap) -> Result<(), BitmapRefusal> {
+        let state = self.state();
+        let source = state.find(name)?;
+        source.check_usable()?;
+        let bits = source.bits()?;
+        check_sizes(into, bits)?;
+        into.merge(bits);
+        Ok(())
+    }
+
+    /// Marks in a bitmap of this node what is marked in that one.
+    pub fn merge_into(&self, name: &str, from: &DirtyBitmap) -> Result<BitmapUndo, BitmapRefusal> {
+        let state = self.state();
+        let target = state.find(name)?;
+        target.check_usable()?;
+        let bits = target.bits()?;
+        check_sizes(bits, from)?;
+        let undo = BitmapUndo(UndoStep::Change(name.to_owned(), bits.duplicate()?));
+        bits.merge(from);
+        Ok(undo)
+    }
+
+    /// Takes back what was done last.
+    pub fn undo(&self, BitmapUndo(step): BitmapUndo) {
+        let mut state = self.state();
+        match step {
+            UndoStep::Add(name) => state.bitmaps.retain(|it| it.name() != name),
+            UndoStep::Remove(place, bitmap) => state.bitmaps.insert(place, bitmap),
+            UndoStep::Record(name, before) => {
+                if let Ok(bitmap) = state.find_mut(&name) {
+                    bitmap.set_recording(before);
+                }
+            }
+            UndoStep::Change(name, before) => {
+                if let Ok(bitmap) = state.find_mut(&name) {
+                    bitmap.set_bits(Arc::new(before));
+                }
+            }
+        }
+        self.changed(&state);
+    }
+
+    /// The node has another size by now; what is new was or may have been changed. No lane is open, or the node only grew.
+    pub fn catch_up(&self, size: DiskSize) -> Result<(), BitmapRefusal> {
+        let mut state = self.state();
+        if state.size == size {
+            return Ok(());
+        }
+        let before = state.size.0.0;
+        let resized = state.resized(size)?;
+        resized.iter().flatten().for_each(|bits| bits.set(before..size.0.0));
+        state.put_resized(size, resized);
+        self.changed(&state);
+        Ok(())
+    }
+
+    /// Gives the node another size with `resize`, and the bitmaps too: what is new is clean. No lane is open.
+    pub fn resize<E: From<BitmapRefusal>>(
+        &self,
+        size: DiskSize,
+        resize: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut state = self.state();
+        let resized = state.resized(size)?;
+        resize()?;
+        state.put_resized(size, resized);
+        self.changed(&state);
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
+    /// Others may record from now on.
+    fn changed(&self, _: &MutexGuard<'_, State>) {
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+}
+
+fn check_sizes(target: &DirtyBitmap, source: &DirtyBitmap) -> Result<(), BitmapRefusal> {
+    let (target, source_bytes) = (target.size().0.0, source.size().0.0);
+    if target == source_bytes {
+        return Ok(());
+    }
+    Err(BitmapRefusal::Sizes { target, source_bytes })
+}
+
+impl State {
+    fn place_of(&self, name: &str) -> Result<usize, BitmapRefusal> {
+        let place = self.bitmaps.iter().position(|it| it.name() == name);
+        place.ok_or_else(|| BitmapRefusal::Missing(name.to_owned()))
+    }
+
+    fn find(&self, name: &str) -> Result<&NamedBitmap, BitmapRefusal> {
+        self.place_of(name).map(|place| &self.bitmaps[place])
+    }
+
+    fn find_mut(&mut self, name: &str) -> Result<&mut NamedBitmap, BitmapRefusal> {
+        self.place_of(name).map(|place| &mut self.bitmaps[place])
+    }
+
+    /// Whether there may be another bitmap of that name.
+    fn check_new(&self, name: &str, granularity: Granularity) -> Result<(), BitmapRefusal> {
+        if name.is_empty() {
+            return Err(BitmapRefusal::NoName);
+        }
+        if self.place_of(name).is_ok() {
+            return Err(BitmapRefusal::Exists(name.to_owned()));
+        }
+        if name.len() > NAME_BYTES_MAX {
+            return Err(BitmapRefusal::LongName);
+        }
+        if self.bitmaps.len() >= BITMAPS_MAX {
+            return Err(BitmapRefusal::TooMany);
+        }
+        self.check_memory(DirtyBitmap::memory_of(self.size, granularity))
+    }
+
+    /// Whether there may be so many bytes more.
+    fn check_memory(&self, more: u64) -> Result<(), BitmapRefusal> {
+        let taken = self.bitmaps.iter().flat_map(NamedBitmap::all_bits);
+        let taken: u64 =
+            taken.map(|bits| DirtyBitmap::memory_of(bits.size(), bits.granularity())).sum();
+        if taken.saturating_add(more) > NODE_BYTES_MAX {
+            return Err(BitmapRefusal::NodeMemory);
+        }
+        Ok(())
+    }
+
+    /// The bits of all, for that size.
+    fn resized(&self, size: DiskSize) -> Result<Vec<Vec<DirtyBitmap>>, BitmapRefusal> {
+        let resized = |it: &NamedBitmap| it.all_bits().map(|bits| bits.resized(size)).collect();
+        Ok(self.bitmaps.iter().map(resized).collect::<Result<_, BitmapError>>()?)
+    }
+
+    fn put_resized(&mut self, size: DiskSize, resized: Vec<Vec<DirtyBitmap>>) {
+        self.size = size;
+        self.bitmaps.iter_mut().zip(resized).for_each(|(bitmap, bits)| bitmap.put_all(bits));
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;
