@@ -7,6 +7,7 @@
 
 mod base;
 mod blockdev_reader;
+mod copy_before_write;
 mod copy_on_read;
 mod delay;
 mod driver;
@@ -17,6 +18,7 @@ mod node;
 mod null;
 mod qcow2;
 mod raw;
+mod snapshot_access;
 mod stripe;
 mod table;
 #[cfg(test)]

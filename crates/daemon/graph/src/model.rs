@@ -232,7 +232,8 @@ impl GraphModel {
                 let (node, child, key) = (new.name.to_owned(), edge.node.clone(), edge.key.clone());
                 return Err(ModelError::InactiveChild { node, child, key });
             }
-            if below.access == Access::ReadOnly && edge.role == ChildRole::CopiedTo {
+            let is_copied_to = matches!(edge.role, ChildRole::CopiedTo | ChildRole::PreservedTo);
+            if below.access == Access::ReadOnly && is_copied_to {
                 let (node, child) = (new.name.to_owned(), edge.node.clone());
                 return Err(ModelError::ReadOnlyTarget { node, child });
             }

@@ -16,7 +16,7 @@ use block::{Clock, LogRateLimit};
 use control::DaemonState;
 use control::RunningExport;
 use exports::{Export, FreezeRequest, FrozenExport, monotonic};
-use graph::GraphPath;
+use graph::{GraphPath, NODE};
 use host::chain_of;
 use qcow2::{ImageHandOverError, ImageState};
 use rustix::io::Errno;
@@ -108,6 +108,8 @@ enum Rejection {
     Missing { export: String },
     #[error("export {export} is served over NBD, and its clients cannot be handed over")]
     Nbd { export: String },
+    #[error("node {node} keeps a disk as it was, which a new process would not know")]
+    Snapshot { node: String },
     #[error("disk {path}: an earlier flush failed, which a new process would not know")]
     FailedFlush { path: String },
     #[error("export {export}: its requests were not finished within {} s", DRAIN_LIMIT.as_secs())]
@@ -197,6 +199,7 @@ fn agree(
         return Err(Rejection::Missing { export: export.disk().id.clone() });
     }
     check_flushes(built)?;
+    check_snapshots(built)?;
     for export in exports {
         wire.offer(offered(built, export), until)?;
     }
@@ -227,6 +230,15 @@ fn configuration_text(built: &DaemonState) -> String {
 fn check_flushes(built: &DaemonState) -> Result<(), Rejection> {
     match built.files().all().iter().find(|file| file.medium().has_failed_sync()) {
         Some(file) => Err(Rejection::FailedFlush { path: file.path().display().to_string() }),
+        None => Ok(()),
+    }
+}
+
+fn check_snapshots(built: &DaemonState) -> Result<(), Rejection> {
+    let graph = built.graph();
+    let keeps = |name: &&str| graph.node(name).is_ok_and(|node| node.snapshot().is_some());
+    match graph.model().names(NODE).into_iter().find(keeps) {
+        Some(node) => Err(Rejection::Snapshot { node: node.to_owned() }),
         None => Ok(()),
     }
 }

@@ -11,7 +11,7 @@ use testkit::conformance::stack::{Subject, Which};
 use testkit::deadline::Deadline;
 
 use crate::subjects::{self, Pace};
-use crate::{images, live};
+use crate::{images, instants, live};
 
 /// One of so many stacks has one subject alone.
 const ALONE_ONE_IN: u64 = 3;
@@ -27,6 +27,8 @@ pub enum Form {
     Images,
     /// Images on iothreads, with files in these directories.
     LiveImages(Vec<PathBuf>),
+    /// Disks in memory that are kept as they were at an instant.
+    Instants,
 }
 
 /// When a campaign ends, if nothing is found.
@@ -96,6 +98,7 @@ fn one(form: &Form, seed: u64) -> Result<Played> {
         }
         Form::Images => images::play_image(seed),
         Form::LiveImages(directories) => live::play_image(seed, directories),
+        Form::Instants => instants::play(seed),
     }
 }
 

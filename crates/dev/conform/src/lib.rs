@@ -10,5 +10,6 @@
 
 pub mod campaign;
 mod images;
+mod instants;
 mod live;
 mod subjects;

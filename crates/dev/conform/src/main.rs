@@ -19,7 +19,7 @@ use conform::campaign::{End, Form, run};
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask conform")]
 struct Args {
-    /// How long to go on, a quarter of it in each form
+    /// How long to go on, a fifth of it in each form
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
     minutes: u64,
     /// Repeats the stacks and images from this one on; default: new ones
@@ -46,6 +46,8 @@ enum FormName {
     Images,
     /// qcow2 images on iothreads, and files of the host
     LiveImages,
+    /// Disks in memory that are kept as they were at an instant
+    Instants,
 }
 
 /// Decimal, or with `0x`, as seeds are printed.
@@ -74,9 +76,10 @@ fn conform(args: &Args) -> Result<()> {
         (FormName::Live, Form::Live(args.directories.clone())),
         (FormName::Images, Form::Images),
         (FormName::LiveImages, Form::LiveImages(args.directories.clone())),
+        (FormName::Instants, Form::Instants),
     ] {
         let (is_wanted, share) = match args.form {
-            None => (true, 15),
+            None => (true, 12),
             Some(wanted) => (wanted == name, 60),
         };
         if is_wanted {

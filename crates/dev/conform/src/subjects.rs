@@ -1,5 +1,6 @@
 //! What is tested: one file for each kind of node.
 
+mod copy_before_write;
 mod copy_on_read;
 mod delay;
 mod file;
@@ -40,5 +41,6 @@ pub(crate) fn all(pace: Pace) -> Vec<Arc<dyn Subject>> {
         Arc::new(stripe::Stripe),
         Arc::new(copy_on_read::CopyOnRead),
         Arc::new(recorder::Recorder),
+        Arc::new(copy_before_write::CopyBeforeWrite),
     ]
 }

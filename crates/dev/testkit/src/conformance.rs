@@ -15,6 +15,7 @@ pub mod checked;
 mod ends;
 pub mod faults;
 pub mod history;
+pub mod instant;
 pub mod layout;
 pub mod play;
 pub mod stack;

@@ -9,14 +9,20 @@
 #![forbid(unsafe_code)]
 
 mod child_node;
+mod copy_before_write;
 mod copy_on_read;
 mod delay;
 mod in_flight_changes;
 mod recorder;
+mod served;
 mod stripe;
 mod sync;
 mod throttle;
 
+pub use copy_before_write::{
+    CbwErrorPolicy, CopyBeforeWriteError, CopyBeforeWriteNode, CopyBeforeWriteSettings, NoSnapshot,
+    SnapshotAccessNode, SnapshotState,
+};
 pub use copy_on_read::{CopyOnReadNode, CopySource};
 pub use delay::{
     DelayNode, DelayOrder, DelaySettings, Distribution, Histogram, HistogramError, Latency,

@@ -87,6 +87,10 @@ impl Node for RecorderNode {
         })
     }
 
+    fn snapshot(&self) -> Option<Arc<dyn Node>> {
+        self.child.node().snapshot()
+    }
+
     fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let below = self.child.node().open_lane(io)?;
         Ok(Box::new(RecorderLane::new(below, Arc::clone(&self.bitmaps))))

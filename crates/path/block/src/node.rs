@@ -14,6 +14,7 @@
 use std::fmt::Debug;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::{
@@ -58,6 +59,12 @@ pub trait Node: Debug + Send + Sync {
     /// changed nothing; after a failure either size may be there, and [`Node::size`] says which.
     fn resize(&self, _: DiskSize) -> Result<(), ResizeError> {
         Err(ResizeError::refused(self, "Image format driver does not support resize"))
+    }
+
+    /// The disk as it was at an instant, if the node keeps that: a node of its own, which others may read while this one is
+    /// changed (QEMU's snapshot API of a driver).
+    fn snapshot(&self) -> Option<Arc<dyn Node>> {
+        None
     }
 
     /// Opens the calling thread's own handle. Called by an iothread before it serves the first

@@ -4,6 +4,7 @@ mod certificates;
 mod client;
 mod control;
 mod crowd;
+mod fleecing;
 mod guest;
 mod kills;
 mod peers;

@@ -218,6 +218,49 @@ fn who_copies_on_read_writes_to_what_is_below_and_ends_in_its_chain() {
 }
 
 #[test]
+fn what_is_kept_as_it_was_has_one_writer_and_a_target_that_is_written() {
+    const CONFLICT: &str = "Permission conflict on node 'n'";
+    let nulls = "null-co,node-name=n,size=1048576 null-co,node-name=m,size=1048576";
+    let kept = format!("{nulls} copy-before-write,node-name=c,file=n,target=m");
+    check(&format!("{kept} c>>0 n>1 m>>2"), Served(3));
+    check(&format!("{kept} n>>0"), Served(1));
+    let conflict = Refused(&[CONFLICT, "'write'", "node 'c'", "'file'"]);
+    check(&format!("{kept} c>>0 n>>1"), conflict);
+    check(&format!("{kept} n>>0 c>1"), conflict);
+    let shown = "snapshot-access,node-name=a,file=c";
+    check(&format!("{kept} {shown} c>>0 a>1"), Served(2));
+    check(&format!("{kept} {shown} c>>0 a>>1"), Served(2));
+    check(&format!("{kept} {shown} n>>0"), conflict);
+    check(&format!("{kept},on-cbw-error=break-snapshot,cbw-timeout=7 c>>0"), Served(1));
+    check(&format!("{kept},min-cluster-size=1M c>>0"), Served(1));
+    check(&format!("{kept},min-cluster-size=1000 c>>0"), Refused(&["node c", "a power of 2"]));
+    check(&format!("{kept},on-cbw-error=ignore c>>0"), Refused(&["'on-cbw-error'", "'ignore'"]));
+    check(&format!("{kept},cbw-timeout=4294967296 c>>0"), Refused(&["'cbw-timeout'"]));
+    check(&format!("{kept},bitmap.node=n,bitmap.name=b c>>0"), Refused(&["'bitmap"]));
+    check(&format!("{nulls} copy-before-write,node-name=c,file=n c>>0"), Refused(&["'target'"]));
+    let read_only = "null-co,node-name=r,read-only=on";
+    let to_read_only =
+        format!("{nulls} {read_only} copy-before-write,node-name=c,file=n,target=r c>>0");
+    check(&to_read_only, Refused(&["'r'", "read-only"]));
+    let of_read_only = format!("{nulls} {read_only},size=512");
+    check(&format!("{of_read_only} copy-before-write,node-name=c,file=r,target=n c>0"), Served(1));
+    // The peer notices when it is written, or read.
+    let ours = |line: &str, words: &'static [&'static str]| {
+        with(&ringloom(), |program| {
+            let bench = Bench::new()?;
+            judged(program, &bench, line, &[], Refused(words))
+        });
+    };
+    let small = "null-co,node-name=n,size=1048576 null-co,node-name=m,size=1048064";
+    let small = format!("{small} copy-before-write,node-name=c,file=n,target=m c>>0");
+    ours(&small, &["node c", "'m' has 1048064 bytes", "1048576"]);
+    ours(
+        &format!("{nulls} snapshot-access,node-name=a,file=n a>0"),
+        &["node a", "'n' keeps no snapshot"],
+    );
+}
+
+#[test]
 fn windows_must_fit_into_what_is_below() {
     let raw =
         |rest: &str| format!("null-co,node-name=n,size=1048576 raw,node-name=a,file=n,{rest}");

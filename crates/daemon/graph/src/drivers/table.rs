@@ -3,7 +3,10 @@
 use syntax::{ArgumentError, OptionFields};
 
 use super::driver::Driver;
-use super::{copy_on_read, delay, file, nbd, null, qcow2, raw, stripe, throttle};
+use super::{
+    copy_before_write, copy_on_read, delay, file, nbd, null, qcow2, raw, snapshot_access, stripe,
+    throttle,
+};
 
 /// The drivers, in the order in which messages name them and the help shows them.
 pub const DRIVERS: &[&Driver] = &[
@@ -18,6 +21,8 @@ pub const DRIVERS: &[&Driver] = &[
     &delay::DELAY,
     &stripe::STRIPE,
     &copy_on_read::COPY_ON_READ,
+    &copy_before_write::COPY_BEFORE_WRITE,
+    &snapshot_access::SNAPSHOT_ACCESS,
 ];
 
 /// The drivers of qemu-storage-daemon. One that is not in [`DRIVERS`] is not there yet.

@@ -27,6 +27,13 @@ pub enum ChildRole {
     JobSource,
     /// A job writes it: others may only read it.
     JobTarget,
+    /// The same as the first, and what is about to be changed in it is read before: others may not change it as soon as the user
+    /// is used itself.
+    Preserved,
+    /// What was read so is written there, whatever is done above. Others may use it in any way, but give it no other size.
+    PreservedTo,
+    /// The user shows what it keeps of an instant, and nothing else of it.
+    AtInstant,
 }
 
 impl ChildRole {
@@ -38,29 +45,40 @@ impl ChildRole {
             | Self::Metadata
             | Self::Data
             | Self::CopiedTo
-            | Self::JobTarget => true,
-            Self::Backing | Self::JobSource => false,
+            | Self::JobTarget
+            | Self::Preserved
+            | Self::PreservedTo => true,
+            Self::Backing | Self::JobSource | Self::AtInstant => false,
         }
     }
 
     /// Whether the user shows the child's bytes as they are.
     pub(crate) fn is_same_disk(self) -> bool {
         match self {
-            Self::Filtered | Self::CopiedTo => true,
+            Self::Filtered | Self::CopiedTo | Self::Preserved => true,
             Self::Member
             | Self::Metadata
             | Self::Data
             | Self::Backing
             | Self::JobSource
-            | Self::JobTarget => false,
+            | Self::JobTarget
+            | Self::PreservedTo
+            | Self::AtInstant => false,
         }
     }
 
     /// Whether the user, if it takes changes, writes to the child whatever is done above.
     pub(crate) fn is_always_written(self) -> bool {
         match self {
-            Self::Metadata | Self::Data | Self::CopiedTo | Self::JobTarget => true,
-            Self::Filtered | Self::Member | Self::Backing | Self::JobSource => false,
+            Self::Metadata | Self::Data | Self::CopiedTo | Self::JobTarget | Self::PreservedTo => {
+                true
+            }
+            Self::Filtered
+            | Self::Member
+            | Self::Backing
+            | Self::JobSource
+            | Self::Preserved
+            | Self::AtInstant => false,
         }
     }
 }

@@ -305,6 +305,20 @@ impl UseGraph {
                 Rights { uses, shares: kept }
             }
             (ChildRole::Backing, _) => Rights { uses: uses.both(reads), shares: kept },
+            // As in QEMU, what nobody uses keeps nobody away.
+            (ChildRole::Preserved, _) if !self.has_users(&above.user) => Rights { uses, shares },
+            (ChildRole::Preserved, _) => {
+                let shares = shares.without(Permissions::CHANGES);
+                Rights { uses: uses.union(reads), shares }
+            }
+            (ChildRole::PreservedTo, _) => {
+                let resizes = Permissions::NONE.and(Permission::Resize);
+                let uses = Permissions::NONE.and(Permission::Write);
+                Rights { uses, shares: Permissions::ALL.without(resizes) }
+            }
+            (ChildRole::AtInstant, _) => {
+                Rights { uses: Permissions::NONE, shares: Permissions::ALL }
+            }
             (ChildRole::Metadata | ChildRole::Data, Access::ReadOnly) => {
                 Rights { uses: reads, shares: kept }
             }
@@ -312,6 +326,13 @@ impl UseGraph {
                 let uses = Permissions::WRITES.and(Permission::Resize);
                 Rights { uses, shares: kept }
             }
+        }
+    }
+
+    fn has_users(&self, user: &NodeUser) -> bool {
+        match user {
+            NodeUser::Node(name) => self.is_used(name),
+            NodeUser::Export(_) | NodeUser::Job(_) => true,
         }
     }
 

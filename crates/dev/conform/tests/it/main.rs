@@ -11,7 +11,16 @@ fn check(form: &Form, stacks: u64) -> Summary {
     assert!(summary.done > stacks * 50 && summary.held > stacks, "{summary:?}");
     assert!(summary.kept > stacks, "{summary:?}");
     assert!(summary.refused > stacks / 2, "{summary:?}");
-    for subject in ["null", "raw", "throttle", "delay", "stripe", "copy-on-read", "faulty"] {
+    for subject in [
+        "null",
+        "raw",
+        "throttle",
+        "delay",
+        "stripe",
+        "copy-on-read",
+        "copy-before-write",
+        "faulty",
+    ] {
         assert!(summary.subjects.contains_key(subject), "no {subject}: {summary:?}");
     }
     summary

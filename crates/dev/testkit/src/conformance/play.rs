@@ -241,7 +241,7 @@ impl Player {
         self.machine.iothreads[side].release(now);
         self.machine.settle_now(&self.weights);
         self.judge()?;
-        let is_excused = self.stack.copies_on_read() || self.machine.has_lost_connections();
+        let is_excused = self.stack.waits_for_copies() || self.machine.has_lost_connections();
         if is_excused {
             // They may wait for what others change, or for a connection.
             return self.finish(side);

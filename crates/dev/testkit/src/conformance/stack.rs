@@ -73,6 +73,11 @@ pub trait Chosen: fmt::Debug {
         false
     }
 
+    /// Whether requests may wait here for copies of others.
+    fn waits_for_copies(&self) -> bool {
+        self.copies_on_read()
+    }
+
     /// What a test can make go wrong here.
     fn faults(&self) -> Option<&Arc<Faults>> {
         None
@@ -227,10 +232,10 @@ impl Stack {
         self.root.chosen.size()
     }
 
-    /// Whether reads may write what they have read.
-    pub fn copies_on_read(&self) -> bool {
+    /// Whether requests may wait for copies of others.
+    pub fn waits_for_copies(&self) -> bool {
         let mut copies = false;
-        self.root.visit(&mut |layer| copies |= layer.chosen.copies_on_read());
+        self.root.visit(&mut |layer| copies |= layer.chosen.waits_for_copies());
         copies
     }
 

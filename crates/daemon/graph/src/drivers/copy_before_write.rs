@@ -1,0 +1,97 @@
+//! The driver `copy-before-write`: another node's bytes, and what is about to be changed of them is copied to a target.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use layers::{CbwErrorPolicy, CopyBeforeWriteNode, CopyBeforeWriteSettings};
+use syntax::{ArgumentError, Keys, OptionFields, ValueType, optional, required};
+
+use super::base::{BASE, BASE_LATER, BaseOptions, pair};
+use super::driver::{
+    Driver, DriverOptions, MadeNode, NodeContext, NodeError, NodeRequirements, Options,
+    ThrottleGroups,
+};
+use crate::model::ChildRole;
+
+/// The key of the node that is copied to.
+const TARGET: &str = "target";
+
+/// The words of `on-cbw-error`.
+const BREAK_GUEST_WRITE: &str = "break-guest-write";
+const BREAK_SNAPSHOT: &str = "break-snapshot";
+
+/// `driver=copy-before-write`.
+pub(super) static COPY_BEFORE_WRITE: Driver = Driver {
+    name: "copy-before-write",
+    keys: Keys {
+        of: "--blockdev driver=copy-before-write",
+        supported: &[
+            BASE,
+            &[
+                required("file", ValueType::Node),
+                required(TARGET, ValueType::Node),
+                optional("on-cbw-error", ValueType::Word(&[BREAK_GUEST_WRITE, BREAK_SNAPSHOT])),
+                optional("cbw-timeout", ValueType::Number),
+                optional("min-cluster-size", ValueType::Size),
+            ],
+        ],
+        later: &[BASE_LATER, &["bitmap"]],
+    },
+    changeable: &[],
+    roles: &[("file", ChildRole::Preserved), (TARGET, ChildRole::PreservedTo)],
+    help: "  --blockdev [driver=]copy-before-write,node-name=N,file=NODE,target=NODE
+                   [,on-cbw-error=break-guest-write|break-snapshot][,cbw-timeout=SECONDS]
+                   [,min-cluster-size=BYTES]
+                         another node's bytes; what is about to be changed is copied to target
+                         first, where snapshot-access finds it. If that fails, or takes longer
+                         than cbw-timeout (0: never), the change fails or the snapshot is lost
+",
+    as_format: None,
+    read,
+};
+
+/// The options of `driver=copy-before-write`.
+#[derive(Debug)]
+struct CopyBeforeWriteOptions {
+    settings: CopyBeforeWriteSettings,
+    timeout_s: u32,
+}
+
+fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentError> {
+    let on_error = match fields.word("on-cbw-error")? {
+        Some(BREAK_SNAPSHOT) => CbwErrorPolicy::BreakSnapshot,
+        Some(_) | None => CbwErrorPolicy::BreakGuestWrite,
+    };
+    let timeout_s = fields.number_u32("cbw-timeout")?.unwrap_or(0);
+    let timeout = (timeout_s > 0).then(|| Duration::from_secs(timeout_s.into()));
+    let min_cluster_bytes = fields.size("min-cluster-size")?.unwrap_or(0);
+    let settings = CopyBeforeWriteSettings { on_error, timeout, min_cluster_bytes };
+    Ok(Arc::new(CopyBeforeWriteOptions { settings, timeout_s }))
+}
+
+impl DriverOptions for CopyBeforeWriteOptions {
+    fn needs(&self) -> NodeRequirements<'_> {
+        NodeRequirements::default()
+    }
+
+    fn describe(&self, _: &ThrottleGroups) -> Vec<(String, String)> {
+        let on_error = match self.settings.on_error {
+            CbwErrorPolicy::BreakGuestWrite => BREAK_GUEST_WRITE,
+            CbwErrorPolicy::BreakSnapshot => BREAK_SNAPSHOT,
+        };
+        vec![
+            pair("on-cbw-error", on_error),
+            pair("cbw-timeout", &self.timeout_s),
+            pair("min-cluster-size", &self.settings.min_cluster_bytes),
+        ]
+    }
+
+    fn make(&self, context: &NodeContext<'_>) -> Result<MadeNode, NodeError> {
+        let NodeContext { name, base, clock, .. } = context;
+        let target = context.child(TARGET).expect("the reader has taken it");
+        let (children, policies) = ((context.file(), target), (base.access(), base.discard));
+        let clock = Arc::clone(clock);
+        let node = CopyBeforeWriteNode::new(name, children, policies, self.settings, clock);
+        Ok(MadeNode::of(Arc::new(node.map_err(|error| context.failed(error))?)))
+    }
+}
