@@ -7,6 +7,8 @@
 //! flushed.
 
 mod activity;
+mod block_jobs;
+mod build_error;
 mod change;
 mod connecting;
 mod inherit;
@@ -23,22 +25,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Clock, Durability};
-use credentials::{Authorization, CredentialError, RuleFileError, X509Credentials};
+use credentials::{Authorization, X509Credentials};
 use exports::{
-    AdoptedSession, DescriptorCheck, DiskParts, Export, ExportClaimError, ExportError, ExportKind,
-    ExportOptions, ExportSocket, ExportedDisk, LOGICAL_BLOCK_BYTES, ServingIothreads, SocketError,
-    VhostUserBlkDisk, WaitPolicy,
+    AdoptedSession, DescriptorCheck, DiskParts, Export, ExportKind, ExportOptions, ExportSocket,
+    ExportedDisk, LOGICAL_BLOCK_BYTES, ServingIothreads, VhostUserBlkDisk, WaitPolicy,
 };
 use graph::{
-    Blockdev, Graph, GraphError, ModelError, NamedFilesPolicy, ObjectKind, ObjectOptions,
-    PollOptions, PoolOptions, Secret, SecretError, StorageWatchdog,
+    Blockdev, Graph, NamedFilesPolicy, ObjectKind, ObjectOptions, PollOptions, PoolOptions, Secret,
+    StorageWatchdog,
 };
 use iothread::{
     Confinement, Iothread, PlacedSource, PollLimitStrictness, PollSettings, ProcessResources,
     SourceRegistry, SpawnError,
 };
-use kernel_io::{CpuList, FileTable, OpenFile, ReactorChoice, SpareRings};
-use nbd_server::{ListenGrant, NbdCatalog, NbdExport, NbdServer, NbdServerError};
+use kernel_io::{FileTable, OpenFile, ReactorChoice, SpareRings};
+use nbd_server::{ListenGrant, NbdCatalog, NbdExport, NbdServer};
 use sandbox::Sandbox;
 
 use crate::placer::PlacedPool;
@@ -46,6 +47,11 @@ use crate::running_export::RunningExport;
 use crate::state_file::StateFile;
 
 pub use activity::ActivityError;
+use block_jobs::BlockJob;
+pub use block_jobs::{
+    BlockJobError, BlockJobProgress, JobNews, JobObserver, MirrorEnd, MirrorOptions, MirrorSync,
+};
+pub use build_error::BuildError;
 pub use change::GraphChangeError;
 pub use connecting::ConnectRights;
 pub use nbd::NbdTlsError;
@@ -63,7 +69,8 @@ const POOLED_RINGS_MAX: usize = 64;
 /// All running parts of the daemon: iothreads, block graph, claims, exports.
 #[derive(Debug)]
 pub struct DaemonState {
-    // Dropped in this order: exports use iothreads, and what was claimed.
+    // Dropped in this order: jobs and exports use iothreads, and what was claimed.
+    jobs: BTreeMap<String, BlockJob>,
     exports: Vec<RunningExport>,
     /// Whoever moves rings is gone before the iothreads.
     pools: HashMap<String, PlacedPool>,
@@ -141,108 +148,6 @@ pub struct ListeningExport {
     pub socket: Option<ExportSocket>,
 }
 
-/// The daemon could not be built as the command line asks.
-#[derive(Debug, thiserror::Error)]
-pub enum BuildError {
-    /// An iothread could not be started.
-    #[error(transparent)]
-    Iothread(#[from] SpawnError),
-    /// A node could not be made.
-    #[error(transparent)]
-    Graph(#[from] GraphError),
-    /// An object or an export does not fit what there is.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// Credentials cannot be used.
-    #[error("tls-creds-x509 {object}")]
-    Credentials {
-        /// Their id.
-        object: String,
-        /// Why.
-        #[source]
-        source: CredentialError,
-    },
-    /// The password of a key is not there.
-    #[error("tls-creds-x509 {object}: there is no secret with id '{secret}'")]
-    NoSecret {
-        /// Whose key.
-        object: String,
-        /// The secret.
-        secret: String,
-    },
-    /// Rules about who may come cannot be read.
-    #[error("{object}")]
-    Rules {
-        /// Their id.
-        object: String,
-        /// Why.
-        #[source]
-        source: RuleFileError,
-    },
-    /// A secret is not to be had.
-    #[error("secret {secret}")]
-    Secret {
-        /// Its id.
-        secret: String,
-        /// Why.
-        #[source]
-        source: SecretError,
-    },
-    /// An export could not claim its node.
-    #[error(transparent)]
-    Claim(#[from] ExportClaimError),
-    /// An export's socket could not be made.
-    #[error("export {export}")]
-    Socket {
-        /// The export.
-        export: String,
-        /// Why.
-        #[source]
-        source: SocketError,
-    },
-    /// What places the rings of a pool could not be started.
-    #[error("iothread-pool {pool}: cannot start a thread")]
-    Placer {
-        /// The pool.
-        pool: String,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// A pool cannot run on its CPUs.
-    #[error("iothread-pool {pool}: cannot run on CPUs {cpus}")]
-    Cpus {
-        /// The pool.
-        pool: String,
-        /// Its CPUs.
-        cpus: CpuList,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// An export's thread could not be confined.
-    #[error("export {export}: its thread cannot be confined")]
-    Confine {
-        /// The export.
-        export: String,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// An export could not be started.
-    #[error(transparent)]
-    Export(#[from] ExportError),
-    /// The thread of the NBD server could not be confined.
-    #[error("NBD server: its thread cannot be confined")]
-    ConfineNbd(#[source] std::io::Error),
-    /// The NBD server cannot do TLS as it is to.
-    #[error("NBD server")]
-    NbdTls(#[from] NbdTlsError),
-    /// The NBD server could not be started.
-    #[error(transparent)]
-    NbdServer(#[from] NbdServerError),
-}
-
 impl DaemonState {
     /// Nothing yet. Of the graph see [`Graph::new`].
     pub fn nothing(
@@ -255,6 +160,7 @@ impl DaemonState {
     ) -> Self {
         let (named_files, watch) = (named_files.clone(), Arc::clone(watch));
         Self {
+            jobs: BTreeMap::new(),
             exports: Vec::new(),
             pools: HashMap::new(),
             unused_pools: HashMap::new(),
@@ -546,16 +452,21 @@ impl DaemonState {
         Ok(iothread)
     }
 
+    /// The iothread that serves what names none.
+    fn main_iothread(&mut self) -> Result<Arc<Iothread>, SpawnError> {
+        match self.iothreads.get(MAIN) {
+            Some(main) => Ok(Arc::clone(main)),
+            None => self.spawn(MAIN, PollSettings::OFF),
+        }
+    }
+
     /// The iothreads that serve an export, all of which there are.
     pub(super) fn iothreads_of(
         &mut self,
         options: &ExportOptions,
     ) -> Result<ServingIothreads, BuildError> {
         let named = match &options.iothreads[..] {
-            [] => vec![match self.iothreads.get(MAIN) {
-                Some(main) => Arc::clone(main),
-                None => self.spawn(MAIN, PollSettings::OFF)?,
-            }],
+            [] => vec![self.main_iothread()?],
             [id] if self.unused_pools.contains_key(id) || self.pools.contains_key(id) => {
                 let storage = storage_of(&self.graph.files_below(&options.node_name));
                 let pool = self.pool_for(id, storage)?;

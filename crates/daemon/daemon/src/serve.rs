@@ -349,6 +349,7 @@ fn take_down(
     watch: &StorageWatchdog,
     pidfile: Option<Pidfile>,
 ) -> Result<(), ServeError> {
+    built.stop_block_jobs();
     built.stop_exports();
     let flushed = flush(files, watch);
     watch.during("closing all disks".to_owned(), || drop(built));

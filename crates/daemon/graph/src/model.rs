@@ -303,6 +303,7 @@ impl GraphModel {
     /// the names of all that are gone, upper ones first.
     pub fn remove_node(&mut self, name: &str) -> Result<Vec<String>, ModelError> {
         self.find_node(name, None)?;
+        self.check_no_job(name)?;
         if self.uses.is_used(name) {
             return Err(ModelError::NodeInUse(name.to_owned()));
         }
@@ -359,6 +360,18 @@ impl GraphModel {
             }
         }
         Ok(self.uses.add_job(id, edges)?)
+    }
+
+    /// Whether no job uses a node by itself.
+    pub fn check_no_job(&self, node: &str) -> Result<(), ModelError> {
+        let job = self.users_of(node).into_iter().find_map(|(user, _)| match user {
+            NodeUser::Job(id) => Some(id),
+            NodeUser::Node(_) | NodeUser::Export(_) => None,
+        });
+        match job {
+            Some(job) => Err(ModelError::Busy { node: node.to_owned(), job }),
+            None => Ok(()),
+        }
     }
 
     /// Takes a job away, if it is there.

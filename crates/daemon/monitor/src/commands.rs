@@ -8,6 +8,7 @@ mod creation;
 mod exports;
 mod images;
 mod jobs;
+mod mirror;
 mod nbd;
 mod nodes;
 mod objects;
@@ -23,11 +24,10 @@ use host::chain_of;
 use serde_json::{Map, Value};
 use syntax::{ArgumentError, Keys, OptionFields, nearest};
 
-pub(crate) use jobs::Jobs;
-
 use crate::chardev::Chardev;
 use crate::client::Client;
 use crate::inbox::InboxSender;
+use crate::jobs::Jobs;
 use crate::monitors::DaemonFate;
 use crate::qmp_error::QmpError;
 use crate::request::Request;
@@ -120,10 +120,38 @@ pub(crate) const COMMANDS: &[Command] = {
             <()>::describe,
             nodes::set_write_threshold,
         ),
+        changes("block-job-cancel", Table(&jobs::BLOCK_CANCEL), <()>::describe, jobs::block_cancel),
+        changes(
+            "block-job-complete",
+            Table(&jobs::BLOCK_COMPLETE),
+            <()>::describe,
+            jobs::block_complete,
+        ),
+        changes(
+            "block-job-dismiss",
+            Table(&jobs::BLOCK_DISMISS),
+            <()>::describe,
+            jobs::block_dismiss,
+        ),
+        changes(
+            "block-job-finalize",
+            Table(&jobs::BLOCK_FINALIZE),
+            <()>::describe,
+            jobs::block_finalize,
+        ),
+        changes("block-job-pause", Table(&jobs::BLOCK_PAUSE), <()>::describe, jobs::block_pause),
+        changes("block-job-resume", Table(&jobs::BLOCK_RESUME), <()>::describe, jobs::block_resume),
+        changes(
+            "block-job-set-speed",
+            Table(&jobs::BLOCK_SET_SPEED),
+            <()>::describe,
+            jobs::block_set_speed,
+        ),
         changes("block_resize", Table(&nodes::RESIZE), <()>::describe, nodes::resize),
         changes("blockdev-add", Blockdev, <()>::describe, nodes::add),
         changes("blockdev-create", Table(&creation::CREATE), <()>::describe, creation::create),
         changes("blockdev-del", Table(&nodes::DEL), <()>::describe, nodes::del),
+        changes("blockdev-mirror", Table(&mirror::MIRROR), <()>::describe, mirror::mirror),
         changes("blockdev-reopen", Table(&images::REOPEN), <()>::describe, images::reopen),
         changes(
             "blockdev-set-active",
@@ -154,7 +182,12 @@ pub(crate) const COMMANDS: &[Command] = {
         ),
         changes("chardev-add", Table(&chardevs::ADD), ChardevReturn::describe, chardevs::add),
         changes("chardev-remove", Table(&chardevs::REMOVE), <()>::describe, chardevs::remove),
+        changes("job-cancel", Table(&jobs::CANCEL), <()>::describe, jobs::cancel),
+        changes("job-complete", Table(&jobs::COMPLETE), <()>::describe, jobs::complete),
         changes("job-dismiss", Table(&jobs::DISMISS), <()>::describe, jobs::dismiss),
+        changes("job-finalize", Table(&jobs::FINALIZE), <()>::describe, jobs::finalize),
+        changes("job-pause", Table(&jobs::PAUSE), <()>::describe, jobs::pause),
+        changes("job-resume", Table(&jobs::RESUME), <()>::describe, jobs::resume),
         with(
             &["deprecated"],
             changes("nbd-server-add", Table(&nbd::ADD), <()>::describe, nbd::add),
@@ -272,28 +305,15 @@ const LATER: &[&str] = &[
     "block-dirty-bitmap-enable",
     "block-dirty-bitmap-merge",
     "block-dirty-bitmap-remove",
-    "block-job-cancel",
     "block-job-change",
-    "block-job-complete",
-    "block-job-dismiss",
-    "block-job-finalize",
-    "block-job-pause",
-    "block-job-resume",
-    "block-job-set-speed",
     "block-stream",
     "blockdev-backup",
-    "blockdev-mirror",
     "blockdev-snapshot-delete-internal-sync",
     "blockdev-snapshot-internal-sync",
     "chardev-change",
     "chardev-send-break",
     "drive-backup",
     "drive-mirror",
-    "job-cancel",
-    "job-complete",
-    "job-finalize",
-    "job-pause",
-    "job-resume",
     "ringbuf-read",
     "ringbuf-write",
     "x-blockdev-amend",

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use crate::schema::{Member, Schema};
-use crate::types::{JobStatus, QapiType};
+use crate::types::{JobStatus, JobType, QapiType};
 
 /// An event: its name, and its data for the schema.
 pub(crate) struct EventKind {
@@ -17,6 +17,21 @@ pub(crate) struct EventKind {
 
 /// An export is gone.
 pub(crate) const BLOCK_EXPORT_DELETED: &str = "BLOCK_EXPORT_DELETED";
+
+/// A block job is over, and was cancelled.
+pub(crate) const BLOCK_JOB_CANCELLED: &str = "BLOCK_JOB_CANCELLED";
+
+/// A block job is over.
+pub(crate) const BLOCK_JOB_COMPLETED: &str = "BLOCK_JOB_COMPLETED";
+
+/// A disk of a block job has failed.
+pub(crate) const BLOCK_JOB_ERROR: &str = "BLOCK_JOB_ERROR";
+
+/// A block job waits to be finalized.
+pub(crate) const BLOCK_JOB_PENDING: &str = "BLOCK_JOB_PENDING";
+
+/// A block job can be completed.
+pub(crate) const BLOCK_JOB_READY: &str = "BLOCK_JOB_READY";
 
 /// A job is somewhere else than before.
 pub(crate) const JOB_STATUS_CHANGE: &str = "JOB_STATUS_CHANGE";
@@ -48,6 +63,36 @@ pub(crate) const EVENTS: &[EventKind] = &[
             ]
         },
     },
+    EventKind { name: BLOCK_JOB_CANCELLED, members: block_job },
+    EventKind {
+        name: BLOCK_JOB_COMPLETED,
+        members: |schema| {
+            let mut members = block_job(schema);
+            members.push(("error".to_owned(), "str".to_owned(), true));
+            members
+        },
+    },
+    EventKind {
+        name: BLOCK_JOB_ERROR,
+        members: |schema| {
+            let operation = schema.words(&["read", "write"]);
+            let action = schema.words(&["ignore", "report", "stop"]);
+            let member = |name: &str, of: String| (name.to_owned(), of, false);
+            vec![
+                member("device", "str".to_owned()),
+                member("operation", operation),
+                member("action", action),
+            ]
+        },
+    },
+    EventKind {
+        name: BLOCK_JOB_PENDING,
+        members: |schema| {
+            let kind = JobType::describe(schema);
+            vec![("type".to_owned(), kind, false), ("id".to_owned(), "str".to_owned(), false)]
+        },
+    },
+    EventKind { name: BLOCK_JOB_READY, members: block_job },
     EventKind {
         name: BLOCK_WRITE_THRESHOLD,
         members: |_| {
@@ -64,6 +109,14 @@ pub(crate) const EVENTS: &[EventKind] = &[
         },
     },
 ];
+
+/// What most events of block jobs say.
+fn block_job(schema: &mut Schema) -> Vec<Member> {
+    let kind = JobType::describe(schema);
+    let number = |name: &str| (name.to_owned(), "int".to_owned(), false);
+    let id = ("device".to_owned(), "str".to_owned(), false);
+    vec![("type".to_owned(), kind, false), id, number("len"), number("offset"), number("speed")]
+}
 
 /// An event of now.
 #[expect(

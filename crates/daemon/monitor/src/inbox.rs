@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use control::JobNews;
 use kernel_io::Notifier;
 use qcow2::Corruption;
 use serde_json::Value;
 
 use crate::client::Client;
+use crate::jobs::JobSerial;
 use crate::request::Request;
 
 /// A message to the first thread.
@@ -21,8 +23,10 @@ pub(crate) enum Message {
     ThresholdExceeded { node: String, amount: u64, threshold: u64 },
     /// An image turned out to be damaged.
     Corrupted(Corruption),
-    /// A job is over, well or with that error.
+    /// A job without disks is over, well or with that error.
     JobEnded { id: String, error: Option<String> },
+    /// Something has happened to a block job.
+    JobNews { id: String, serial: JobSerial, news: JobNews },
 }
 
 /// Where the first thread takes messages.

@@ -14,6 +14,7 @@ mod commands;
 mod distinct_keys;
 mod events;
 mod inbox;
+mod jobs;
 mod json_stream;
 mod monitors;
 mod options;

@@ -16,9 +16,10 @@ use serde_json::{Value, json};
 
 use crate::chardev::{Chardev, ChardevError};
 use crate::client::Client;
-use crate::commands::{self, CommandContext, Jobs};
+use crate::commands::{self, CommandContext};
 use crate::events::{BLOCK_IMAGE_CORRUPTED, BLOCK_WRITE_THRESHOLD, event};
 use crate::inbox::{Inbox, Message};
+use crate::jobs::Jobs;
 use crate::options::{ChardevOptions, MonitorOptions};
 use crate::session::answer;
 
@@ -135,6 +136,10 @@ impl Monitors {
                 }
                 Some(Message::JobEnded { id, error }) => {
                     let events = self.jobs.ended(&id, error);
+                    self.tell(events);
+                }
+                Some(Message::JobNews { id, serial, news }) => {
+                    let events = self.jobs.news(state, (&id, serial), news);
                     self.tell(events);
                 }
                 Some(Message::Request { client, id, request }) => {

@@ -109,9 +109,10 @@ enumeration! {
     /// The type of an export (`BlockExportType`).
     ExportType: "vhost-user-blk";
     /// The type of a job (`JobType`).
-    JobType: "create";
+    JobType: "create" "mirror";
     /// Where a job is (`JobStatus`).
-    JobStatus: "undefined" "created" "running" "waiting" "pending" "aborting" "concluded" "null";
+    JobStatus: "undefined" "created" "running" "paused" "ready" "standby" "waiting" "pending" "aborting"
+        "concluded" "null";
     /// What becomes of zeroes (`BlockdevDetectZeroesOptions`).
     DetectZeroes: "off";
     /// What a vertex of the graph is (`XDbgBlockGraphNodeType`).
@@ -121,7 +122,7 @@ enumeration! {
     /// How images are compressed (`Qcow2CompressionType`).
     CompressionType: "zlib" "zstd";
     /// Whether requests failed (`BlockDeviceIoStatus`).
-    IoStatus: "ok";
+    IoStatus: "ok" "failed" "nospace";
 }
 
 structure! {
@@ -176,7 +177,7 @@ structure! {
         "error" error: Option<String>,
     }
 
-    /// A job of a block device, of which there are none yet (`BlockJobInfo`).
+    /// A job of a block device (`BlockJobInfo`).
     struct BlockJobInfo {
         "type" kind: JobType,
         "device" device: String,
@@ -191,6 +192,7 @@ structure! {
         "auto-finalize" finalizes_itself: bool,
         "auto-dismiss" dismisses_itself: bool,
         "error" error: Option<String>,
+        "actively-synced" is_actively_synced: Option<bool>,
     }
 
     /// How a node uses the page cache (`BlockdevCacheInfo`).

@@ -110,6 +110,8 @@ enum Rejection {
     Nbd { export: String },
     #[error("node {node} keeps a disk as it was, which a new process would not know")]
     Snapshot { node: String },
+    #[error("block job '{job}' runs, and cannot be handed over; wait for its end, or cancel it")]
+    Job { job: String },
     #[error("disk {path}: an earlier flush failed, which a new process would not know")]
     FailedFlush { path: String },
     #[error("export {export}: its requests were not finished within {} s", DRAIN_LIMIT.as_secs())]
@@ -197,6 +199,9 @@ fn agree(
     let asked = |export: &&&Export| sockets.contains(&export.socket());
     if let Some(export) = exports.iter().find(|export| !asked(export)) {
         return Err(Rejection::Missing { export: export.disk().id.clone() });
+    }
+    if let Some(job) = built.graph().model().jobs().next() {
+        return Err(Rejection::Job { job: job.to_owned() });
     }
     check_flushes(built)?;
     check_snapshots(built)?;

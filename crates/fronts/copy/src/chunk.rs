@@ -7,7 +7,9 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
+use bitmaps::CopyClaim;
 use block::{RequestMemory, Unmap};
 
 use crate::job::CopySide;
@@ -38,6 +40,8 @@ pub(crate) struct Chunk {
     pub(crate) source: Option<RequestMemory>,
     /// Memory for what is read from the target.
     pub(crate) target: Option<RequestMemory>,
+    /// What it is a part of, if it is of a backlog.
+    pub(crate) claim: Option<Arc<CopyClaim>>,
 }
 
 impl Chunk {

@@ -1,7 +1,7 @@
 //! A job: what is copied or compared, how far it has come, and how it ends.
 //!
-//! Invariants: each byte of the disk is asked about once, and given to one worker. The first error counts; after
-//! it, and after [`CopyJob::cancel`], no worker begins anything more.
+//! Invariants: without a backlog each byte of the disk is asked about once, and given to one worker; with one the backlog
+//! says who copies what. The first error counts; after it, and after [`CopyJob::cancel`], no worker begins anything more.
 //! Threads: the workers of the job, each on its iothread, and whoever watches it.
 
 use std::collections::VecDeque;
@@ -10,6 +10,9 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use std::task::{Wake, Waker};
+
+use bitmaps::{ClaimResult, CopyBacklog, CopyClaim};
 use block::{BlockStatus, ByteOffset, Clock, FailKind};
 
 use crate::rate::RateLimit;
@@ -20,6 +23,9 @@ const ASKED_BYTES: u64 = 1 << 30;
 
 /// How many bytes a worker takes at once.
 const SHARE_BYTES: u64 = 8 << 20;
+
+/// How many bytes of a backlog a worker claims at once: as long as it copies them, who writes them may have to wait.
+const CLAIMED_BYTES: u64 = 1 << 20;
 
 /// What a job does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,12 +137,82 @@ pub struct CopyProgress {
     pub written: u64,
 }
 
+/// The part of a copy that goes on while its source is written.
+#[derive(Debug)]
+pub struct BacklogCopy {
+    /// What is left to be copied.
+    pub backlog: Arc<CopyBacklog>,
+    /// What is put there first, of all that the source has; nothing if what is there says it all.
+    pub scan: Option<ScanFilter>,
+    /// When it is over.
+    pub end: BacklogEnd,
+    /// What becomes of errors.
+    pub on_source_error: ErrorPolicy,
+    /// The same of the target.
+    pub on_target_error: ErrorPolicy,
+    /// Hears of what happens.
+    pub observer: Arc<dyn CopyObserver>,
+}
+
+/// Which bytes of the source are to be copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScanFilter {
+    /// Those that the source itself has, or so many backing files below it.
+    AllocatedAbove(u8),
+}
+
+/// When a copy of a backlog is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BacklogEnd {
+    /// When nothing is left.
+    WhenEmpty,
+    /// When it is cancelled: what is added later is copied, too.
+    WhenCancelled,
+}
+
+/// What becomes of a job when a disk fails (QEMU's BlockdevOnError).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorPolicy {
+    /// It fails.
+    Report,
+    /// The bytes are tried again later.
+    Ignore,
+    /// It pauses; the bytes are tried again when it goes on.
+    Stop,
+    /// It pauses if there is no space left, and fails otherwise.
+    Enospc,
+}
+
+/// What is done about one error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorAction {
+    /// The job fails.
+    Report,
+    /// It goes on.
+    Ignore,
+    /// It has paused.
+    Stop,
+}
+
+/// Hears of a copy of a backlog. Called by iothreads: it must not block.
+pub trait CopyObserver: std::fmt::Debug + Send + Sync {
+    /// Source and target were equal, but for writes under way. Told each time that a worker finds it so.
+    fn is_equal(&self);
+
+    /// A disk has failed.
+    fn has_failed(&self, error: CopyError, action: ErrorAction);
+}
+
 /// A job, shared by its workers.
 #[derive(Debug)]
 pub struct CopyJob {
     pub(crate) settings: CopySettings,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) rate: Option<RateLimit>,
+    pub(crate) rate: RateLimit,
+    backlog: Option<BacklogCopy>,
+    is_paused: AtomicBool,
+    /// Whether what is added is copied at once, also when source and target were equal before.
+    is_hurried: AtomicBool,
     done: AtomicU64,
     data: AtomicU64,
     written: AtomicU64,
@@ -158,7 +234,24 @@ struct Work {
     /// Whether a worker asks it.
     is_asking: bool,
     /// How workers that wait for its answer are called.
-    kicks: Vec<Arc<OwnedFd>>,
+    kicks: Vec<Arc<WorkerKick>>,
+}
+
+/// How a worker is called, by any thread.
+#[derive(Debug)]
+pub(crate) struct WorkerKick(pub(crate) OwnedFd);
+
+impl WorkerKick {
+    pub(crate) fn ring(&self) {
+        // A counter that is full has rung.
+        let _full = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Wake for WorkerKick {
+    fn wake(self: Arc<Self>) {
+        self.ring();
+    }
 }
 
 /// What a worker does next.
@@ -168,8 +261,12 @@ pub(crate) enum Share {
     Runs(Vec<(Range<u64>, BlockStatus)>),
     /// It asks the source what these bytes are, and says so ([`CopyJob::told`]).
     Ask(Range<u64>),
-    /// Another one asks: it is kicked when there is something.
+    /// It copies these bytes, once it knows what they are.
+    Claimed(CopyClaim),
+    /// It is kicked when there is something: another one asks, or copies, or everything is equal.
     Wait,
+    /// Nothing is left of a backlog for now; the worker is kicked when something is.
+    Equal,
     /// Nothing is left.
     Nothing,
 }
@@ -177,16 +274,38 @@ pub(crate) enum Share {
 impl CopyJob {
     /// A job on which nobody works yet. The rate goes by that clock.
     pub fn new(settings: CopySettings, clock: Arc<dyn Clock>) -> Arc<Self> {
+        Self::made(settings, None, clock)
+    }
+
+    /// The same of a backlog, while the source is written.
+    pub fn of_backlog(
+        settings: CopySettings,
+        backlog: BacklogCopy,
+        clock: Arc<dyn Clock>,
+    ) -> Arc<Self> {
+        Self::made(settings, Some(backlog), clock)
+    }
+
+    fn made(
+        settings: CopySettings,
+        backlog: Option<BacklogCopy>,
+        clock: Arc<dyn Clock>,
+    ) -> Arc<Self> {
+        let is_scanned = backlog.as_ref().is_some_and(|it| it.scan.is_none());
+        let work = Work { next: if is_scanned { settings.bytes } else { 0 }, ..Work::default() };
         Arc::new(Self {
             settings,
             clock,
-            rate: settings.bytes_per_second.map(RateLimit::new),
+            rate: RateLimit::new(settings.bytes_per_second),
+            backlog,
+            is_paused: AtomicBool::new(false),
+            is_hurried: AtomicBool::new(false),
             done: AtomicU64::new(0),
             data: AtomicU64::new(0),
             written: AtomicU64::new(0),
             is_cancelled: AtomicBool::new(false),
             error: Mutex::default(),
-            work: Mutex::default(),
+            work: Mutex::new(work),
             runs: Mutex::default(),
         })
     }
@@ -204,10 +323,49 @@ impl CopyJob {
     /// Has all workers begin nothing more. They end when what they have begun is over.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
-        for kick in &self.work().kicks {
-            // A counter that is full has rung.
-            let _full = rustix::io::write(kick, &1_u64.to_ne_bytes());
-        }
+        self.kick_all();
+    }
+
+    /// Has all workers begin nothing more until [`CopyJob::resume`]; what they have begun goes on, and what they have
+    /// claimed is given back.
+    pub fn pause(&self) {
+        self.is_paused.store(true, Ordering::Relaxed);
+        self.kick_all();
+    }
+
+    /// Has them go on.
+    pub fn resume(&self) {
+        self.is_paused.store(false, Ordering::Relaxed);
+        self.kick_all();
+    }
+
+    /// The most bytes of the disk in a second from now on.
+    pub fn set_rate(&self, bytes_per_second: Option<u64>) {
+        self.rate.set(bytes_per_second);
+        self.kick_all();
+    }
+
+    /// What is written from now on is copied at once: somebody waits for source and target to be equal.
+    pub fn hurry(&self) {
+        self.is_hurried.store(true, Ordering::Relaxed);
+        self.kick_all();
+    }
+
+    pub(crate) fn is_hurried(&self) -> bool {
+        self.is_hurried.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.is_paused.load(Ordering::Relaxed)
+    }
+
+    /// What is copied while the source is written, if it is.
+    pub fn backlog(&self) -> Option<&BacklogCopy> {
+        self.backlog.as_ref()
+    }
+
+    fn kick_all(&self) {
+        self.work().kicks.iter().for_each(|kick| kick.ring());
     }
 
     /// The first error, if there was one.
@@ -230,13 +388,16 @@ impl CopyJob {
         runs
     }
 
-    /// A worker that is called by this descriptor.
-    pub(crate) fn enter(&self, kick: &Arc<OwnedFd>) {
+    /// A worker that is called so.
+    pub(crate) fn enter(&self, kick: &Arc<WorkerKick>) {
         self.work().kicks.push(Arc::clone(kick));
+        if let Some(BacklogCopy { backlog, .. }) = &self.backlog {
+            backlog.enter(Waker::from(Arc::clone(kick)));
+        }
     }
 
     /// What a worker does next that has nothing.
-    pub(crate) fn share(&self) -> Share {
+    pub(crate) fn share(&self, worker: &Waker) -> Share {
         let mut work = self.work();
         let (mut runs, mut left) = (Vec::new(), SHARE_BYTES);
         while left > 0
@@ -258,11 +419,23 @@ impl CopyJob {
             return Share::Wait;
         }
         let asked = *next..self.settings.bytes.min(next.saturating_add(ASKED_BYTES));
-        if asked.is_empty() {
-            return Share::Nothing;
+        if !asked.is_empty() {
+            *is_asking = true;
+            return Share::Ask(asked);
         }
-        *is_asking = true;
-        Share::Ask(asked)
+        drop(work);
+        let Some(BacklogCopy { backlog, end, observer, .. }) = &self.backlog else {
+            return Share::Nothing;
+        };
+        match (backlog.claim(CLAIMED_BYTES, worker), end) {
+            (ClaimResult::Claimed(claim), _) => Share::Claimed(claim),
+            (ClaimResult::Wait, _) => Share::Wait,
+            (ClaimResult::Nothing, BacklogEnd::WhenEmpty) => Share::Nothing,
+            (ClaimResult::Nothing, BacklogEnd::WhenCancelled) => {
+                observer.is_equal();
+                Share::Equal
+            }
+        }
     }
 
     /// The source has told of bytes, from the first that it was asked about; `end` is the first one that it told nothing
@@ -271,11 +444,21 @@ impl CopyJob {
         &self,
         runs: impl Iterator<Item = (Range<u64>, BlockStatus)>,
         end: u64,
-    ) -> Vec<Arc<OwnedFd>> {
+    ) -> Vec<Arc<WorkerKick>> {
         let mut work = self.work();
-        match self.settings.action {
-            CopyAction::Copy | CopyAction::Compare => work.told.extend(runs),
-            CopyAction::Map => {
+        match (&self.backlog, self.settings.action) {
+            (Some(BacklogCopy { backlog, scan, .. }), _) => {
+                let is_wanted = |status: &BlockStatus| match scan {
+                    Some(ScanFilter::AllocatedAbove(depth)) => {
+                        status.is_allocated && status.depth < *depth
+                    }
+                    None => true,
+                };
+                let wanted = runs.filter(|(_, status)| is_wanted(status));
+                wanted.for_each(|(run, _)| backlog.dirty().set(run));
+            }
+            (None, CopyAction::Copy | CopyAction::Compare) => work.told.extend(runs),
+            (None, CopyAction::Map) => {
                 let mut found = self.runs.lock().expect("no holder of this lock panics");
                 for (run, status) in runs {
                     self.count_done(run.end - run.start);
@@ -298,6 +481,30 @@ impl CopyJob {
             return Some(self.error().map_or(CopyEnd::Cancelled, CopyEnd::Failed));
         }
         None
+    }
+
+    /// A disk has failed: what becomes of the job.
+    pub(crate) fn disk_failed(&self, error: CopyError) {
+        let (Some(it), CopyError::Disk { side, kind, .. }) = (&self.backlog, error) else {
+            return self.fail(error);
+        };
+        let policy = match side {
+            CopySide::Source => it.on_source_error,
+            CopySide::Target => it.on_target_error,
+        };
+        let action = match (policy, kind) {
+            (ErrorPolicy::Report, _) => ErrorAction::Report,
+            (ErrorPolicy::Ignore, _) => ErrorAction::Ignore,
+            (ErrorPolicy::Stop, _) | (ErrorPolicy::Enospc, FailKind::NoSpace) => ErrorAction::Stop,
+            (ErrorPolicy::Enospc, _) => ErrorAction::Report,
+        };
+        // Before any worker ends with it.
+        it.observer.has_failed(error, action);
+        match action {
+            ErrorAction::Report => self.fail(error),
+            ErrorAction::Stop => self.pause(),
+            ErrorAction::Ignore => {}
+        }
     }
 
     pub(crate) fn fail(&self, error: CopyError) {

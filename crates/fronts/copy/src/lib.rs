@@ -14,6 +14,7 @@ mod worker;
 mod zeroes;
 
 pub use job::{
-    CopyAction, CopyEnd, CopyError, CopyJob, CopyProgress, CopySettings, CopySide, TargetContent,
+    BacklogCopy, BacklogEnd, CopyAction, CopyEnd, CopyError, CopyJob, CopyObserver, CopyProgress,
+    CopySettings, CopySide, ErrorAction, ErrorPolicy, ScanFilter, TargetContent,
 };
 pub use worker::CopyWorker;

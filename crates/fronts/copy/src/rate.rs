@@ -4,33 +4,46 @@
 //! while is not made up for.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// For how long a job that was slow may be faster.
 const BURST: Duration = Duration::from_millis(100);
 
-/// A limit of bytes in a second.
+/// A limit of bytes in a second, or none.
 #[derive(Debug)]
 pub(crate) struct RateLimit {
-    bytes_per_second: u64,
+    /// Zero is none.
+    bytes_per_second: AtomicU64,
     /// When all that was let through would have been, at that rate.
     until: Mutex<Option<Instant>>,
 }
 
 impl RateLimit {
-    /// `bytes_per_second` is above zero.
-    pub(crate) fn new(bytes_per_second: u64) -> Self {
+    pub(crate) fn new(bytes_per_second: Option<u64>) -> Self {
+        let bytes_per_second = AtomicU64::new(bytes_per_second.unwrap_or(0));
         Self { bytes_per_second, until: Mutex::default() }
+    }
+
+    /// Another limit from now on.
+    pub(crate) fn set(&self, bytes_per_second: Option<u64>) {
+        let mut until = self.until.lock().expect("no holder of this lock panics");
+        self.bytes_per_second.store(bytes_per_second.unwrap_or(0), Ordering::Relaxed);
+        *until = None;
     }
 
     /// Whether so many bytes may be copied now; if not, when to ask again.
     pub(crate) fn take(&self, bytes: u64, now: Instant) -> Result<(), Instant> {
+        let bytes_per_second = self.bytes_per_second.load(Ordering::Relaxed);
+        if bytes_per_second == 0 {
+            return Ok(());
+        }
         let mut until = self.until.lock().expect("no holder of this lock panics");
         let begin = until.map_or(now, |until| until.max(now.checked_sub(BURST).unwrap_or(now)));
         if begin > now {
             return Err(begin);
         }
-        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second);
+        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_second);
         *until = Some(begin + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)));
         Ok(())
     }
@@ -42,7 +55,7 @@ mod tests {
 
     #[test]
     fn a_second_lets_as_many_bytes_through_as_was_said() {
-        let rate = RateLimit::new(1000);
+        let rate = RateLimit::new(Some(1000));
         let begin = block::Clock::now(&block::SystemClock);
         let (mut now, mut bytes) = (begin, 0);
         while now < begin + Duration::from_secs(10) {

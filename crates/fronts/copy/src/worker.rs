@@ -1,20 +1,23 @@
 //! A worker of a job: a front end that brings what is next, as long as something is left.
 //!
 //! Where it stands in the life of a request: at its beginning and its end. Unit 0 is the source, unit 1 the target. The
-//! source is asked what a region is; data are read, looked through for zeroes and written, zeroes are made.
+//! source is asked what a region is; data are read, looked through for zeroes and written, zeroes are made. What is left of
+//! a copy whose source is written is claimed first, and asked about then.
 //!
-//! Invariants: of a chunk one request is under way; a request that fails ends the job, but for the question what bytes
-//! are, whose answer is then taken to be data.
+//! Invariants: of a chunk one request is under way; a request that fails ends the job, or what its error policy says, but
+//! for the question what bytes are, whose answer is then taken to be data.
 //! Threads: belongs to the iothread that serves it. Limits: [`SLOTS`] chunks of [`CHUNK_BYTES`], with memory for what is
 //! read from each side.
 
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::task::Waker;
+use std::time::{Duration, Instant};
 
+use bitmaps::CopyClaim;
 use block::{
     BlockStatus, Buffers, ByteCount, ByteOffset, DiskSize, Durability, Extent, FailKind,
     HostMemory, Operation, Outcome, RequestMemory, SourceRequestSlot, StatusRecord, Unmap,
@@ -26,7 +29,9 @@ use request_path::{
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::chunk::{Chunk, Step};
-use crate::job::{CopyAction, CopyEnd, CopyError, CopyJob, CopySide, Share, TargetContent};
+use crate::job::{
+    CopyAction, CopyEnd, CopyError, CopyJob, CopySide, Share, TargetContent, WorkerKick,
+};
 use crate::zeroes::{Part, is_zero, parts};
 
 /// How many chunks are worked on at once: enough to keep a disk behind a network busy.
@@ -37,6 +42,12 @@ const SLOTS_AT_ONCE: usize = 2;
 
 /// How many bytes of data: so few that those of all slots stay in the caches of a CPU that copies them.
 const CHUNK_BYTES: usize = 256 << 10;
+
+/// How long a worker rests that found source and target equal: what is written meanwhile is copied once, however often.
+const EQUAL_REST: Duration = Duration::from_millis(100);
+
+/// How long it rests after an error that is ignored.
+const ERROR_REST: Duration = Duration::from_millis(100);
 
 /// Whether a job has something left for a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +65,9 @@ enum Supply {
 pub struct CopyWorker {
     job: Arc<CopyJob>,
     /// Rung when the source has told another worker of its bytes, for which this one may wait.
-    kick: Arc<OwnedFd>,
+    kick: Arc<WorkerKick>,
+    /// The same, for those who hold what it wants.
+    waker: Waker,
     chunks: Box<[Option<Chunk>]>,
     free: Vec<SourceRequestSlot>,
     /// How many chunks may be worked on: more where their requests take time.
@@ -62,13 +75,15 @@ pub struct CopyWorker {
     /// Chunks whose next step is due.
     due: VecDeque<SourceRequestSlot>,
     /// Its own share of what the source has told, that was not begun.
-    runs: VecDeque<(Range<u64>, BlockStatus)>,
+    runs: VecDeque<SourceRun>,
     /// Whether the job has something for it, as far as it knows.
     supply: Supply,
     /// Whom to kick.
-    waiting: Vec<Arc<OwnedFd>>,
+    waiting: Vec<Arc<WorkerKick>>,
     /// When the job's rate lets it go on.
     later: Option<Instant>,
+    /// Until when it claims nothing.
+    rest: Option<Instant>,
     /// Memory that no chunk has.
     spare: Vec<RequestMemory>,
     /// Kept for their room.
@@ -76,14 +91,25 @@ pub struct CopyWorker {
     parts: Vec<Part>,
 }
 
+/// Bytes of the source of one status.
+#[derive(Debug)]
+struct SourceRun {
+    bytes: Range<u64>,
+    status: BlockStatus,
+    /// What they are a part of, if they are of a backlog.
+    claim: Option<Arc<CopyClaim>>,
+}
+
 impl CopyWorker {
     /// A worker that is not served yet. Its nodes are the source, and the target if the job has one. Fails if no eventfd
     /// can be made.
     pub fn new(job: &Arc<CopyJob>) -> io::Result<Self> {
-        let kick = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let kick = Arc::new(WorkerKick(kick));
         job.enter(&kick);
         Ok(Self {
             job: Arc::clone(job),
+            waker: Waker::from(Arc::clone(&kick)),
             kick,
             chunks: (0..SLOTS).map(|_| None).collect(),
             free: (0..SLOTS).rev().map(SourceRequestSlot).collect(),
@@ -93,6 +119,7 @@ impl CopyWorker {
             supply: Supply::Unknown,
             waiting: Vec::new(),
             later: None,
+            rest: None,
             spare: Vec::new(),
             named: Buffers::default(),
             parts: Vec::new(),
@@ -114,68 +141,95 @@ impl CopyWorker {
         if let Some(slot) = self.due.pop_front() {
             return Some(slot);
         }
-        while self.later.is_none() && self.open() < self.depth {
+        while self.may_begin() {
             let slot = *self.free.last()?;
-            if self.runs.is_empty() {
-                match self.job.share() {
-                    Share::Runs(runs) => self.runs.extend(runs),
-                    Share::Ask(bytes) => {
-                        self.supply = Supply::Awaited;
-                        return Some(self.begin(slot, bytes.clone(), Step::Status(bytes), &[]));
-                    }
-                    Share::Wait => self.supply = Supply::Awaited,
-                    Share::Nothing => self.supply = Supply::Over,
-                }
-                if self.runs.is_empty() {
-                    return None;
-                }
+            if self.runs.is_empty()
+                && let Some(asking) = self.get_share(slot)
+            {
+                return Some(asking);
             }
-            let (bytes, is_zero) = self.next_run()?;
-            match (self.job.settings.action, is_zero) {
+            let SourceRun { bytes, status, claim } = self.next_run()?;
+            let begun = match (self.job.settings.action, status.is_zero) {
+                (CopyAction::Copy, true) if !self.target_is_zero(claim.as_deref()) => {
+                    (Step::Zero(bytes.clone(), Unmap::Allowed), None)
+                }
                 (CopyAction::Copy, true) => {
-                    if self.job.settings.target == TargetContent::Unknown {
-                        let step = Step::Zero(bytes.clone(), Unmap::Allowed);
-                        return Some(self.begin(slot, bytes, step, &[]));
+                    let count = bytes.end - bytes.start;
+                    self.job.count_done(count);
+                    if let Some(claim) = claim {
+                        claim.finish(count);
                     }
-                    self.job.count_done(bytes.end - bytes.start);
+                    continue;
                 }
-                (CopyAction::Copy, false) => {
-                    return Some(self.begin(slot, bytes, Step::Read(CopySide::Source), &[]));
-                }
-                (CopyAction::Compare, true) => {
-                    return Some(self.begin(slot, bytes, Step::Read(CopySide::Target), &[]));
-                }
+                (CopyAction::Copy, false) => (Step::Read(CopySide::Source), None),
+                (CopyAction::Compare, true) => (Step::Read(CopySide::Target), None),
                 (CopyAction::Compare, false) => {
-                    let step = Step::Read(CopySide::Source);
-                    let then = [Step::Read(CopySide::Target)];
-                    return Some(self.begin(slot, bytes, step, &then));
+                    (Step::Read(CopySide::Source), Some(Step::Read(CopySide::Target)))
                 }
                 (CopyAction::Map, _) => panic!("a map has no chunks of data"),
-            }
+            };
+            let (step, then) = begun;
+            return Some(self.begin(slot, bytes, step, then, claim));
         }
         None
     }
 
+    /// Whether it may begin something new.
+    fn may_begin(&self) -> bool {
+        let is_resting = self.later.is_some() || self.rest.is_some();
+        !is_resting && !self.job.is_paused() && self.open() < self.depth
+    }
+
+    /// Takes a share of what is left. If its source has to be asked first, that is begun in this slot.
+    fn get_share(&mut self, slot: SourceRequestSlot) -> Option<SourceRequestSlot> {
+        self.supply = Supply::Awaited;
+        match self.job.share(&self.waker) {
+            Share::Runs(runs) => {
+                let run = |(bytes, status)| SourceRun { bytes, status, claim: None };
+                self.runs.extend(runs.into_iter().map(run));
+                self.supply = Supply::Unknown;
+            }
+            Share::Ask(bytes) => {
+                return Some(self.begin(slot, bytes.clone(), Step::Status(bytes), None, None));
+            }
+            Share::Claimed(claim) => {
+                self.supply = Supply::Unknown;
+                let (bytes, claim) = (claim.bytes(), Some(Arc::new(claim)));
+                return Some(self.begin(slot, bytes.clone(), Step::Status(bytes), None, claim));
+            }
+            Share::Equal if !self.job.is_hurried() => {
+                self.rest = Some(self.job.clock.now() + EQUAL_REST);
+            }
+            Share::Wait | Share::Equal => {}
+            Share::Nothing => self.supply = Supply::Over,
+        }
+        None
+    }
+
+    /// Whether the target has zeroes where a chunk is.
+    fn target_is_zero(&self, claim: Option<&CopyClaim>) -> bool {
+        let was_zero = self.job.settings.target == TargetContent::Zeroes;
+        was_zero && claim.is_none_or(CopyClaim::is_first)
+    }
+
     /// Takes the next part of what the source has told, as far as the rate allows it: a chunk, or as many zeroes as there
     /// are where they need no memory.
-    fn next_run(&mut self) -> Option<(Range<u64>, bool)> {
-        let (run, status) = self.runs.front_mut()?;
-        let is_zero = status.is_zero;
-        let needs_memory = !is_zero || self.job.settings.action == CopyAction::Compare;
+    fn next_run(&mut self) -> Option<SourceRun> {
+        let run = self.runs.front_mut()?;
+        let needs_memory = !run.status.is_zero || self.job.settings.action == CopyAction::Compare;
         let most = if needs_memory { CHUNK_BYTES as u64 } else { u64::MAX };
-        let count = (run.end - run.start).min(most);
-        if let Some(rate) = &self.job.rate
-            && let Err(later) = rate.take(count, self.job.clock.now())
-        {
+        let count = (run.bytes.end - run.bytes.start).min(most);
+        if needs_memory && let Err(later) = self.job.rate.take(count, self.job.clock.now()) {
             self.later = Some(later);
             return None;
         }
-        let bytes = run.start..run.start + count;
-        run.start = bytes.end;
-        if run.start == run.end {
+        let bytes = run.bytes.start..run.bytes.start + count;
+        run.bytes.start = bytes.end;
+        let (status, claim) = (run.status, run.claim.clone());
+        if run.bytes.is_empty() {
             self.runs.pop_front();
         }
-        Some((bytes, is_zero))
+        Some(SourceRun { bytes, status, claim })
     }
 
     fn begin(
@@ -183,7 +237,8 @@ impl CopyWorker {
         slot: SourceRequestSlot,
         bytes: Range<u64>,
         step: Step,
-        then: &[Step],
+        then: Option<Step>,
+        claim: Option<Arc<CopyClaim>>,
     ) -> SourceRequestSlot {
         let taken = self.free.pop();
         assert_eq!(taken, Some(slot), "the slot that was looked at");
@@ -191,7 +246,7 @@ impl CopyWorker {
             let fresh = || HostMemory::zeroed(CHUNK_BYTES).into();
             self.spare.pop().unwrap_or_else(fresh)
         };
-        let steps: VecDeque<Step> = then.iter().cloned().collect();
+        let steps: VecDeque<Step> = then.into_iter().collect();
         let reads = |side| {
             let wanted = Step::Read(side);
             step == wanted || steps.contains(&wanted)
@@ -199,7 +254,7 @@ impl CopyWorker {
         let source = matches!(step, Step::Status(_)) || reads(CopySide::Source);
         let source = source.then(&mut memory);
         let target = reads(CopySide::Target).then(&mut memory);
-        let chunk = Chunk { bytes, steps, step, source, target };
+        let chunk = Chunk { bytes, steps, step, source, target, claim };
         self.chunks[usize::from(slot.0)] = Some(chunk);
         slot
     }
@@ -211,7 +266,7 @@ impl CopyWorker {
     }
 
     /// What the source says of bytes, record by record; what it does not tell is asked again, or taken for data.
-    fn told(&mut self, range: Range<u64>, memory: &[u8]) {
+    fn told(&mut self, range: Range<u64>, memory: &[u8], claim: Option<Arc<CopyClaim>>) {
         let (mut at, mut runs) = (range.start, Vec::new());
         for StatusRecord { count, status } in StatusRecord::read_all(memory) {
             let end = at.saturating_add(count.0).min(range.end);
@@ -225,7 +280,19 @@ impl CopyWorker {
             runs.push((range.clone(), BlockStatus::DATA));
             at = range.end;
         }
-        self.waiting = self.job.told(runs.into_iter(), at);
+        match claim {
+            None => self.waiting = self.job.told(runs.into_iter(), at),
+            Some(claim) => {
+                if at < range.end {
+                    runs.push((at..range.end, BlockStatus::DATA));
+                }
+                let run = |(bytes, status)| {
+                    let claim = Some(Arc::clone(&claim));
+                    SourceRun { bytes, status, claim }
+                };
+                self.runs.extend(runs.into_iter().map(run));
+            }
+        }
         self.supply = Supply::Unknown;
     }
 
@@ -235,7 +302,7 @@ impl CopyWorker {
         match step {
             Step::Status(range) => {
                 let mut memory = chunk.source.take().expect("it was asked with memory");
-                self.told(range.clone(), memory.bytes());
+                self.told(range.clone(), memory.bytes(), chunk.claim.clone());
                 chunk.source = Some(memory);
             }
             Step::Read(CopySide::Source) => {
@@ -259,21 +326,20 @@ impl CopyWorker {
     /// What was read is written, but for zeroes.
     fn plan_writes(&mut self, chunk: &mut Chunk) {
         let count = chunk.len();
+        let has_zeroes = self.target_is_zero(chunk.claim.as_deref());
         let memory = chunk.source.as_mut().expect("it was read into memory");
         parts(&memory.bytes()[..count], self.job.settings.zero_unit, &mut self.parts);
         for Part { bytes, is_zero } in self.parts.drain(..) {
             let disk = chunk.bytes.start + bytes.start as u64..chunk.bytes.start + bytes.end as u64;
-            match (is_zero, self.job.settings.target) {
+            match (is_zero, has_zeroes) {
                 (false, _) => chunk.steps.push_back(Step::Write(bytes)),
-                (true, TargetContent::Zeroes) => {}
-                (true, TargetContent::Unknown) => {
-                    chunk.steps.push_back(Step::Zero(disk, Unmap::Allowed));
-                }
+                (true, true) => {}
+                (true, false) => chunk.steps.push_back(Step::Zero(disk, Unmap::Allowed)),
             }
         }
     }
 
-    fn fail(&self, chunk: &Chunk, step: &Step, kind: FailKind) {
+    fn fail(&mut self, chunk: &Chunk, step: &Step, kind: FailKind) {
         let (side, operation) = match step {
             Step::Status(_) => (CopySide::Source, "block status"),
             Step::Read(side) => (*side, "read"),
@@ -285,7 +351,14 @@ impl CopyWorker {
             Step::Zero(range, _) => range.start,
             Step::Status(_) | Step::Read(_) => chunk.bytes.start,
         });
-        self.job.fail(CopyError::Disk { side, operation, offset, kind });
+        self.job.disk_failed(CopyError::Disk { side, operation, offset, kind });
+        // What is left of the claim comes back with the others'.
+        let is_same = |run: &SourceRun| match (&run.claim, &chunk.claim) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (None, _) | (_, None) => false,
+        };
+        self.runs.retain(|run| !is_same(run));
+        self.rest = Some(self.job.clock.now() + ERROR_REST);
     }
 }
 
@@ -329,7 +402,7 @@ impl FrontEnd for CopyWorker {
     type Fault = CopyEnd;
 
     fn kick(&self) -> BorrowedFd<'_> {
-        self.kick.as_fd()
+        self.kick.0.as_fd()
     }
 
     fn interest(&self) -> Interest {
@@ -345,10 +418,18 @@ impl FrontEnd for CopyWorker {
         if self.supply == Supply::Awaited && !self.is_asking() {
             self.supply = Supply::Unknown;
         }
+        // The limit may be another one by now.
+        self.later = None;
+        let (now, is_hurried) = (self.job.clock.now(), self.job.is_hurried());
+        let _over = self.rest.take_if(|at| is_hurried || *at <= now);
+        if self.job.is_paused() {
+            self.runs.clear();
+        }
     }
 
     fn take(&mut self) -> Result<Option<NewRequest<'_, ()>>, CopyEnd> {
         if let Some(end) = self.job.end() {
+            self.runs.clear();
             while let Some(slot) = self.due.pop_front() {
                 let chunk = self.chunks[usize::from(slot.0)].take().expect("its step is due");
                 self.end(slot, chunk);
@@ -390,7 +471,9 @@ impl FrontEnd for CopyWorker {
                 }
             }
             // Who cannot say what it has may be read all the same.
-            (Outcome::Failed(_), Step::Status(range)) => self.told(range.clone(), &[]),
+            (Outcome::Failed(_), Step::Status(range)) => {
+                self.told(range.clone(), &[], chunk.claim.clone());
+            }
             (Outcome::Failed(kind), _) => {
                 self.fail(&chunk, &step, kind);
                 return self.end(slot, chunk);
@@ -404,7 +487,11 @@ impl FrontEnd for CopyWorker {
             }
             None => {
                 if !matches!(step, Step::Status(_)) {
-                    self.job.count_done(chunk.bytes.end - chunk.bytes.start);
+                    let count = chunk.bytes.end - chunk.bytes.start;
+                    self.job.count_done(count);
+                    if let Some(claim) = &chunk.claim {
+                        claim.finish(count);
+                    }
                 }
                 self.end(slot, chunk);
             }
@@ -418,15 +505,11 @@ impl FrontEnd for CopyWorker {
         } else {
             (self.depth / 2).max(SLOTS_AT_ONCE)
         };
-        if let Some(later) = self.later {
-            if port.now() < later {
-                port.call_at(later);
-            } else {
-                self.later = None;
-            }
+        if let Some(at) = [self.later, self.rest].into_iter().flatten().max() {
+            port.call_at(at);
         }
         for kick in self.waiting.drain(..) {
-            port.signal(kick.as_fd(), "kick of a worker");
+            port.signal(kick.0.as_fd(), "kick of a worker");
         }
         if self.has_new() {
             port.call();
@@ -452,7 +535,7 @@ impl FrontEnd for CopyWorker {
             return !self.due.is_empty() || self.open() == 0;
         }
         let has_runs = !self.runs.is_empty() || self.supply == Supply::Unknown;
-        let may_begin = self.later.is_none() && self.open() < self.depth && has_runs;
+        let may_begin = self.may_begin() && has_runs;
         !self.due.is_empty() || may_begin || (self.open() == 0 && self.supply == Supply::Over)
     }
 

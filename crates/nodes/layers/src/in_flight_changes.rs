@@ -41,6 +41,12 @@ impl<T> InFlightChanges<T> {
         assert!(before.is_none(), "{token:?} is in flight already");
     }
 
+    /// What is kept for a change that has not ended.
+    pub(crate) fn kept(&self, token: Token) -> Option<&T> {
+        let change = self.changes.get(token.0 as usize)?.as_ref()?;
+        Some(&change.kept)
+    }
+
     /// The lane below has answered. If it was a change that is carried out, its end is to be told here; if it was refused, it
     /// is over, and this was kept for it.
     pub(crate) fn answered(&mut self, mapping: &mut Mapping) -> Option<T> {

@@ -13,6 +13,7 @@ mod copy_before_write;
 mod copy_on_read;
 mod delay;
 mod in_flight_changes;
+mod mirror;
 mod recorder;
 mod served;
 mod stripe;
@@ -28,6 +29,7 @@ pub use delay::{
     DelayNode, DelayOrder, DelaySettings, Distribution, Histogram, HistogramError, Latency,
     LatencyTooLong, UniformLatency,
 };
+pub use mirror::{MirrorMode, MirrorNode};
 pub use recorder::RecorderNode;
 pub use stripe::{ChunkSize, MEMBERS_MAX, MEMBERS_MIN, StripeDiscards, StripeError, StripeNode};
 pub use throttle::{

@@ -2,11 +2,13 @@
 
 #![forbid(unsafe_code)]
 
+mod copy_backlog;
 mod dirty_bitmap;
 mod granularity;
 mod node_bitmaps;
 mod sync;
 
+pub use copy_backlog::{ClaimResult, CopyBacklog, CopyClaim};
 pub use dirty_bitmap::{BITMAP_BYTES_MAX, BitmapError, DirtyBitmap};
 pub use granularity::Granularity;
 pub use node_bitmaps::{

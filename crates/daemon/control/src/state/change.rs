@@ -15,6 +15,7 @@ mod resize;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,12 +30,13 @@ use kernel_io::{FileReplacement, FileReplacementGuard};
 
 use host::chain_of;
 
+use super::block_jobs::JobsRest;
 use super::{DaemonState, StatePolicy};
 use crate::fault_point::{CommandStep, reached};
 use crate::state_file::{StateFile, StateFileError};
 
 /// How long a change waits for requests in flight: as long as for a lock.
-const DRAIN_MAX: Duration = Duration::from_secs(30);
+pub(super) const DRAIN_MAX: Duration = Duration::from_secs(30);
 
 /// The graph could not be changed: it is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -119,6 +121,12 @@ pub enum GraphChangeError {
     /// The node cannot be used for that.
     #[error(transparent)]
     NodeClaim(#[from] ClaimError),
+    /// A job cannot rest, which it has to do while nodes are changed that it uses.
+    #[error("block job '{0}' still copies after {limit} s", limit = DRAIN_MAX.as_secs())]
+    BusyJob(String),
+    /// What takes the place of another disk is not equal to it yet.
+    #[error("source and target are not equal yet")]
+    NotEqual,
     /// An iothread cannot use the new node.
     #[error("iothread {iothread}")]
     Lane {
@@ -138,6 +146,7 @@ struct GraphTransaction<'a> {
     // Dropped in this order, once the places are as they were: requests go on, and what was claimed for the change is
     // given back.
     drained: Option<DrainedSection>,
+    _rest: JobsRest,
     above: Vec<AffectedExport<'a>>,
     _hand_over: FileReplacementGuard<'a>,
     graph: &'a mut Graph,
@@ -248,17 +257,41 @@ impl DaemonState {
         policy: StatePolicy,
         state_file: Option<&mut StateFile>,
     ) -> Result<(), GraphChangeError> {
-        if state_file.is_none() && policy == StatePolicy::Kept && !change.exports.is_empty() {
-            let exports: Vec<&str> = change.exports.iter().map(String::as_str).collect();
-            return Err(GraphChangeError::NotKept(exports.join("', '")));
+        self.check_kept(state_file.is_some(), policy, &change.exports)?;
+        self.carry_out(change, state_file, || Ok(()))
+    }
+
+    /// Whether what changes below these exports may be as it was after a restart, or would not be.
+    pub(super) fn check_kept(
+        &self,
+        is_kept: bool,
+        policy: StatePolicy,
+        exports: &BTreeSet<String>,
+    ) -> Result<(), GraphChangeError> {
+        if is_kept || policy == StatePolicy::Volatile || exports.is_empty() {
+            return Ok(());
         }
+        let exports: Vec<&str> = exports.iter().map(String::as_str).collect();
+        Err(GraphChangeError::NotKept(exports.join("', '")))
+    }
+
+    /// Makes a change, and keeps it if there is a state file. `drained` is asked when nothing is in flight any more.
+    pub(super) fn carry_out(
+        &mut self,
+        change: GraphChange,
+        state_file: Option<&mut StateFile>,
+        drained: impl FnOnce() -> Result<(), GraphChangeError>,
+    ) -> Result<(), GraphChangeError> {
         let Some(state_file) = state_file else {
-            return self.prepare_change(change)?.commit(|| {});
+            let transaction = self.prepare_change(change)?;
+            drained()?;
+            return transaction.commit(|| {});
         };
         let before = self.configuration()?;
         let nodes = self.graph.written_with(&change)?;
         let after = self.configuration_of(nodes, |id| change.root(id));
         let transaction = self.prepare_change(change)?;
+        drained()?;
         reached(CommandStep::Swapped);
         let kept = state_file.write(&after);
         reached(CommandStep::Kept);
@@ -301,6 +334,8 @@ impl DaemonState {
         &mut self,
         change: GraphChange,
     ) -> Result<GraphTransaction<'_>, GraphChangeError> {
+        let rest = self.rest_jobs(&change.jobs)?;
+        let beside = self.exports_beside(&change.jobs);
         let Self { exports, sources, graph, files, .. } = self;
         let hand_over = files.hand_over(change.successions.clone());
         let disks = exports.iter().map(|export| &**export.disk());
@@ -311,14 +346,23 @@ impl DaemonState {
         above.iter_mut().try_for_each(AffectedExport::flush)?;
         let mut nodes: Vec<_> = above.iter().map(|above| Arc::clone(&above.disk.node)).collect();
         nodes.extend(graph.nodes_of_jobs(&change.jobs));
+        let is_counted = |node: &Arc<dyn Node>| nodes.iter().any(|it| Arc::ptr_eq(it, node));
+        let beside: Vec<_> = beside.into_iter().filter(|node| !is_counted(node)).collect();
+        nodes.extend(beside);
         let drained = Some(DrainedSection::begin(sources, nodes, DRAIN_MAX, &SystemClock)?);
         above.iter_mut().try_for_each(AffectedExport::flush)?;
         for FileReplacement { before, after } in &change.successions {
             let path = before.path().to_owned();
             after.measure().map_err(|source| GraphChangeError::Measure { path, source })?;
         }
-        let mut transaction =
-            GraphTransaction { change: Some(change), drained, above, _hand_over: hand_over, graph };
+        let mut transaction = GraphTransaction {
+            change: Some(change),
+            drained,
+            _rest: rest,
+            above,
+            _hand_over: hand_over,
+            graph,
+        };
         transaction.swap();
         transaction.above.iter_mut().try_for_each(AffectedExport::claim_after)?;
         Ok(transaction)

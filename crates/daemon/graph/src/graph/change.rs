@@ -84,6 +84,15 @@ pub enum GraphChangeRefusal {
     },
 }
 
+/// Which node may take the place of another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SizePolicy {
+    /// One of the same size.
+    Equal,
+    /// One that is not smaller.
+    MayGrow,
+}
+
 impl GraphChange {
     /// The node below an export with it.
     pub fn root(&self, export: &str) -> Option<&str> {
@@ -121,7 +130,33 @@ impl Graph {
         changes: &[EdgeChange],
         reopened: &[Blockdev],
     ) -> Result<GraphChange, GraphChangeRefusal> {
+        self.change_of(self.model.clone(), changes, reopened, SizePolicy::Equal)
+    }
+
+    /// The change that ends a job, and has all who stand on one of its nodes stand on the other, which may be larger.
+    pub fn switch(
+        &self,
+        job: &str,
+        from: &str,
+        to: &str,
+    ) -> Result<GraphChange, GraphChangeRefusal> {
         let mut model = self.model.clone();
+        model.remove_job(job);
+        let users = model.users_of(from).into_iter();
+        let moved = users.map(|(user, key)| EdgeChange { user, key, by: Some(to.to_owned()) });
+        let mut change =
+            self.change_of(model, &moved.collect::<Vec<_>>(), &[], SizePolicy::MayGrow)?;
+        change.jobs.insert(job.to_owned());
+        Ok(change)
+    }
+
+    fn change_of(
+        &self,
+        mut model: GraphModel,
+        changes: &[EdgeChange],
+        reopened: &[Blockdev],
+        sizes: SizePolicy,
+    ) -> Result<GraphChange, GraphChangeRefusal> {
         let (mut places, mut left) = (Vec::new(), Vec::new());
         let (mut exports, mut jobs) = (BTreeSet::new(), BTreeSet::new());
         for (place, EdgeChange { user, key, by }) in changes.iter().enumerate() {
@@ -129,6 +164,10 @@ impl Graph {
             let mut others = changes[..place].iter();
             if optional.is_some() && others.any(|other| other.user == *user && other.key == *key) {
                 return Err(ModelError::EdgeTwice { user: user.clone(), key: key.clone() }.into());
+            }
+            let below = model.below(user).iter().find(|edge| edge.key == *key);
+            if let Some(node) = below.map(|edge| edge.node.clone()) {
+                model.check_no_job(&node)?;
             }
             let before =
                 model.set_edge(user, key, by.as_deref(), optional.as_ref().map(|it| it.1))?;
@@ -140,7 +179,11 @@ impl Graph {
                     let child = Arc::clone(self.place(user, key));
                     let (found, wanted) = (node.size().0.0, child.node().size().0.0);
                     // The size of an image is what it says itself; its file grows.
-                    if found != wanted && !self.is_image(user) {
+                    let is_good = match sizes {
+                        SizePolicy::Equal => found == wanted,
+                        SizePolicy::MayGrow => found >= wanted,
+                    };
+                    if !is_good && !self.is_image(user) {
                         let (child, user) = (node.name().to_owned(), user.clone());
                         return Err(GraphChangeRefusal::Size { child, found, wanted, user });
                     }

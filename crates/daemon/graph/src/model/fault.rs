@@ -54,6 +54,14 @@ pub enum ModelError {
     /// An overlay with a backing file.
     #[error("The overlay already has a backing image")]
     OverlayHasBacking,
+    /// A node that a job uses. QEMU's sentence, with the job instead of its type.
+    #[error("Node '{node}' is busy: block device is in use by block job '{job}'")]
+    Busy {
+        /// The node.
+        node: String,
+        /// The job.
+        job: String,
+    },
     /// A node that takes no changes and is to have another size.
     #[error("Block node is read-only: node '{0}'")]
     ReadOnlyResize(String),

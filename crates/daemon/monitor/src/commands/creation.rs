@@ -1,7 +1,9 @@
 //! `blockdev-create`: makes a file, or a format in a node, as a job.
 
+use control::StatePolicy;
 use graph::ImageMaker;
 use host::chain_of;
+use jobs::{JobKind, JobSettings};
 use qcow2::{CompressionMethod, CreateOptions, ImagePreallocation, ImageVersion};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -103,9 +105,7 @@ pub(super) fn create(
     mut fields: OptionFields,
 ) -> Result<Value, QmpError> {
     let id = fields.required_text("job-id")?;
-    if !syntax::is_identifier(&id) {
-        return Err(QmpError::generic(format!("Invalid job ID '{id}'")));
-    }
+    let (serial, _nobody) = context.jobs.prepare(&id, &context.inbox)?;
     let missing = |key: &str| QmpError::generic(format!("parameter '{key}' is missing"));
     let (driver, mut options) = fields.union("options")?.ok_or_else(|| missing("options"))?;
     let creation = match driver {
@@ -123,7 +123,10 @@ pub(super) fn create(
         }
         Creation::File { .. } | Creation::NoNode(_) | Creation::InUse(_) => Vec::new(),
     };
-    let events = context.jobs.begin(&id, nodes)?;
+    // As in QEMU it stays until it is dismissed.
+    let settings = JobSettings { auto_finalize: true, auto_dismiss: false, speed: 0 };
+    let begun = (id.as_str(), JobKind::Create, settings);
+    let events = context.jobs.begin(serial, begun, nodes, StatePolicy::Kept);
     context.events.extend(events);
     let (maker, inbox, job) =
         (context.state.graph().image_maker(), context.inbox.clone(), id.clone());

@@ -20,7 +20,7 @@ use super::{CommandContext, done};
 use crate::qmp_error::QmpError;
 
 /// Says that a change need not be there after a restart.
-const VOLATILE: Key = optional("ringloom-volatile", ValueType::Flag);
+pub(super) const VOLATILE: Key = optional("ringloom-volatile", ValueType::Flag);
 
 pub(super) static SNAPSHOT: Keys = Keys {
     of: "blockdev-snapshot",

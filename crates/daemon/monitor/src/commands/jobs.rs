@@ -1,127 +1,204 @@
-//! Jobs: what goes on after its command was answered. `query-jobs`, `job-dismiss`, `query-block-jobs`.
+//! Commands about jobs: `job-*`, `block-job-*`, `query-jobs`, `query-block-jobs`.
 //!
-//! Specification: QEMU, docs/interop/live-block-operations.rst, qapi/job.json. A job stays as *concluded* until it is
-//! dismissed.
+//! Specification: QEMU, qapi/job.json, qapi/block-core.json.
 
-use std::collections::BTreeMap;
-
-use serde_json::{Value, json};
-use syntax::{Keys, OptionFields, ValueType, required};
+use serde_json::Value;
+use syntax::{Key, Keys, OptionFields, ValueType, optional, required};
 
 use super::{CommandContext, answer, done};
-use crate::events::JOB_STATUS_CHANGE;
+use crate::jobs::JobEntry;
 use crate::qmp_error::{ErrorClass, QmpError};
-use crate::types::{BlockJobInfo, JobInfo, JobStatus, JobType};
+use crate::types::{BlockJobInfo, IoStatus, JobInfo, JobStatus, JobType};
 
-pub(super) static DISMISS: Keys =
-    Keys { of: "job-dismiss", supported: &[&[required("id", ValueType::Text)]], later: &[] };
+const ID: &[&[Key]] = &[&[required("id", ValueType::Text)]];
 
-/// What clients are told of a job.
-type Events = Vec<(&'static str, Value)>;
+const DEVICE: &[&[Key]] = &[&[required("device", ValueType::Text)]];
 
-/// The jobs by id.
-#[derive(Debug, Default)]
-pub(crate) struct Jobs {
-    all: BTreeMap<String, Job>,
+/// The keys of a command of all jobs.
+const fn of_job(name: &'static str) -> Keys {
+    Keys { of: name, supported: ID, later: &[] }
 }
 
-#[derive(Debug)]
-struct Job {
-    status: &'static str,
-    error: Option<String>,
-    /// The nodes that it writes, which nobody else uses and nobody may begin to use.
-    nodes: Vec<String>,
+/// The keys of a command of block jobs, which calls them devices.
+const fn of_device(name: &'static str) -> Keys {
+    Keys { of: name, supported: DEVICE, later: &[] }
 }
 
-impl Jobs {
-    /// A job has begun. Refuses an id that another one has.
-    pub(crate) fn begin(&mut self, id: &str, nodes: Vec<String>) -> Result<Events, QmpError> {
-        if self.all.contains_key(id) {
-            return Err(QmpError::generic(format!("Job ID '{id}' already in use")));
+pub(super) static PAUSE: Keys = of_job("job-pause");
+pub(super) static RESUME: Keys = of_job("job-resume");
+pub(super) static CANCEL: Keys = of_job("job-cancel");
+pub(super) static COMPLETE: Keys = of_job("job-complete");
+pub(super) static FINALIZE: Keys = of_job("job-finalize");
+pub(super) static DISMISS: Keys = of_job("job-dismiss");
+pub(super) static BLOCK_FINALIZE: Keys = of_job("block-job-finalize");
+pub(super) static BLOCK_DISMISS: Keys = of_job("block-job-dismiss");
+pub(super) static BLOCK_PAUSE: Keys = of_device("block-job-pause");
+pub(super) static BLOCK_RESUME: Keys = of_device("block-job-resume");
+pub(super) static BLOCK_COMPLETE: Keys = of_device("block-job-complete");
+
+pub(super) static BLOCK_CANCEL: Keys = Keys {
+    of: "block-job-cancel",
+    supported: &[&[required("device", ValueType::Text), optional("force", ValueType::Flag)]],
+    later: &[],
+};
+
+pub(super) static BLOCK_SET_SPEED: Keys = Keys {
+    of: "block-job-set-speed",
+    supported: &[&[required("device", ValueType::Text), required("speed", ValueType::Number)]],
+    later: &[],
+};
+
+/// Which jobs a command knows, and how it names one.
+#[derive(Debug, Clone, Copy)]
+enum JobScope {
+    /// All, by `id`.
+    All,
+    /// Block jobs, under that key.
+    Block(&'static str),
+}
+
+/// Finds the job that is meant.
+fn find(
+    context: &mut CommandContext<'_>,
+    fields: &mut OptionFields,
+    scope: JobScope,
+) -> Result<String, QmpError> {
+    let (key, of_block) = match scope {
+        JobScope::All => ("id", false),
+        JobScope::Block(key) => (key, true),
+    };
+    let id = fields.required_text(key)?;
+    let found = context.jobs.get(&id);
+    let is_meant = |entry: &&mut JobEntry| !of_block || entry.job.kind().is_block_job();
+    match (found.filter(is_meant), of_block) {
+        (Some(_), _) => Ok(id),
+        (None, true) => Err(QmpError {
+            class: ErrorClass::DeviceNotActive,
+            desc: format!("Block job '{id}' not found"),
+        }),
+        (None, false) => Err(QmpError::generic("Job not found")),
+    }
+}
+
+/// Has the job that is meant do something.
+fn command<E: Into<QmpError>>(
+    context: &mut CommandContext<'_>,
+    id: &str,
+    run: impl FnOnce(&mut JobEntry, &mut control::DaemonState) -> Result<(), E>,
+) -> Result<Value, QmpError> {
+    let state = &mut *context.state;
+    let events = context.jobs.command(id, |entry| run(entry, state)).map_err(Into::into)?;
+    context.events.extend(events);
+    done()
+}
+
+/// The commands that do one thing with one job, for all jobs and for block jobs.
+macro_rules! verbs {
+    ($($name:ident ($scope:expr) => $method:ident;)*) => { $(
+        pub(super) fn $name(
+            context: &mut CommandContext<'_>,
+            mut fields: OptionFields,
+        ) -> Result<Value, QmpError> {
+            let id = find(context, &mut fields, $scope)?;
+            command(context, &id, |entry, state| entry.$method(state))
         }
-        self.all.insert(id.to_owned(), Job { status: "running", error: None, nodes });
-        Ok(told(id, &["created", "running"]))
-    }
-
-    /// A node that arguments name anywhere and that a job writes, and the job.
-    pub(crate) fn node_in_use(&self, arguments: &Value) -> Option<(&str, &str)> {
-        let named = |name: &str| match arguments {
-            Value::String(text) => text == name,
-            Value::Array(_)
-            | Value::Object(_)
-            | Value::Null
-            | Value::Bool(_)
-            | Value::Number(_) => false,
-        };
-        let mut nodes =
-            self.all.iter().flat_map(|(id, job)| job.nodes.iter().map(move |node| (node, id)));
-        let found =
-            nodes.find(|(node, _)| named(node)).map(|(node, id)| (node.as_str(), id.as_str()));
-        match arguments {
-            Value::Array(all) => found.or_else(|| all.iter().find_map(|it| self.node_in_use(it))),
-            Value::Object(all) => {
-                found.or_else(|| all.values().find_map(|it| self.node_in_use(it)))
-            }
-            Value::String(_) | Value::Null | Value::Bool(_) | Value::Number(_) => found,
-        }
-    }
-
-    /// A job is over.
-    pub(crate) fn ended(&mut self, id: &str, error: Option<String>) -> Events {
-        let Some(job) = self.all.get_mut(id) else { return Vec::new() };
-        let has_failed = error.is_some();
-        *job = Job { status: "concluded", error, nodes: Vec::new() };
-        told(
-            id,
-            if has_failed {
-                &["aborting", "concluded"]
-            } else {
-                &["waiting", "pending", "concluded"]
-            },
-        )
-    }
+    )* };
 }
 
-fn told(id: &str, stations: &[&str]) -> Events {
-    let event = |status: &&str| (JOB_STATUS_CHANGE, json!({"id": id, "status": status}));
-    stations.iter().map(event).collect()
+verbs! {
+    pause(JobScope::All) => pause;
+    resume(JobScope::All) => resume;
+    complete(JobScope::All) => complete;
+    finalize(JobScope::All) => finalize;
+    block_pause(JobScope::Block("device")) => pause;
+    block_resume(JobScope::Block("device")) => resume;
+    block_complete(JobScope::Block("device")) => complete;
+    block_finalize(JobScope::Block("id")) => finalize;
+}
+
+pub(super) fn cancel(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let id = find(context, &mut fields, JobScope::All)?;
+    command(context, &id, |entry, state| entry.cancel(state, true))
+}
+
+pub(super) fn block_cancel(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let id = find(context, &mut fields, JobScope::Block("device"))?;
+    let is_forced = fields.flag("force")?.unwrap_or(false);
+    command(context, &id, |entry, state| entry.cancel(state, is_forced))
+}
+
+pub(super) fn block_set_speed(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let speed = fields.number("speed")?;
+    let speed = speed.ok_or_else(|| QmpError::generic("parameter 'speed' is missing"))?;
+    let id = find(context, &mut fields, JobScope::Block("device"))?;
+    command(context, &id, |entry, state| entry.set_speed(state, speed))
 }
 
 pub(super) fn dismiss(
     context: &mut CommandContext<'_>,
     mut fields: OptionFields,
 ) -> Result<Value, QmpError> {
-    let id = fields.required_text("id")?;
-    match context.jobs.all.get(&id) {
-        None => Err(QmpError {
-            class: ErrorClass::GenericError,
-            desc: format!("Job not found: '{id}'"),
-        }),
-        Some(job) if job.status != "concluded" => Err(QmpError::generic(format!(
-            "Job '{id}' in state '{}' cannot accept command verb 'dismiss'",
-            job.status
-        ))),
-        Some(_) => {
-            context.jobs.all.remove(&id);
-            context.events.extend(told(&id, &["null"]));
-            done()
-        }
-    }
+    let id = find(context, &mut fields, JobScope::All)?;
+    command(context, &id, |entry, _| entry.dismiss())
+}
+
+pub(super) fn block_dismiss(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let id = find(context, &mut fields, JobScope::Block("id"))?;
+    command(context, &id, |entry, _| entry.dismiss())
 }
 
 pub(super) fn query(context: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
-    let info = |(id, job): (&String, &Job)| JobInfo {
-        id: id.clone(),
-        kind: JobType("create"),
-        status: JobStatus(job.status),
-        current: u64::from(job.status == "concluded"),
-        total: 1,
-        error: job.error.clone(),
-    };
-    answer(context.jobs.all.iter().map(info).collect::<Vec<_>>())
+    let infos = context.jobs.all(context.state).map(|(entry, progress)| JobInfo {
+        id: entry.job.id().to_owned(),
+        kind: JobType(entry.job.kind().name()),
+        status: JobStatus(entry.job.status().name()),
+        current: progress.current,
+        total: progress.total,
+        error: entry.job.error(),
+    });
+    let infos: Vec<_> = infos.collect();
+    answer(infos)
 }
 
-/// Jobs of a block device do not exist yet, so there are none to show.
-pub(super) fn query_block(_: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
-    answer(Vec::<BlockJobInfo>::new())
+pub(super) fn query_block(
+    context: &mut CommandContext<'_>,
+    _: OptionFields,
+) -> Result<Value, QmpError> {
+    let state = &*context.state;
+    let all = context.jobs.all(state).filter(|(entry, _)| entry.job.kind().is_block_job());
+    let info = |(entry, progress): (&JobEntry, control::BlockJobProgress)| {
+        let (job, settings) = (&entry.job, entry.job.settings());
+        let is_mirror = job.kind() == ::jobs::JobKind::Mirror;
+        BlockJobInfo {
+            kind: JobType(job.kind().name()),
+            device: job.id().to_owned(),
+            length: progress.total,
+            offset: progress.current,
+            is_busy: job.status() == ::jobs::JobStatus::Running,
+            is_paused: job.is_paused(),
+            speed: settings.speed,
+            io_status: IoStatus(entry.io_status),
+            is_ready: job.is_ready(),
+            status: JobStatus(job.status().name()),
+            finalizes_itself: settings.auto_finalize,
+            dismisses_itself: settings.auto_dismiss,
+            error: job.error(),
+            is_actively_synced: is_mirror
+                .then(|| job.is_ready() && state.is_mirror_synchronous(job.id())),
+        }
+    };
+    let infos: Vec<_> = all.map(info).collect();
+    answer(infos)
 }

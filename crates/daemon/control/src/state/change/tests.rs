@@ -1,6 +1,7 @@
 //! The graph is changed below exports that clients use.
 
 mod filters;
+mod mirror;
 
 use std::fs;
 use std::io;

@@ -1,0 +1,281 @@
+//! A mirror: a disk is copied to another one until both are equal, and its users go on there, or stay.
+//!
+//! Invariants: the users of the source are moved when nothing is in flight, nothing is left to be copied, and the target is
+//! durable; otherwise they stay, and the copy goes on.
+
+use std::sync::Arc;
+
+use bitmaps::{CopyBacklog, DirtyBitmap, Granularity};
+use block::{Access, Node, Permission, Permissions, Rights};
+use copy::{
+    BacklogCopy, BacklogEnd, CopyAction, CopyJob, CopySettings, ErrorPolicy, ScanFilter,
+    TargetContent,
+};
+use graph::{ChildRole, Edge, FilterKind, NodeUser};
+use layers::{MirrorMode, MirrorNode};
+
+use super::{BlockJob, BlockJobError, CopyNews, JobObserver, place_workers};
+use crate::state::{DaemonState, GraphChangeError, StatePolicy};
+
+/// The shortest run of zeroes that is not written as data.
+const ZERO_UNIT: usize = 64 << 10;
+
+/// What a job does with its target, which nobody else changes meanwhile.
+const WRITES: Rights = Rights {
+    uses: Permissions::WRITES.and(Permission::Resize),
+    shares: Permissions::ALL.without(Permissions::CHANGES),
+};
+
+/// What is copied at all (QEMU's MirrorSyncMode).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MirrorSync {
+    /// The whole disk.
+    Full,
+    /// What its image has, and not what is only in backing files.
+    Top,
+    /// What is written from now on.
+    New,
+}
+
+/// A mirror that is to be begun.
+#[derive(Debug, Clone)]
+pub struct MirrorOptions {
+    /// Its id.
+    pub id: String,
+    /// The node that is copied.
+    pub source: String,
+    /// The node that becomes equal.
+    pub target: String,
+    /// What is copied at all.
+    pub sync: MirrorSync,
+    /// When the target has what is written.
+    pub mode: MirrorMode,
+    /// The bytes that are copied anew when one of them is written.
+    pub granularity: Granularity,
+    /// The most bytes in a second; 0 is no limit.
+    pub speed: u64,
+    /// What becomes of errors of the source.
+    pub on_source_error: ErrorPolicy,
+    /// What becomes of errors of the target.
+    pub on_target_error: ErrorPolicy,
+}
+
+impl DaemonState {
+    /// Begins a mirror. Nothing was begun if it fails. Blocks, as long as the longest request in flight, or 30 seconds.
+    pub fn start_mirror(
+        &mut self,
+        options: &MirrorOptions,
+        observer: &Arc<dyn JobObserver>,
+    ) -> Result<(), BlockJobError> {
+        let MirrorOptions { id, source, target, .. } = options;
+        let bytes = self.check_mirror(source, target)?;
+        let (from, to) = (self.graph.node(source)?, self.graph.node(target)?);
+        let source_claim = from.claim(Rights::of_user(Access::ReadOnly))?;
+        let target_claim = to.claim(WRITES)?;
+        let dirty = DirtyBitmap::new(from.size(), options.granularity)?;
+        if options.sync == MirrorSync::Full {
+            dirty.set_all();
+        }
+        let backlog = CopyBacklog::new(dirty)?;
+        let copy = mirror_copy(options, bytes, &backlog, observer, Arc::clone(&self.clock));
+        let iothreads = self.iothreads_for_job(source)?;
+        let edge =
+            |key: &str, role, node: &str| Edge { key: key.to_owned(), role, node: node.to_owned() };
+        let edges = vec![
+            edge("source", ChildRole::JobSource, source),
+            edge("target", ChildRole::JobTarget, target),
+        ];
+        let nodes = self.graph.add_job(id, edges)?;
+        let filter = self.put_mirror(options, &backlog, &nodes[1]);
+        let filter = filter.inspect_err(|_| self.graph.remove_job(id))?;
+        let (source, target) = (source.clone(), target.clone());
+        self.jobs.insert(
+            id.clone(),
+            BlockJob {
+                workers: Vec::new(),
+                copy: Arc::clone(&copy),
+                filter,
+                source,
+                target,
+                target_claim,
+                _source_claim: source_claim,
+                is_paused: false,
+            },
+        );
+        match place_workers(id, &copy, &nodes, &iothreads, observer) {
+            Ok(workers) => {
+                self.jobs.get_mut(id).expect("it was added").workers = workers;
+                Ok(())
+            }
+            Err(error) => {
+                self.abort_block_job(id)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether one node can be mirrored to the other; gives the size.
+    fn check_mirror(&self, source: &str, target: &str) -> Result<u64, BlockJobError> {
+        let (from, to) = (self.graph.node(source)?, self.graph.node(target)?);
+        if source == target {
+            return Err(BlockJobError::Itself);
+        }
+        let model = self.graph.model();
+        model.check_no_job(source)?;
+        model.check_no_job(target)?;
+        let is_backing = |(user, key): &(NodeUser, String)| {
+            matches!(user, NodeUser::Node(_)) && key == "backing"
+        };
+        if model.users_of(source).iter().any(is_backing) {
+            return Err(BlockJobError::NoRoot(source.to_owned()));
+        }
+        let (wanted, found) = (from.size().0.0, to.size().0.0);
+        if found < wanted {
+            let (target, node) = (target.to_owned(), source.to_owned());
+            return Err(BlockJobError::TooSmall { target, found, node, wanted });
+        }
+        Ok(wanted)
+    }
+
+    fn put_mirror(
+        &mut self,
+        options: &MirrorOptions,
+        backlog: &Arc<CopyBacklog>,
+        target: &Arc<dyn Node>,
+    ) -> Result<Arc<MirrorNode>, GraphChangeError> {
+        let (target, backlog) = (Arc::clone(target), Arc::clone(backlog));
+        let mut made = None;
+        self.put_filter(&options.source, FilterKind::Job, |child| {
+            let filter = Arc::new(MirrorNode::new(child, target, backlog, options.mode));
+            made = Some(Arc::clone(&filter));
+            filter
+        })?;
+        Ok(made.expect("the filter was made"))
+    }
+
+    /// What is written to the source of a mirror is on the target before its client is told, from now on: so they become
+    /// equal, and stay so.
+    pub fn converge_mirror(&self, id: &str) {
+        if let Some(job) = self.jobs.get(id) {
+            job.filter.set_mode(MirrorMode::WriteBlocking);
+            job.copy.hurry();
+        }
+    }
+
+    /// Whether what is written to the source of a mirror is on the target before its client is told.
+    pub fn is_mirror_synchronous(&self, id: &str) -> bool {
+        self.jobs.get(id).is_some_and(|job| job.filter.mode() == MirrorMode::WriteBlocking)
+    }
+
+    /// Whether a mirror may move the users of its source: a restart would have to know of it.
+    pub fn check_mirror_switch(&self, id: &str, policy: StatePolicy) -> Result<(), BlockJobError> {
+        let Some(job) = self.jobs.get(id) else { return Ok(()) };
+        let above = self.graph.model().exports_above(&NodeUser::Node(job.source.clone()));
+        Ok(self.check_kept(self.state_file.is_some(), policy, &above)?)
+    }
+
+    /// Ends a mirror whose target is to be equal: the users of the source go on on the target, or stay. With
+    /// [`GraphChangeError::NotEqual`] nothing has changed, and the copy goes on: try again when it says that they are equal.
+    /// After any other error it goes on as well. Blocks, as long as the longest request in flight, or 30 seconds.
+    pub fn finish_mirror(&mut self, id: &str, end: MirrorEnd) -> Result<(), BlockJobError> {
+        let Some(job) = self.jobs.get(id) else { return Ok(()) };
+        let (source, target) = (job.source.clone(), job.target.clone());
+        let copy = Arc::clone(&job.copy);
+        let backlog = &copy.backlog().expect("a mirror has one").backlog;
+        let is_equal = || {
+            let dirty = backlog.dirty().next_dirty(0..u64::MAX);
+            if dirty.is_none() { Ok(()) } else { Err(GraphChangeError::NotEqual) }
+        };
+        is_equal()?;
+        // Almost all of it while guests run.
+        self.flush_target(id)?;
+        let change = match end {
+            MirrorEnd::Switch => {
+                self.graph.switch(id, &source, &target).map_err(GraphChangeError::from)?
+            }
+            MirrorEnd::Stay => self.graph.take_filter(&source, FilterKind::Job)?,
+        };
+        let above = change.exports.clone();
+        let to = Arc::clone(self.graph.node(&target)?);
+        let mut state_file = match end {
+            MirrorEnd::Switch => self.state_file.take(),
+            MirrorEnd::Stay => None,
+        };
+        let drained = || {
+            is_equal()?;
+            let export = target.clone();
+            to.flush().map_err(|source| GraphChangeError::Flush { export, source })
+        };
+        let result = self.carry_out(change, state_file.as_mut(), drained);
+        if end == MirrorEnd::Switch {
+            self.state_file = state_file;
+        }
+        result?;
+        self.forget_mirror(id, end);
+        if end == MirrorEnd::Switch {
+            self.is_changed = true;
+            let disks = self.exports.iter().map(|export| export.disk());
+            disks.filter(|disk| above.contains(&disk.id)).for_each(|disk| disk.size.review());
+            tracing::info!("block job '{id}': what stood on node '{source}' stands on '{target}'");
+        }
+        Ok(())
+    }
+
+    fn flush_target(&self, id: &str) -> Result<(), BlockJobError> {
+        let job = &self.jobs[id];
+        let failed = |source| BlockJobError::Flush { target: job.target.clone(), source };
+        job.target_claim.flush().map_err(failed)
+    }
+
+    /// Lets go of a mirror that has ended.
+    fn forget_mirror(&mut self, id: &str, end: MirrorEnd) {
+        let Some(mut job) = self.jobs.remove(id) else { return };
+        job.copy.cancel();
+        std::mem::take(&mut job.workers).into_iter().for_each(|worker| drop(worker.stop()));
+        self.graph.remove_job(id);
+        if end == MirrorEnd::Switch {
+            // Nobody stands on the source any more.
+            if let Err(error) = self.take_filter(&job.source, FilterKind::Job) {
+                tracing::error!("block job '{id}': {}", host::chain_of(&error));
+            }
+        }
+    }
+}
+
+/// What becomes of the users of a mirror's source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MirrorEnd {
+    /// They go on on the target.
+    Switch,
+    /// They stay: the target is what the source was at this moment.
+    Stay,
+}
+
+fn mirror_copy(
+    options: &MirrorOptions,
+    bytes: u64,
+    backlog: &Arc<CopyBacklog>,
+    observer: &Arc<dyn JobObserver>,
+    clock: Arc<dyn block::Clock>,
+) -> Arc<CopyJob> {
+    let settings = CopySettings {
+        action: CopyAction::Copy,
+        bytes,
+        target: TargetContent::Unknown,
+        zero_unit: ZERO_UNIT,
+        bytes_per_second: Some(options.speed).filter(|speed| *speed > 0),
+    };
+    let scan = match options.sync {
+        MirrorSync::Top => Some(ScanFilter::AllocatedAbove(1)),
+        MirrorSync::Full | MirrorSync::New => None,
+    };
+    let backlog = BacklogCopy {
+        backlog: Arc::clone(backlog),
+        scan,
+        end: BacklogEnd::WhenCancelled,
+        on_source_error: options.on_source_error,
+        on_target_error: options.on_target_error,
+        observer: Arc::new(CopyNews(Arc::clone(observer))),
+    };
+    CopyJob::of_backlog(settings, backlog, clock)
+}

@@ -1,0 +1,280 @@
+//! Disks are mirrored while clients write to them.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use bitmaps::Granularity;
+use block::{FailKind, Piece, Target};
+use copy::{CopyEnd, CopyError, CopySide, ErrorAction, ErrorPolicy};
+use layers::MirrorMode;
+
+use super::*;
+use crate::state::{BlockJobError, JobNews, JobObserver, MirrorEnd, MirrorOptions, MirrorSync};
+
+/// Tells a test what happens to its job.
+#[derive(Debug)]
+struct Reporter(std::sync::Mutex<Sender<JobNews>>);
+
+impl JobObserver for Reporter {
+    fn hear(&self, news: JobNews) {
+        // A job may tell something when the test is over.
+        let _nobody_listens = self.0.lock().unwrap().send(news);
+    }
+}
+
+fn options(mode: MirrorMode, sync: MirrorSync) -> MirrorOptions {
+    MirrorOptions {
+        id: "j".to_owned(),
+        source: "a".to_owned(),
+        target: "b".to_owned(),
+        sync,
+        mode,
+        granularity: Granularity::new(4096).unwrap(),
+        speed: 0,
+        on_source_error: ErrorPolicy::Report,
+        on_target_error: ErrorPolicy::Report,
+    }
+}
+
+/// Begins a job, and gives what tells of it.
+fn start(place: &mut Place, options: &MirrorOptions) -> Receiver<JobNews> {
+    let (sender, news) = channel();
+    let observer: Arc<dyn JobObserver> = Arc::new(Reporter(std::sync::Mutex::new(sender)));
+    place.built.start_mirror(options, &observer).unwrap();
+    news
+}
+
+/// Waits until source and target were equal once more.
+#[track_caller]
+fn wait_equal(news: &Receiver<JobNews>) {
+    match news.recv_timeout(LIMIT).unwrap() {
+        JobNews::Equal => {}
+        other @ (JobNews::DiskFailed(..) | JobNews::WorkerEnded(_)) => panic!("{other:?}"),
+    }
+}
+
+/// Ends a job as soon as source and target are equal; gives how often they were not.
+#[track_caller]
+fn finish(place: &mut Place, news: &Receiver<JobNews>, end: MirrorEnd) -> u32 {
+    let mut tries = 0;
+    place.built.converge_mirror("j");
+    loop {
+        wait_equal(news);
+        match place.built.finish_mirror("j", end) {
+            Ok(()) => return tries,
+            Err(BlockJobError::Change(GraphChangeError::NotEqual)) => tries += 1,
+            Err(error) => panic!("{}", chain_of(&error)),
+        }
+    }
+}
+
+#[test]
+fn clients_write_on_while_their_disk_moves_back_and_forth() {
+    let mut place = Place::serving(
+        "file,node-name=a,filename=DIR/a,discard=unmap file,node-name=b,filename=DIR/b,discard=unmap \
+         a>e a>g",
+    );
+    let [path, other] = [place.path("a"), place.path("b")];
+    let socket = place.path("e.sock");
+    let over = AtomicBool::new(false);
+    let mut model = DiskModel::new(fs::read(&path).unwrap());
+    let mut moves = 0;
+    thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let plan = |seed| model::Plan { seed, operations: 200, depth: 8, block_bytes: 512 };
+            let mut client = connect(&socket, plan(0).memory_bytes(2));
+            for seed in (0..).take_while(|seed| *seed < 5 || !over.load(Ordering::Relaxed)) {
+                model::run(&mut client, &mut model, &plan(seed)).unwrap();
+            }
+            model::verify_through(&mut client, &model).unwrap();
+        });
+        for round in 0..20 {
+            let mode = match round % 4 {
+                0 | 1 => MirrorMode::Background,
+                _ => MirrorMode::WriteBlocking,
+            };
+            let mut options = options(mode, MirrorSync::Full);
+            if moves % 2 == 1 {
+                std::mem::swap(&mut options.source, &mut options.target);
+            }
+            let news = start(&mut place, &options);
+            assert!(!load.is_finished());
+            match round % 5 {
+                3 => place.built.abort_block_job("j").unwrap(),
+                4 => drop(finish(&mut place, &news, MirrorEnd::Stay)),
+                _ => {
+                    finish(&mut place, &news, MirrorEnd::Switch);
+                    moves += 1;
+                }
+            }
+            assert!(!place.built.has_block_jobs());
+            let root = if moves % 2 == 1 { "b" } else { "a" };
+            assert_eq!(place.built.graph.root("e"), Some(root));
+            assert_eq!(place.built.graph.root("g"), Some(root));
+        }
+        over.store(true, Ordering::Relaxed);
+        load.join().unwrap();
+    });
+    place.built.stop_exports();
+    model.check_image(if moves % 2 == 1 { &other } else { &path }).unwrap();
+}
+
+#[test]
+fn a_mirror_that_stays_leaves_the_target_as_the_source_was() {
+    let mut place =
+        Place::serving("file,node-name=a,filename=DIR/a file,node-name=b,filename=DIR/b a>e");
+    let mut client = place.client("e");
+    client.write(8192, &[7; 4096], 0).unwrap();
+    let news = start(&mut place, &options(MirrorMode::Background, MirrorSync::Full));
+    client.write(65536, &[8; 512], 1).unwrap();
+    finish(&mut place, &news, MirrorEnd::Stay);
+    let before = fs::read(place.path("a")).unwrap();
+    client.write(0, &[9; 512], 1).unwrap();
+    assert!(fs::read(place.path("b")).unwrap() == before);
+    assert_eq!(fs::read(place.path("a")).unwrap()[..512], [9; 512]);
+    // Nobody is left who keeps others off the target.
+    assert!(is_free(&place.path("b")));
+}
+
+#[test]
+fn only_what_is_written_from_now_on_is_mirrored_if_that_was_asked() {
+    let mut place =
+        Place::serving("file,node-name=a,filename=DIR/a file,node-name=b,filename=DIR/b a>e");
+    let mut wanted = fs::read(place.path("b")).unwrap();
+    let news = start(&mut place, &options(MirrorMode::Background, MirrorSync::New));
+    let mut client = place.client("e");
+    client.write(4096, &[7; 4096], 0).unwrap();
+    finish(&mut place, &news, MirrorEnd::Stay);
+    wanted[4096..8192].fill(7);
+    assert!(fs::read(place.path("b")).unwrap() == wanted);
+}
+
+#[test]
+fn what_a_job_uses_cannot_be_changed_by_others() {
+    let mut place = Place::serving(
+        "file,node-name=a,filename=DIR/a file,node-name=b,filename=DIR/b \
+         null-co,node-name=n,size=1048576 null-co,node-name=small,size=4096 a>e",
+    );
+    let (sender, _news) = channel();
+    let observer: Arc<dyn JobObserver> = Arc::new(Reporter(std::sync::Mutex::new(sender)));
+    let good = options(MirrorMode::Background, MirrorSync::Full);
+    let refused = |place: &mut Place, source: &str, target: &str| {
+        let (id, source, target) = ("k".to_owned(), source.to_owned(), target.to_owned());
+        let options = MirrorOptions { id, source, target, ..good.clone() };
+        let error = place.built.start_mirror(&options, &observer).unwrap_err();
+        chain_of(&error).to_string()
+    };
+    let said = refused(&mut place, "a", "a");
+    assert_eq!(said, "Can't mirror node into itself");
+    let said = refused(&mut place, "a", "small");
+    assert_eq!(said, "target 'small' has 4096 bytes, and source 'a' has 1048576");
+    // The export writes it.
+    let said = refused(&mut place, "b", "a");
+    assert!(said.contains("Permission conflict on node 'a'"), "{said}");
+    assert!(!place.built.graph.has_filter("b", FilterKind::Job).unwrap());
+    place.built.start_mirror(&good, &observer).unwrap();
+    let busy = "Node 'a' is busy: block device is in use by block job 'j'";
+    assert_eq!(refused(&mut place, "a", "n"), busy);
+    assert_eq!(place.replace(&export("e"), "root", "n").unwrap_err(), busy);
+    let error = place.built.resize_node("a", 2 << 20).unwrap_err();
+    assert!(chain_of(&error).to_string().contains("'source'"), "{error}");
+    place.built.abort_block_job("j").unwrap();
+    place.replace(&export("e"), "root", "n").unwrap();
+}
+
+/// A disk of zeroes that has no space as long as it is told so.
+#[derive(Debug)]
+struct FullNode {
+    is_full: Arc<AtomicBool>,
+}
+
+impl Node for FullNode {
+    fn name(&self) -> &str {
+        "full"
+    }
+
+    fn size(&self) -> DiskSize {
+        DiskSize(ByteCount(IMAGE_BYTES as u64))
+    }
+
+    fn limits(&self) -> BlockLimits {
+        let sector = std::num::NonZeroU32::new(512).unwrap();
+        BlockLimits {
+            request_alignment: sector,
+            physical_block: sector,
+            discard: false,
+            discard_granularity: sector,
+            allocation_unit: sector,
+        }
+    }
+
+    fn access(&self) -> Access {
+        Access::ReadWrite
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
+        Ok(Claim::nothing())
+    }
+
+    fn open_lane(&self, _: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
+        Ok(Box::new(FullLane { is_full: Arc::clone(&self.is_full) }))
+    }
+}
+
+#[derive(Debug)]
+struct FullLane {
+    is_full: Arc<AtomicBool>,
+}
+
+impl block::LeafLane for FullLane {
+    fn answer(&mut self, mapping: &mut block::Mapping, pieces: &mut block::BatchPieces) {
+        let is_refused = mapping.operation.is_change() && self.is_full.load(Ordering::Relaxed);
+        mapping.answer = if is_refused {
+            block::Answer::Refused(FailKind::NoSpace)
+        } else {
+            let count = mapping.operation.extent().map_or(0, |extent| extent.count().0);
+            let target =
+                if mapping.operation.is_change() { Target::Nothing } else { Target::Zeroes };
+            block::Answer::Now(pieces.one(Piece { skip: 0, count: ByteCount(count), target }))
+        };
+    }
+}
+
+#[test]
+fn a_target_without_space_stops_the_job_and_no_client() {
+    let mut place = Place::serving("file,node-name=a,filename=DIR/a a>e");
+    let is_full = Arc::new(AtomicBool::new(true));
+    place.built.graph.add_made(Arc::new(FullNode { is_full: Arc::clone(&is_full) }));
+    let mut client = place.client("e");
+    for (policy, action) in [
+        (ErrorPolicy::Report, ErrorAction::Report),
+        (ErrorPolicy::Stop, ErrorAction::Stop),
+        (ErrorPolicy::Enospc, ErrorAction::Stop),
+        (ErrorPolicy::Ignore, ErrorAction::Ignore),
+    ] {
+        is_full.store(true, Ordering::Relaxed);
+        let mut options = options(MirrorMode::WriteBlocking, MirrorSync::Full);
+        (options.target, options.on_target_error) = ("full".to_owned(), policy);
+        let news = start(&mut place, &options);
+        client.write(0, &[3; 4096], 0).unwrap();
+        let told = news.recv_timeout(LIMIT).unwrap();
+        let JobNews::DiskFailed(CopyError::Disk { side, kind, .. }, found) = told else {
+            panic!("{told:?}")
+        };
+        assert_eq!((side, kind, found), (CopySide::Target, FailKind::NoSpace, action));
+        if action == ErrorAction::Report {
+            let is_end = |it: &JobNews| matches!(it, JobNews::WorkerEnded(CopyEnd::Failed(_)));
+            while !is_end(&news.recv_timeout(LIMIT).unwrap()) {}
+        } else {
+            is_full.store(false, Ordering::Relaxed);
+            place.built.pause_block_job("j", false);
+            while news.recv_timeout(LIMIT).unwrap() != JobNews::Equal {}
+        }
+        client.write(4096, &[4; 4096], 1).unwrap();
+        place.built.abort_block_job("j").unwrap();
+    }
+    assert_eq!(fs::read(place.path("a")).unwrap()[4096..8192], [4; 4096]);
+}

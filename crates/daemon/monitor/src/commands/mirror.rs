@@ -1,0 +1,139 @@
+//! `blockdev-mirror`: a disk is copied to another node while it is used, and its users can go on there.
+
+use bitmaps::Granularity;
+use control::{MirrorOptions, MirrorSync, StatePolicy};
+use copy::ErrorPolicy;
+use jobs::{JobKind, JobSettings};
+use layers::MirrorMode;
+use serde_json::Value;
+use syntax::{Key, Keys, OptionFields, ValueType, optional, required};
+
+use super::images::VOLATILE;
+use super::{CommandContext, done};
+use crate::qmp_error::QmpError;
+
+/// What becomes of errors, as QEMU calls it.
+const ON_ERROR: ValueType = ValueType::Word(&["report", "ignore", "stop", "enospc"]);
+
+/// What all block jobs are told.
+pub(super) const BLOCK_JOB_KEYS: &[Key] = &[
+    optional("job-id", ValueType::Text),
+    optional("speed", ValueType::Number),
+    optional("auto-finalize", ValueType::Flag),
+    optional("auto-dismiss", ValueType::Flag),
+];
+
+pub(super) static MIRROR: Keys = Keys {
+    of: "blockdev-mirror",
+    supported: &[
+        BLOCK_JOB_KEYS,
+        &[
+            required("device", ValueType::Text),
+            required("target", ValueType::Text),
+            required("sync", ValueType::Word(&["top", "full", "none", "incremental", "bitmap"])),
+            optional("granularity", ValueType::Number),
+            optional("on-source-error", ON_ERROR),
+            optional("on-target-error", ON_ERROR),
+            optional("copy-mode", ValueType::Word(&["background", "write-blocking"])),
+            VOLATILE,
+        ],
+    ],
+    later: &[&["replaces", "buf-size", "filter-node-name"]],
+};
+
+/// The granularities that a mirror may have.
+const GRANULARITY: std::ops::RangeInclusive<u64> = 512..=64 << 20;
+
+pub(super) fn mirror(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let (id, settings) = block_job_settings(&mut fields)?;
+    let source = node(context, &mut fields, "device")?;
+    let target = node(context, &mut fields, "target")?;
+    let sync = match fields.word("sync")? {
+        Some("top") => MirrorSync::Top,
+        Some("none") => MirrorSync::New,
+        Some(word @ ("incremental" | "bitmap")) => {
+            return Err(QmpError::generic(format!("Sync mode '{word}' not supported")));
+        }
+        _ => MirrorSync::Full,
+    };
+    let granularity = match fields.number("granularity")? {
+        None | Some(0) => Granularity::DEFAULT,
+        Some(bytes) => granularity(bytes)?,
+    };
+    let on_source_error = error_policy(&mut fields, "on-source-error")?;
+    let on_target_error = error_policy(&mut fields, "on-target-error")?;
+    let mode = match fields.word("copy-mode")? {
+        Some("write-blocking") => MirrorMode::WriteBlocking,
+        _ => MirrorMode::Background,
+    };
+    let policy = match fields.flag("ringloom-volatile")? {
+        Some(true) => StatePolicy::Volatile,
+        _ => StatePolicy::Kept,
+    };
+    let (serial, observer) = context.jobs.prepare(&id, &context.inbox)?;
+    let speed = settings.speed;
+    let options = MirrorOptions {
+        id,
+        source,
+        target,
+        sync,
+        mode,
+        granularity,
+        speed,
+        on_source_error,
+        on_target_error,
+    };
+    context.state.start_mirror(&options, &observer)?;
+    let begun = (options.id.as_str(), JobKind::Mirror, settings);
+    let events = context.jobs.begin(serial, begun, Vec::new(), policy);
+    context.events.extend(events);
+    done()
+}
+
+/// The id of a block job, and what it is to be.
+pub(super) fn block_job_settings(
+    fields: &mut OptionFields,
+) -> Result<(String, JobSettings), QmpError> {
+    let id = fields.text("job-id")?.unwrap_or_default();
+    let settings = JobSettings {
+        auto_finalize: fields.flag("auto-finalize")?.unwrap_or(true),
+        auto_dismiss: fields.flag("auto-dismiss")?.unwrap_or(true),
+        speed: fields.number("speed")?.unwrap_or(0),
+    };
+    Ok((id, settings))
+}
+
+/// A node that is there. QEMU's sentence.
+fn node(
+    context: &CommandContext<'_>,
+    fields: &mut OptionFields,
+    key: &str,
+) -> Result<String, QmpError> {
+    let name = fields.required_text(key)?;
+    if context.state.graph().node(&name).is_err() {
+        let desc = format!("Cannot find device='{name}' nor node-name='{name}'");
+        return Err(QmpError::generic(desc));
+    }
+    Ok(name)
+}
+
+fn granularity(bytes: u64) -> Result<Granularity, QmpError> {
+    if !GRANULARITY.contains(&bytes) {
+        let desc = "Parameter 'granularity' expects a value in range [512B, 64MB]";
+        return Err(QmpError::generic(desc));
+    }
+    Granularity::new(bytes)
+        .ok_or_else(|| QmpError::generic("Parameter 'granularity' expects a power of 2"))
+}
+
+fn error_policy(fields: &mut OptionFields, key: &str) -> Result<ErrorPolicy, QmpError> {
+    Ok(match fields.word(key)? {
+        Some("ignore") => ErrorPolicy::Ignore,
+        Some("stop") => ErrorPolicy::Stop,
+        Some("enospc") => ErrorPolicy::Enospc,
+        _ => ErrorPolicy::Report,
+    })
+}

@@ -1,0 +1,402 @@
+//! The jobs of a daemon: what goes on after its command was answered, and what clients are told of it.
+//!
+//! Where it stands: commands begin jobs and have them do something; iothreads and threads of jobs tell by messages what has
+//! happened; here is decided what follows.
+//!
+//! Invariants: what a job that is over has told too late means nothing to another one of its id.
+//! Specification: QEMU, docs/interop/live-block-operations.rst, qapi/job.json. A job stays as *concluded* until it is
+//! dismissed.
+//! Threads: the first one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use block::FailKind;
+use control::{
+    BlockJobError, BlockJobProgress, DaemonState, GraphChangeError, JobNews, JobObserver,
+    MirrorEnd, StatePolicy,
+};
+use copy::{CopyEnd, CopyError, CopySide, ErrorAction};
+use host::chain_of;
+use jobs::{BlockJobNews, Job, JobEnd, JobEvent, JobKind, JobSettings, JobVerb, VerbRefusal};
+use serde_json::{Value, json};
+
+use crate::events::{
+    BLOCK_JOB_CANCELLED, BLOCK_JOB_COMPLETED, BLOCK_JOB_ERROR, BLOCK_JOB_PENDING, BLOCK_JOB_READY,
+    JOB_STATUS_CHANGE,
+};
+use crate::inbox::{InboxSender, Message};
+use crate::qmp_error::QmpError;
+
+/// What clients are told of a job.
+pub(crate) type Events = Vec<(&'static str, Value)>;
+
+/// The jobs by id.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    all: BTreeMap<String, JobEntry>,
+    begun: u64,
+}
+
+/// Tells jobs of one id apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct JobSerial(u64);
+
+/// A job, with what is known of its work.
+#[derive(Debug)]
+pub(crate) struct JobEntry {
+    serial: JobSerial,
+    pub(crate) job: Job,
+    /// The nodes that it writes, which nobody else uses and nobody may begin to use.
+    nodes: Vec<String>,
+    /// What was asked of it.
+    wish: JobWish,
+    /// Whether a restart has to find what it changes.
+    policy: StatePolicy,
+    /// How far it has come, as it was seen last.
+    progress: BlockJobProgress,
+    /// Whether a disk has failed since a client had it go on.
+    pub(crate) io_status: &'static str,
+}
+
+/// What a client wants of a job that could go on for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum JobWish {
+    /// Nothing: it goes on.
+    GoOn,
+    /// Its end, once it can be; if it is to be finalized by hand, up to there.
+    End(MirrorEnd),
+    /// Its end, finalized.
+    Finalize(MirrorEnd),
+}
+
+/// Tells the first thread what happens to a job.
+#[derive(Debug)]
+struct NewsSender {
+    id: String,
+    serial: JobSerial,
+    inbox: InboxSender,
+}
+
+impl JobObserver for NewsSender {
+    fn hear(&self, news: JobNews) {
+        self.inbox.send(Message::JobNews { id: self.id.clone(), serial: self.serial, news });
+    }
+}
+
+impl Jobs {
+    /// A job is about to begin: refuses an id that another one has. What is heard of it goes to the first thread.
+    pub(crate) fn prepare(
+        &mut self,
+        id: &str,
+        inbox: &InboxSender,
+    ) -> Result<(JobSerial, Arc<dyn JobObserver>), QmpError> {
+        if !syntax::is_identifier(id) {
+            return Err(QmpError::generic(format!("Invalid job ID '{id}'")));
+        }
+        if self.all.contains_key(id) {
+            return Err(QmpError::generic(format!("Job ID '{id}' already in use")));
+        }
+        self.begun += 1;
+        let serial = JobSerial(self.begun);
+        let observer = NewsSender { id: id.to_owned(), serial, inbox: inbox.clone() };
+        Ok((serial, Arc::new(observer)))
+    }
+
+    /// A job has begun, which writes these nodes and nobody else may use.
+    pub(crate) fn begin(
+        &mut self,
+        serial: JobSerial,
+        (id, kind, settings): (&str, JobKind, JobSettings),
+        nodes: Vec<String>,
+        policy: StatePolicy,
+    ) -> Events {
+        let job = Job::begin(id, kind, settings);
+        let mut entry = JobEntry {
+            serial,
+            job,
+            nodes,
+            wish: JobWish::GoOn,
+            policy,
+            progress: BlockJobProgress { current: 0, total: 1 },
+            io_status: "ok",
+        };
+        let events = entry.take_events();
+        self.all.insert(id.to_owned(), entry);
+        events
+    }
+
+    /// A node that arguments name anywhere and that a job writes, and the job.
+    pub(crate) fn node_in_use(&self, arguments: &Value) -> Option<(&str, &str)> {
+        let named = |name: &str| match arguments {
+            Value::String(text) => text == name,
+            Value::Array(_)
+            | Value::Object(_)
+            | Value::Null
+            | Value::Bool(_)
+            | Value::Number(_) => false,
+        };
+        let mut nodes =
+            self.all.iter().flat_map(|(id, job)| job.nodes.iter().map(move |node| (node, id)));
+        let found =
+            nodes.find(|(node, _)| named(node)).map(|(node, id)| (node.as_str(), id.as_str()));
+        match arguments {
+            Value::Array(all) => found.or_else(|| all.iter().find_map(|it| self.node_in_use(it))),
+            Value::Object(all) => {
+                found.or_else(|| all.values().find_map(|it| self.node_in_use(it)))
+            }
+            Value::String(_) | Value::Null | Value::Bool(_) | Value::Number(_) => found,
+        }
+    }
+
+    /// All jobs, by id, with how far each has come.
+    pub(crate) fn all(
+        &mut self,
+        state: &DaemonState,
+    ) -> impl Iterator<Item = (&JobEntry, BlockJobProgress)> {
+        for entry in self.all.values_mut() {
+            entry.look(state);
+        }
+        self.all.values().map(|entry| (entry, entry.progress))
+    }
+
+    /// The job of that id.
+    pub(crate) fn get(&mut self, id: &str) -> Option<&mut JobEntry> {
+        self.all.get_mut(id)
+    }
+
+    /// The work of a job without disks is over.
+    pub(crate) fn ended(&mut self, id: &str, error: Option<String>) -> Events {
+        let Some(entry) = self.all.get_mut(id) else { return Vec::new() };
+        entry.nodes.clear();
+        match error {
+            None => {
+                entry.progress.current = entry.progress.total;
+                entry.job.work_ended(JobEnd::Done);
+                entry.job.finalized();
+            }
+            Some(sentence) => {
+                entry.job.work_ended(JobEnd::Failed(sentence));
+                entry.job.aborted();
+            }
+        }
+        self.settle(id)
+    }
+
+    /// Something has happened to a job.
+    pub(crate) fn news(
+        &mut self,
+        state: &mut DaemonState,
+        (id, serial): (&str, JobSerial),
+        news: JobNews,
+    ) -> Events {
+        let entry = self.all.get_mut(id).filter(|entry| entry.serial == serial);
+        let Some(entry) = entry.filter(|_| state.has_block_job(id)) else { return Vec::new() };
+        let mut events = Vec::new();
+        match news {
+            JobNews::Equal => {
+                entry.look(state);
+                entry.job.become_ready();
+                entry.end_if_wished(state);
+            }
+            JobNews::DiskFailed(error, action) => events.extend(entry.failed(state, error, action)),
+            JobNews::WorkerEnded(CopyEnd::Failed(error)) => {
+                entry.abort(state, JobEnd::Failed(error.to_string()));
+            }
+            JobNews::WorkerEnded(CopyEnd::Done | CopyEnd::Cancelled) => {}
+        }
+        events.extend(self.settle(id));
+        events
+    }
+
+    /// What a client has a job do that is there.
+    pub(crate) fn command<E>(
+        &mut self,
+        id: &str,
+        run: impl FnOnce(&mut JobEntry) -> Result<(), E>,
+    ) -> Result<Events, E> {
+        let entry = self.all.get_mut(id).expect("the caller has found it");
+        run(entry)?;
+        Ok(self.settle(id))
+    }
+
+    /// What clients are to be told of a job, which is forgotten if it is gone.
+    fn settle(&mut self, id: &str) -> Events {
+        let Some(entry) = self.all.get_mut(id) else { return Vec::new() };
+        let events = entry.take_events();
+        if entry.job.status() == jobs::JobStatus::Null {
+            self.all.remove(id);
+        }
+        events
+    }
+}
+
+impl JobEntry {
+    /// Sees how far it has come.
+    fn look(&mut self, state: &DaemonState) {
+        if let Some(progress) = state.block_job_progress(self.job.id()) {
+            self.progress = progress;
+        }
+    }
+
+    /// A client has it rest.
+    pub(crate) fn pause(&mut self, state: &mut DaemonState) -> Result<(), VerbRefusal> {
+        self.job.pause()?;
+        state.pause_block_job(self.job.id(), true);
+        Ok(())
+    }
+
+    /// A client has it go on.
+    pub(crate) fn resume(&mut self, state: &mut DaemonState) -> Result<(), VerbRefusal> {
+        self.job.resume()?;
+        self.io_status = "ok";
+        state.pause_block_job(self.job.id(), false);
+        Ok(())
+    }
+
+    /// A client has it be that fast.
+    pub(crate) fn set_speed(&mut self, state: &DaemonState, speed: u64) -> Result<(), VerbRefusal> {
+        self.job.set_speed(speed)?;
+        state.set_block_job_speed(self.job.id(), speed);
+        Ok(())
+    }
+
+    /// A client has it end with its result.
+    pub(crate) fn complete(&mut self, state: &mut DaemonState) -> Result<(), QmpError> {
+        self.job.check(JobVerb::Complete)?;
+        state.check_mirror_switch(self.job.id(), self.policy)?;
+        self.wish = JobWish::End(MirrorEnd::Switch);
+        state.converge_mirror(self.job.id());
+        Ok(())
+    }
+
+    /// A client has it end; without force, one that is ready ends with what it has.
+    pub(crate) fn cancel(
+        &mut self,
+        state: &mut DaemonState,
+        is_forced: bool,
+    ) -> Result<(), QmpError> {
+        self.job.check(JobVerb::Cancel)?;
+        if self.job.is_ready() && !is_forced {
+            self.wish = JobWish::End(MirrorEnd::Stay);
+            state.converge_mirror(self.job.id());
+        } else {
+            self.abort(state, JobEnd::Cancelled);
+        }
+        Ok(())
+    }
+
+    /// A client has its result count.
+    pub(crate) fn finalize(&mut self, state: &mut DaemonState) -> Result<(), QmpError> {
+        self.job.check(JobVerb::Finalize)?;
+        if let JobWish::End(end) = self.wish {
+            self.wish = JobWish::Finalize(end);
+            self.end_if_wished(state);
+        }
+        Ok(())
+    }
+
+    /// A client has it be forgotten.
+    pub(crate) fn dismiss(&mut self) -> Result<(), VerbRefusal> {
+        self.job.dismiss()
+    }
+
+    /// Source and target may be equal: ends the job, if that is wished.
+    fn end_if_wished(&mut self, state: &mut DaemonState) {
+        let end = match self.wish {
+            JobWish::End(end) if self.job.settings().auto_finalize => end,
+            JobWish::Finalize(end) => end,
+            JobWish::End(_) => {
+                if self.job.is_ready() {
+                    self.job.work_ended(JobEnd::Done);
+                }
+                return;
+            }
+            JobWish::GoOn => return,
+        };
+        let id = self.job.id().to_owned();
+        match state.finish_mirror(&id, end) {
+            Ok(()) => {
+                if self.job.is_ready() {
+                    self.job.work_ended(JobEnd::Done);
+                }
+                self.job.finalized();
+            }
+            Err(BlockJobError::Change(GraphChangeError::NotEqual)) => {}
+            Err(error) => {
+                tracing::error!("block job '{id}': {}", chain_of(&error));
+                self.abort(state, JobEnd::Failed(chain_of(&error).to_string()));
+            }
+        }
+    }
+
+    /// Ends without its result.
+    fn abort(&mut self, state: &mut DaemonState, end: JobEnd) {
+        self.look(state);
+        let id = self.job.id();
+        if let Err(error) = state.abort_block_job(id) {
+            tracing::error!(
+                "block job '{id}': {}; what it has put on its source stays until a restart",
+                chain_of(&error)
+            );
+        }
+        self.job.work_ended(end);
+        self.job.aborted();
+    }
+
+    /// A disk has failed.
+    fn failed(&mut self, state: &mut DaemonState, error: CopyError, action: ErrorAction) -> Events {
+        let id = self.job.id().to_owned();
+        let CopyError::Disk { side, kind, .. } = error else { return Vec::new() };
+        self.io_status = if kind == FailKind::NoSpace { "nospace" } else { "failed" };
+        let (action, goes_on) = match action {
+            ErrorAction::Report => ("report", "it ends"),
+            ErrorAction::Ignore => ("ignore", "it goes on"),
+            ErrorAction::Stop => ("stop", "it rests until it is resumed"),
+        };
+        tracing::warn!("block job '{id}': {error}; {goes_on}");
+        let operation = match side {
+            CopySide::Source => "read",
+            CopySide::Target => "write",
+        };
+        let data = json!({"device": id, "operation": operation, "action": action});
+        if action == "stop" {
+            state.pause_block_job(&id, true);
+            self.job.rest();
+        }
+        vec![(BLOCK_JOB_ERROR, data)]
+    }
+
+    /// What clients were not told yet.
+    fn take_events(&mut self) -> Events {
+        let Self { job, progress, .. } = self;
+        let told = job.take_events();
+        told.into_iter().map(|event| told_as(job, *progress, event)).collect()
+    }
+}
+
+fn told_as(job: &Job, progress: BlockJobProgress, event: JobEvent) -> (&'static str, Value) {
+    let news = match event {
+        JobEvent::Status(status) => {
+            return (JOB_STATUS_CHANGE, json!({"id": job.id(), "status": status.name()}));
+        }
+        JobEvent::Block(news) => news,
+    };
+    let mut data = json!({
+        "type": job.kind().name(), "device": job.id(), "len": progress.total,
+        "offset": progress.current, "speed": job.settings().speed,
+    });
+    match news {
+        BlockJobNews::Pending => {
+            (BLOCK_JOB_PENDING, json!({"type": job.kind().name(), "id": job.id()}))
+        }
+        BlockJobNews::Ready => (BLOCK_JOB_READY, data),
+        BlockJobNews::Cancelled => (BLOCK_JOB_CANCELLED, data),
+        BlockJobNews::Completed(error) => {
+            if let Some(error) = error {
+                data["error"] = error.into();
+            }
+            (BLOCK_JOB_COMPLETED, data)
+        }
+    }
+}
