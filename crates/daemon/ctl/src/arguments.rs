@@ -89,6 +89,9 @@ pub(crate) enum Word {
     /// Add or delete disks (nodes)
     #[command(subcommand)]
     Disk(DiskWord),
+    /// Put a filter between a node and all who use it, or take it away
+    #[command(subcommand)]
+    Filter(FilterWord),
     /// Move a queue, or all of an export, to another iothread
     Move {
         /// With :QUEUE that queue alone, until its client leaves
@@ -211,6 +214,29 @@ pub(crate) enum NbdWord {
     },
     /// Stop it: its exports go, its clients are disconnected
     Stop,
+}
+
+/// What is done with filters.
+#[derive(Debug, Subcommand)]
+pub(crate) enum FilterWord {
+    /// All who use the node use the filter on it
+    Insert {
+        /// The node
+        node: String,
+        /// The filter, whose 'file' is the node
+        filter: String,
+        /// A restart need not know it (daemons without --state)
+        #[arg(long)]
+        volatile: bool,
+    },
+    /// All who use the filter use the node below it
+    Remove {
+        /// The filter
+        filter: String,
+        /// A restart need not know it (daemons without --state)
+        #[arg(long)]
+        volatile: bool,
+    },
 }
 
 /// What is done with nodes.

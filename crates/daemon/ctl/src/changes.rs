@@ -6,7 +6,7 @@ use std::path::absolute;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 
-use crate::arguments::{DiskWord, ExportWord, Format, IothreadWord, NbdWord};
+use crate::arguments::{DiskWord, ExportWord, FilterWord, Format, IothreadWord, NbdWord};
 use crate::client::QmpClient;
 use crate::inventory::{Inventory, objects_of, property, text};
 use crate::table::Answer;
@@ -195,6 +195,24 @@ pub(crate) fn disk(client: &mut QmpClient, word: &DiskWord) -> Result<Answer> {
         DiskWord::Del { node } => {
             let arguments = json!({"node-name": node});
             carry_out(client, "blockdev-del", arguments, &format!("node {node} is gone"))
+        }
+    }
+}
+
+pub(crate) fn filter(client: &mut QmpClient, word: &FilterWord) -> Result<Answer> {
+    let volatile = |is_volatile: bool| is_volatile.then_some(true);
+    match word {
+        FilterWord::Insert { node, filter, volatile: is_volatile } => {
+            let arguments = json!({
+                "node": node, "filter": filter, "ringloom-volatile": volatile(*is_volatile),
+            });
+            let said = format!("filter {filter} is between node {node} and all who use it");
+            carry_out(client, "ringloom-insert-filter", arguments, &said)
+        }
+        FilterWord::Remove { filter, volatile: is_volatile } => {
+            let arguments = json!({"filter": filter, "ringloom-volatile": volatile(*is_volatile)});
+            let said = format!("nobody uses filter {filter} any more");
+            carry_out(client, "ringloom-remove-filter", arguments, &said)
         }
     }
 }

@@ -53,6 +53,7 @@ fn carry_out(client: &mut QmpClient, word: &Word) -> Result<Answer> {
         Word::Export(word) => changes::export(client, word),
         Word::Nbd(word) => changes::nbd(client, word),
         Word::Disk(word) => changes::disk(client, word),
+        Word::Filter(word) => changes::filter(client, word),
         Word::Move { target: (export, queue), iothread } => {
             changes::move_to(client, export, *queue, iothread)
         }

@@ -7,6 +7,7 @@ mod change;
 mod creation;
 mod describe;
 mod filters;
+mod insertion;
 mod named_files;
 mod reopen;
 mod root;

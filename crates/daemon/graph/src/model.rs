@@ -419,7 +419,8 @@ impl GraphModel {
     }
 
     /// Puts another node in the place below a user, or none where there may be none; gives the name of the one that was
-    /// there. `optional` is the role of a child that the user may have, if that is one.
+    /// there. `optional` is the role of a child that the user may have, if that is one. Conflicts with others are looked for
+    /// when all edges of a change are set ([`GraphModel::check_conflicts`]).
     pub fn set_edge(
         &mut self,
         user: &NodeUser,
@@ -438,8 +439,18 @@ impl GraphModel {
         if let Some(by) = by {
             self.check_below(user, key, role, by)?;
         }
-        self.uses.set_edge(user, (key, role), by)?;
+        self.uses.set_edge(user, (key, role), by);
         Ok(before)
+    }
+
+    /// Whether all who use nodes bear with each other, once all edges of a change are set.
+    pub fn check_conflicts(&self) -> Result<(), ModelError> {
+        Ok(self.uses.check()?)
+    }
+
+    /// Whether a node has no bytes of its own, but those of the node that it has as `file`.
+    pub(crate) fn is_filter(&self, node: &str) -> bool {
+        self.nodes.get(node).is_some_and(|node| node.is_filter)
     }
 
     /// Whether a node may stand below a user, but for conflicts with others.

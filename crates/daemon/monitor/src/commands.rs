@@ -6,6 +6,7 @@
 mod chardevs;
 mod creation;
 mod exports;
+mod filters;
 mod images;
 mod jobs;
 mod mirror;
@@ -267,6 +268,7 @@ pub(crate) const COMMANDS: &[Command] = {
         asks("query-version", Nothing, VersionInfo::describe, queries::version),
         changes("quit", Nothing, <()>::describe, queries::quit),
         changes("ringloom-delay-set", Table(&DELAY_SET), <()>::describe, nodes::set_delay),
+        changes("ringloom-insert-filter", Table(&filters::INSERT), <()>::describe, filters::insert),
         changes(
             "ringloom-move-queue",
             Table(&placement::MOVE_QUEUE),
@@ -279,6 +281,7 @@ pub(crate) const COMMANDS: &[Command] = {
             <()>::describe,
             placement::pin_queue,
         ),
+        changes("ringloom-remove-filter", Table(&filters::REMOVE), <()>::describe, filters::remove),
         changes("transaction", Table(&images::TRANSACTION), <()>::describe, images::transaction),
         with(
             &["unstable"],
@@ -323,7 +326,7 @@ const LATER: &[&str] = &[
 
 /// The arguments by which a log line says what a command is about.
 const SUBJECTS: &[&str] =
-    &["id", "node-name", "node", "job-id", "export", "path", "image-node-name", "device"];
+    &["id", "node-name", "node", "job-id", "export", "path", "image-node-name", "device", "filter"];
 
 /// Carries a command out for a client.
 pub(crate) fn run(

@@ -6,6 +6,7 @@ mod changes;
 mod clients;
 mod corrupted;
 mod faulty_disk;
+mod filters;
 mod guest;
 #[cfg(feature = "fault-points")]
 mod killed;

@@ -303,6 +303,16 @@ impl DaemonState {
         Ok(self.graph.snapshot(node, overlay)?)
     }
 
+    /// The changes that put a filter between a node and all who use it.
+    pub fn insert_filter(&self, node: &str, filter: &str) -> Result<Vec<EdgeChange>, ControlError> {
+        Ok(self.graph.insert_filter(node, filter)?)
+    }
+
+    /// The changes that have all who use a filter use its node instead.
+    pub fn remove_filter(&self, filter: &str) -> Result<Vec<EdgeChange>, ControlError> {
+        Ok(self.graph.remove_filter(filter)?)
+    }
+
     /// The changes that make a node that is there as it is described anew.
     pub fn reopen(&self, blockdev: &Blockdev) -> Result<NodeReopening, ControlError> {
         self.check_may_connect(blockdev)?;

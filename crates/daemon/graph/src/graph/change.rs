@@ -4,8 +4,9 @@
 //! Where it stands: asked before anything is touched. `build::change` carries a change out: it drains what
 //! stands above, and tells how it ended.
 //!
-//! Invariants: the replacements are judged in their order on a copy of the model, where each may meet a circle, permissions
-//! that conflict, or what is read-only below a writer. A node of another size is refused, but not a file below an image.
+//! Invariants: the replacements are judged in their order on a copy of the model, where each may meet a circle or what is
+//! read-only below a writer; permissions may not conflict when all are made. A node of another size is refused, but not a
+//! file below an image.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -200,6 +201,7 @@ impl Graph {
                 (_, _, None) => unreachable!("the model knows which edges need not be"),
             }
         }
+        model.check_conflicts()?;
         let new = changes.iter().filter_map(|change| change.by.as_deref());
         let mut successions = self.successions(&model, left.iter().map(String::as_str), new);
         self.judge_reopened(&mut model, changes, reopened)?;

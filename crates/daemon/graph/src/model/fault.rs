@@ -51,6 +51,33 @@ pub enum ModelError {
         /// The node that stands on it.
         user: String,
     },
+    /// A node that does not show the bytes of the other one as they are.
+    #[error("node '{filter}' is no filter that has node '{node}' as 'file'")]
+    NoFilterOn {
+        /// The node that was to be one.
+        filter: String,
+        /// The other one.
+        node: String,
+    },
+    /// A node that has bytes of its own.
+    #[error("node '{0}' is no filter")]
+    NoFilter(String),
+    /// A filter on which something stands that needs more of it than its bytes.
+    #[error("node '{user}' shows what filter '{filter}' keeps; remove that node first")]
+    FilterInUse {
+        /// The filter.
+        filter: String,
+        /// What stands on it.
+        user: String,
+    },
+    /// A node that a job uses where it is.
+    #[error("Node '{node}' is in use by block job '{job}'")]
+    UsedByJob {
+        /// The node.
+        node: String,
+        /// The job.
+        job: String,
+    },
     /// An overlay with a backing file.
     #[error("The overlay already has a backing image")]
     OverlayHasBacking,

@@ -149,16 +149,15 @@ impl UseGraph {
         self.users.get(user).is_some_and(|below| below.own.has(Permission::Write))
     }
 
-    /// Puts another node in the place under a key, a node where none was (with that role), or none. Leaves it as it was if
-    /// the users cannot meet then.
+    /// Puts another node in the place under a key, a node where none was (with that role), or none. Whether the users can meet
+    /// then is another question ([`UseGraph::check`]): of several changes each may need the others.
     pub(super) fn set_edge(
         &mut self,
         user: &NodeUser,
         (key, role): (&str, ChildRole),
         node: Option<&str>,
-    ) -> Result<(), Box<PermissionConflict>> {
-        let Some(before) = self.users.get(user).cloned() else { return Ok(()) };
-        let mut after = before.clone();
+    ) {
+        let Some(mut after) = self.users.get(user).cloned() else { return };
         let place = after.edges.iter().position(|edge| edge.key == key);
         match (place, node) {
             (Some(place), Some(node)) => node.clone_into(&mut after.edges[place].node),
@@ -169,10 +168,13 @@ impl UseGraph {
             (None, None) => {}
         }
         self.remove(user);
-        self.add(user, after).inspect_err(|_| {
-            // It was legal before.
-            let _put_back = self.add(user, before);
-        })
+        self.insert(user, after);
+    }
+
+    /// Whether all users of all nodes can meet there.
+    pub(super) fn check(&self) -> Result<(), Box<PermissionConflict>> {
+        let found = &mut RightsCache::new();
+        self.above.keys().try_for_each(|node| self.check_node(node, found))
     }
 
     /// Every edge, with what its user uses of the node below and what it shares.
@@ -221,13 +223,17 @@ impl UseGraph {
     }
 
     fn add(&mut self, user: &NodeUser, below: UserRecord) -> Result<(), Box<PermissionConflict>> {
+        self.insert(user, below);
+        self.check_below(user).inspect_err(|_| self.remove(user))
+    }
+
+    fn insert(&mut self, user: &NodeUser, below: UserRecord) {
         for edge in &below.edges {
             let above = ParentEdge { user: user.clone(), key: edge.key.clone(), role: edge.role };
             self.above.entry(edge.node.clone()).or_default().push(above);
         }
         let before = self.users.insert(user.clone(), below);
         assert!(before.is_none(), "{user} is there already");
-        self.check_below(user).inspect_err(|_| self.remove(user))
     }
 
     /// Takes a node or an export away on which nobody stands.
@@ -474,16 +480,19 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_is_refused_leaves_everything_as_it_was() {
+    fn a_change_is_judged_when_all_of_it_is_made() {
         let mut uses = UseGraph::default();
         plain(&mut uses, &["n", "m"]);
         add(&mut uses, "q", Kind::Stripe, &["n"]).unwrap();
         add(&mut uses, "r", Kind::Filter, &["m"]).unwrap();
         export(&mut uses, "r", WRITES).unwrap();
         let r = NodeUser::Node("r".to_owned());
-        uses.set_edge(&r, ("file", ChildRole::Filtered), Some("n")).unwrap_err();
+        let mut refused = uses.clone();
+        refused.set_edge(&r, ("file", ChildRole::Filtered), Some("n"));
+        refused.check().unwrap_err();
         assert_eq!((uses.used("m"), uses.used("n")), (WRITES, Permissions::NONE));
-        uses.set_edge(&r, ("file", ChildRole::Filtered), Some("q")).unwrap();
+        uses.set_edge(&r, ("file", ChildRole::Filtered), Some("q"));
+        uses.check().unwrap();
         assert_eq!((uses.used("m"), uses.used("n")), (Permissions::NONE, WRITES));
         assert_eq!(uses.path("r", "n"), Some(["r", "q", "n"].map(str::to_owned).to_vec()));
         assert_eq!(uses.path("n", "r"), None);

@@ -14,6 +14,7 @@ use qcow2::CreateOptions;
 use serde_json::{Map, Value, json};
 use syntax::{Key, Keys, OptionFields, Union, ValueType, is_identifier, optional, required};
 
+use super::filters::{INSERT, REMOVE};
 use super::nodes::node_or_device;
 use super::queries::GraphReader;
 use super::{CommandContext, done};
@@ -101,6 +102,28 @@ static ACTION: Union = Union {
                 later: &[],
             },
         ),
+        (
+            "ringloom-insert-filter",
+            Keys {
+                of: "transaction ringloom-insert-filter",
+                supported: &[&[
+                    required("type", ValueType::Text),
+                    required("data", ValueType::Object(&INSERT)),
+                ]],
+                later: &[],
+            },
+        ),
+        (
+            "ringloom-remove-filter",
+            Keys {
+                of: "transaction ringloom-remove-filter",
+                supported: &[&[
+                    required("type", ValueType::Text),
+                    required("data", ValueType::Object(&REMOVE)),
+                ]],
+                later: &[],
+            },
+        ),
     ],
     later: &[
         "block-dirty-bitmap-add",
@@ -131,8 +154,8 @@ pub(super) static TRANSACTION: Keys = Keys {
 };
 
 /// What the actions of a transaction have prepared, and how it is taken back.
-struct Preparation {
-    edges: Vec<EdgeChange>,
+pub(super) struct Preparation {
+    pub(super) edges: Vec<EdgeChange>,
     /// Nodes that are there and get other options.
     reopened: Vec<Blockdev>,
     policy: StatePolicy,
@@ -228,6 +251,8 @@ pub(super) fn transaction(
                 Some("blockdev-snapshot-sync") => {
                     preparation.add_snapshot_sync(context, &mut data)?;
                 }
+                Some("ringloom-insert-filter") => preparation.add_insertion(context, &mut data)?,
+                Some("ringloom-remove-filter") => preparation.add_removal(context, &mut data)?,
                 _ => return Err(QmpError::generic("Transaction aborted using Abort action")),
             }
         }
@@ -236,7 +261,7 @@ pub(super) fn transaction(
 }
 
 /// Changes the graph once for all that was prepared, or takes it back.
-fn change(
+pub(super) fn change(
     context: &mut CommandContext<'_>,
     prepare: impl FnOnce(&mut CommandContext<'_>, &mut Preparation) -> Result<(), QmpError>,
 ) -> Result<Value, QmpError> {
@@ -282,6 +307,11 @@ impl Preparation {
         overlay: &str,
     ) -> Result<(), QmpError> {
         self.edges.extend(context.state.snapshot(node, overlay)?);
+        self.keep(fields)
+    }
+
+    /// A restart has to know the change, unless it is said that it need not.
+    pub(super) fn keep(&mut self, fields: &mut OptionFields) -> Result<(), QmpError> {
         if !fields.flag("ringloom-volatile")?.unwrap_or(false) {
             self.policy = StatePolicy::Kept;
         }

@@ -177,6 +177,14 @@ fn things_come_and_go(program: &Program) -> Result<()> {
     let line = "disk add q more.qcow2 --format qcow2 --backing base --read-only";
     check(line, &format!("node q: {image}\n"))?;
     check("disk del q", "node q is gone\n")?;
+    let late = r#"{"driver":"delay","node-name":"late","file":"more"}"#;
+    said(&bench, &socket, &format!("qmp blockdev-add {late}"))?;
+    refused("filter insert base late", 1, "'late' is no filter that has node 'base'")?;
+    let inserted = "filter late is between node more and all who use it\n";
+    check("filter insert more late --volatile", inserted)?;
+    check("filter remove late", "nobody uses filter late any more\n")?;
+    refused("filter remove more", 1, "'more' is no filter")?;
+    check("disk del late", "node late is gone\n")?;
     let path = bench.text("vm2.sock");
     let line =
         "export add vm2 more vm2.sock --iothread t1 --iothread t2 --num-queues 2 --read-only";

@@ -42,6 +42,8 @@ const MORE: &[&str] = &[
     // The peer's schema has authz-listfile, of which it can make none: its type has this name.
     "object-add.qom-type=authz-list-file",
     "object-add.qom-type=iothread-pool",
+    "transaction.actions[].type=ringloom-insert-filter",
+    "transaction.actions[].type=ringloom-remove-filter",
 ];
 
 /// What is described in another way, with the reasons.
