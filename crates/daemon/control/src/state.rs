@@ -52,7 +52,7 @@ pub use block_jobs::{
     BlockJobError, BlockJobProgress, JobNews, JobObserver, MirrorEnd, MirrorOptions, MirrorSync,
 };
 pub use build_error::BuildError;
-pub use change::GraphChangeError;
+pub use change::{AtOnce, GraphChangeError};
 pub use connecting::ConnectRights;
 pub use nbd::NbdTlsError;
 pub use run_time::{ControlError, NoWait, StatePolicy};

@@ -3,6 +3,7 @@
 //! Invariants: a node holds those it stands on, so upper ones are closed first, whoever lets go of them. Of
 //! a node that cannot be made nothing is left, neither what is inside it.
 
+mod bitmaps;
 mod change;
 mod creation;
 mod describe;
@@ -20,6 +21,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ::bitmaps::NodeBitmaps;
 use block::{Access, Clock, Node};
 use credentials::X509Credentials;
 use disk::WriteThreshold;
@@ -81,6 +83,7 @@ struct Vertex {
     made: MadeNode,
     /// What stands on it without a name of its own, the lower ones first.
     filters: Vec<ImplicitFilter>,
+    bitmaps: Arc<NodeBitmaps>,
     places: Vec<(String, Arc<block::Child>)>,
     /// What it was made with, by key.
     options: Vec<(String, String)>,
@@ -465,9 +468,11 @@ impl Graph {
         let made = MadeNode::of(node);
         let (places, options, driver, written) = (Vec::new(), Vec::new(), None, Map::new());
         let base = BaseOptions::DEFAULT;
-        let filters = Vec::new();
-        self.vertices
-            .insert(name, Vertex { made, filters, places, options, driver, base, written });
+        let (filters, bitmaps) = (Vec::new(), NodeBitmaps::new(made.node.size()));
+        self.vertices.insert(
+            name,
+            Vertex { made, filters, bitmaps, places, options, driver, base, written },
+        );
     }
 
     /// What stands below a node.
@@ -538,7 +543,8 @@ impl Graph {
             written.insert("node-name".to_owned(), name.as_str().into());
         }
         let base = blockdev.base;
-        Ok(Vertex { made, filters: Vec::new(), places, options, driver, base, written })
+        let (filters, bitmaps) = (Vec::new(), NodeBitmaps::new(made.node.size()));
+        Ok(Vertex { made, filters, bitmaps, places, options, driver, base, written })
     }
 
     fn context<'a>(

@@ -3,6 +3,7 @@
 //! Invariants: arguments are checked against their table before a command begins; a command that is refused has changed
 //! nothing.
 
+mod bitmaps;
 mod chardevs;
 mod creation;
 mod exports;
@@ -105,14 +106,40 @@ const fn with(features: &'static [&'static str], command: Command) -> Command {
 /// All commands, in the order of their names.
 pub(crate) const COMMANDS: &[Command] = {
     use crate::types::{
-        BlockDeviceInfo, BlockExportInfo, BlockGraph, BlockInfo, BlockJobInfo, BlockStats,
-        ChardevBackendInfo, ChardevInfo, ChardevReturn, CommandInfo, JobInfo, ObjectPropertyInfo,
-        ObjectTypeInfo, QapiType, RingloomIothreadInfo, RingloomPoolInfo, RingloomQueueInfo,
-        SchemaInfo, VersionInfo,
+        BlockDeviceInfo, BlockDirtyBitmapSha256, BlockExportInfo, BlockGraph, BlockInfo,
+        BlockJobInfo, BlockStats, ChardevBackendInfo, ChardevInfo, ChardevReturn, CommandInfo,
+        JobInfo, ObjectPropertyInfo, ObjectTypeInfo, QapiType, RingloomIothreadInfo,
+        RingloomPoolInfo, RingloomQueueInfo, SchemaInfo, VersionInfo,
     };
     use Arguments::{Blockdev, Export, Keys as Table, None as Nothing, Object};
     use graph::DELAY_SET;
     &[
+        changes("block-dirty-bitmap-add", Table(&bitmaps::ADD), <()>::describe, bitmaps::add),
+        changes(
+            "block-dirty-bitmap-clear",
+            Table(&bitmaps::BITMAP),
+            <()>::describe,
+            bitmaps::clear,
+        ),
+        changes(
+            "block-dirty-bitmap-disable",
+            Table(&bitmaps::BITMAP),
+            <()>::describe,
+            bitmaps::disable,
+        ),
+        changes(
+            "block-dirty-bitmap-enable",
+            Table(&bitmaps::BITMAP),
+            <()>::describe,
+            bitmaps::enable,
+        ),
+        changes("block-dirty-bitmap-merge", Table(&bitmaps::MERGE), <()>::describe, bitmaps::merge),
+        changes(
+            "block-dirty-bitmap-remove",
+            Table(&bitmaps::BITMAP),
+            <()>::describe,
+            bitmaps::remove,
+        ),
         changes("block-export-add", Export, <()>::describe, exports::add),
         changes("block-export-del", Table(&exports::DEL), <()>::describe, exports::del),
         changes(
@@ -294,6 +321,15 @@ pub(crate) const COMMANDS: &[Command] = {
         ),
         with(
             &["unstable"],
+            asks(
+                "x-debug-block-dirty-bitmap-sha256",
+                Table(&bitmaps::BITMAP),
+                BlockDirtyBitmapSha256::describe,
+                bitmaps::sha256,
+            ),
+        ),
+        with(
+            &["unstable"],
             asks("x-debug-query-block-graph", Nothing, BlockGraph::describe, queries::graph),
         ),
     ]
@@ -302,12 +338,6 @@ pub(crate) const COMMANDS: &[Command] = {
 /// The commands of qemu-storage-daemon that are not here, and say so.
 const LATER: &[&str] = &[
     "block-commit",
-    "block-dirty-bitmap-add",
-    "block-dirty-bitmap-clear",
-    "block-dirty-bitmap-disable",
-    "block-dirty-bitmap-enable",
-    "block-dirty-bitmap-merge",
-    "block-dirty-bitmap-remove",
     "block-job-change",
     "block-stream",
     "blockdev-backup",
@@ -321,7 +351,6 @@ const LATER: &[&str] = &[
     "ringbuf-write",
     "x-blockdev-amend",
     "x-blockdev-change",
-    "x-debug-block-dirty-bitmap-sha256",
 ];
 
 /// The arguments by which a log line says what a command is about.

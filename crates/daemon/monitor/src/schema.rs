@@ -178,6 +178,10 @@ impl Schema {
                 .alternate(&format!("word or {}", keys.of), |schema| {
                     vec![schema.keys(keys), schema.words(words)]
                 }),
+            ValueType::TextOrObject(keys) => self
+                .alternate(&format!("text or {}", keys.of), |schema| {
+                    vec!["str".to_owned(), schema.keys(keys)]
+                }),
             ValueType::Union(union) => self.key_union(union),
             ValueType::Node => self.node(),
             ValueType::Blockdev => self.blockdev(),

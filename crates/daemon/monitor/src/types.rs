@@ -222,6 +222,23 @@ structure! {
         "image" image: ImageInfo,
         "cache" cache: CacheInfo,
         "write_threshold" write_threshold: u64,
+        "dirty-bitmaps" bitmaps: Option<Vec<BlockDirtyInfo>>,
+    }
+
+    /// A dirty bitmap (`BlockDirtyInfo`).
+    struct BlockDirtyInfo {
+        "name" name: Option<String>,
+        "recording" is_recording: bool,
+        "persistent" is_persistent: bool,
+        "inconsistent" is_inconsistent: Option<bool>,
+        "busy" is_busy: bool,
+        "granularity" granularity: u64,
+        "count" count: u64,
+    }
+
+    /// The hash of a dirty bitmap (`BlockDirtyBitmapSha256`).
+    struct BlockDirtyBitmapSha256 {
+        "sha256" sha256: String,
     }
 
     /// An image (`ImageInfo`).

@@ -341,6 +341,26 @@ impl OptionFields {
         }
     }
 
+    /// A list of texts and objects of a table's [`ValueType::TextOrObject`], each object with its keys checked.
+    pub fn names_or_objects(
+        &mut self,
+        key: &str,
+    ) -> Result<Option<Vec<TextOrObject>>, ArgumentError> {
+        let ValueType::List(ValueType::TextOrObject(keys)) = self.takes(key) else {
+            panic!("'{key}' takes no list of names")
+        };
+        if !self.has(key) {
+            return Ok(None);
+        }
+        let mut list = self.texts_or_objects(key)?;
+        for element in &mut list {
+            if let TextOrObject::Object(fields) = element {
+                fields.check_keys(keys)?;
+            }
+        }
+        Ok(Some(list))
+    }
+
     /// A list of texts and objects, which must be there.
     pub fn texts_or_objects(&mut self, key: &str) -> Result<Vec<TextOrObject>, ArgumentError> {
         let list = match self.map.remove(key) {

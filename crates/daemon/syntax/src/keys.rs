@@ -68,6 +68,8 @@ pub enum ValueType {
     Object(&'static Keys),
     /// One of these words, or keys of its own: an alternate.
     WordOrObject(&'static [&'static str], &'static Keys),
+    /// A text, or keys of its own: an alternate.
+    TextOrObject(&'static Keys),
     /// Keys of its own that depend on one of them: a union.
     Union(&'static Union),
     /// A text or nothing: `StrOrNull`.
@@ -94,7 +96,7 @@ pub enum ValueType {
 impl ValueType {
     /// The keys in it.
     pub fn inner(&self) -> Vec<&'static Keys> {
-        if let Self::Object(keys) | Self::WordOrObject(_, keys) = self {
+        if let Self::Object(keys) | Self::WordOrObject(_, keys) | Self::TextOrObject(keys) = self {
             return vec![*keys];
         }
         if let Self::List(of) = self {

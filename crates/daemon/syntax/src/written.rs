@@ -50,7 +50,9 @@ fn converted(value: &Value, notation: Notation, takes: &ValueType) -> Option<Val
         ValueType::Flag => read(|text| parse_flag(text).map(Value::from)),
         ValueType::Number | ValueType::Int => read(|text| parse_number(text).map(Value::from)),
         ValueType::Size => read(|text| parse_size(text).map(Value::from)),
-        ValueType::Object(keys) | ValueType::WordOrObject(_, keys) => inside(keys),
+        ValueType::Object(keys)
+        | ValueType::WordOrObject(_, keys)
+        | ValueType::TextOrObject(keys) => inside(keys),
         ValueType::Union(union) => {
             let tag = value.get(union.tag).and_then(Value::as_str).or(union.default);
             let branch = union.branches.iter().find(|(name, _)| Some(*name) == tag);

@@ -112,6 +112,8 @@ enum Rejection {
     Snapshot { node: String },
     #[error("block job '{job}' runs, and cannot be handed over; wait for its end, or cancel it")]
     Job { job: String },
+    #[error("node {node}: its dirty bitmap '{bitmap}' is in memory only, and would be lost")]
+    Bitmap { node: String, bitmap: String },
     #[error("disk {path}: an earlier flush failed, which a new process would not know")]
     FailedFlush { path: String },
     #[error("export {export}: its requests were not finished within {} s", DRAIN_LIMIT.as_secs())]
@@ -205,6 +207,7 @@ fn agree(
     }
     check_flushes(built)?;
     check_snapshots(built)?;
+    check_bitmaps(built)?;
     for export in exports {
         wire.offer(offered(built, export), until)?;
     }
@@ -230,6 +233,18 @@ fn configuration_text(built: &DaemonState) -> String {
         // A new process that goes by its line finds what does not fit.
         Ok(_) | Err(_) => String::new(),
     }
+}
+
+/// Whether no bitmap would be lost.
+fn check_bitmaps(built: &DaemonState) -> Result<(), Rejection> {
+    let graph = built.graph();
+    for node in graph.nodes_with_bitmaps() {
+        let lost = graph.bitmaps(node).ok().and_then(|bitmaps| bitmaps.volatile().pop());
+        if let Some(bitmap) = lost {
+            return Err(Rejection::Bitmap { node: node.to_owned(), bitmap });
+        }
+    }
+    Ok(())
 }
 
 fn check_flushes(built: &DaemonState) -> Result<(), Rejection> {

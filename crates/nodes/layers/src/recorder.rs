@@ -6,6 +6,7 @@
 //! Invariants: a change is in the bitmaps when its client is told of its end, also if it failed or was refused: a part of it
 //! may have been carried out. It is recorded in those that record when it ends, so a change that is open while bitmaps are
 //! cleared counts afterwards as well.
+//! While a node has no bitmaps at all, nothing is looked at: the first one is added while nothing is in flight.
 //! Threads: lanes of all iothreads mark the same bits; see [`bitmaps::DirtyBitmap`].
 
 mod lane;

@@ -13,5 +13,5 @@ pub use dirty_bitmap::{BITMAP_BYTES_MAX, BitmapError, DirtyBitmap};
 pub use granularity::Granularity;
 pub use node_bitmaps::{
     BITMAPS_MAX, BitmapInfo, BitmapRefusal, BitmapUndo, BusyBitmap, FrozenBitmap, NAME_BYTES_MAX,
-    NODE_BYTES_MAX, NewBitmap, NodeBitmaps, Persistence, Recording, StoredBitmap,
+    NODE_BYTES_MAX, NewBitmap, NodeBitmaps, Persistence, Recording, RecordingBitmaps, StoredBitmap,
 };

@@ -12,9 +12,10 @@
 mod named;
 mod users;
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use block::DiskSize;
+use block::{DiskSize, SECTOR_BYTES};
 
 use crate::sync::{AtomicU64, Ordering};
 use crate::{BitmapError, DirtyBitmap, Granularity};
@@ -44,6 +45,27 @@ struct State {
     size: DiskSize,
     /// The newest first, as QEMU lists them.
     bitmaps: Vec<NamedBitmap>,
+}
+
+/// The bitmaps of a node that record changes, as far as a lane knows.
+#[derive(Debug, Default)]
+pub struct RecordingBitmaps {
+    /// The number of the set that they are of; none at first.
+    generation: Option<u64>,
+    bitmaps: Vec<Arc<DirtyBitmap>>,
+    is_alone: bool,
+}
+
+impl RecordingBitmaps {
+    /// These bytes may have been changed.
+    pub fn set(&self, bytes: &Range<u64>) {
+        self.bitmaps.iter().for_each(|bitmap| bitmap.set(bytes.clone()));
+    }
+
+    /// Whether the node has no bitmaps at all, also none that record nothing.
+    pub fn is_alone(&self) -> bool {
+        self.is_alone
+    }
 }
 
 /// Whether a bitmap records changes.
@@ -129,8 +151,8 @@ pub enum BitmapRefusal {
     #[error("Bitmap name cannot be empty")]
     NoName,
     /// Its name has more than [`NAME_BYTES_MAX`].
-    #[error("Bitmap name too long")]
-    LongName,
+    #[error("Bitmap name too long: {0}")]
+    LongName(String),
     /// The name is taken.
     #[error("Bitmap already exists: {0}")]
     Exists(String),
@@ -171,16 +193,17 @@ impl NodeBitmaps {
         Arc::new(Self { generation: AtomicU64::new(0), state: Mutex::new(state) })
     }
 
-    /// A number that is another one whenever [`Self::recording`] gives others.
-    pub fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
+    /// Whether [`Self::recording`] would still give these.
+    pub fn is_current(&self, known: &RecordingBitmaps) -> bool {
+        known.generation == Some(self.generation.load(Ordering::Acquire))
     }
 
-    /// Adds the bitmaps in which changes are to be recorded, and gives the number that goes with them.
-    pub fn recording(&self, into: &mut Vec<Arc<DirtyBitmap>>) -> u64 {
+    /// The bitmaps in which changes are to be recorded, by now.
+    pub fn recording(&self) -> RecordingBitmaps {
         let state = self.state();
-        into.extend(state.bitmaps.iter().filter_map(NamedBitmap::records_in).cloned());
-        self.generation.load(Ordering::Relaxed)
+        let bitmaps = state.bitmaps.iter().filter_map(NamedBitmap::records_in).cloned().collect();
+        let generation = Some(self.generation.load(Ordering::Relaxed));
+        RecordingBitmaps { generation, bitmaps, is_alone: state.bitmaps.is_empty() }
     }
 
     /// Whether there are none.
@@ -362,7 +385,9 @@ impl NodeBitmaps {
 }
 
 fn check_sizes(target: &DirtyBitmap, source: &DirtyBitmap) -> Result<(), BitmapRefusal> {
-    let (target, source_bytes) = (target.size().0.0, source.size().0.0);
+    // QEMU's disks end with a sector.
+    let [target, source_bytes] =
+        [target, source].map(|bits| bits.size().0.0.next_multiple_of(SECTOR_BYTES));
     if target == source_bytes {
         return Ok(());
     }
@@ -392,7 +417,7 @@ impl State {
             return Err(BitmapRefusal::Exists(name.to_owned()));
         }
         if name.len() > NAME_BYTES_MAX {
-            return Err(BitmapRefusal::LongName);
+            return Err(BitmapRefusal::LongName(name.to_owned()));
         }
         if self.bitmaps.len() >= BITMAPS_MAX {
             return Err(BitmapRefusal::TooMany);

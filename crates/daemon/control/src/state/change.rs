@@ -138,6 +138,44 @@ pub enum GraphChangeError {
     },
 }
 
+/// What is done at the instant of a change, when nothing is in flight on some nodes.
+pub trait AtOnce {
+    /// Why it could not be done, or the change.
+    type Error: From<GraphChangeError>;
+
+    /// The nodes on which nothing is in flight then, besides those that are changed.
+    fn nodes(&self) -> Vec<String>;
+
+    /// Does it, or nothing of it.
+    fn apply(&mut self) -> Result<(), Self::Error>;
+
+    /// The change failed: it is taken back, before anything is in flight again.
+    fn take_back(&mut self);
+}
+
+/// A question that is asked once when nothing is in flight any more.
+pub(super) struct WhenDrained<F>(Option<F>);
+
+impl<F: FnOnce() -> Result<(), GraphChangeError>> WhenDrained<F> {
+    pub(super) fn new(ask: F) -> Self {
+        Self(Some(ask))
+    }
+}
+
+impl<F: FnOnce() -> Result<(), GraphChangeError>> AtOnce for WhenDrained<F> {
+    type Error = GraphChangeError;
+
+    fn nodes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn apply(&mut self) -> Result<(), GraphChangeError> {
+        self.0.take().map_or(Ok(()), |ask| ask())
+    }
+
+    fn take_back(&mut self) {}
+}
+
 /// A prepared change of the graph: new nodes are in place and nothing is in flight. Dropped without commit, it is
 /// rolled back.
 #[must_use = "dropped, it is taken back"]
@@ -232,13 +270,28 @@ impl DaemonState {
         reopened: &[Blockdev],
         policy: StatePolicy,
     ) -> Result<(), GraphChangeError> {
-        let mut state_file = self.state_file.take();
-        let change = self.graph.change(changes, reopened).map_err(GraphChangeError::from);
-        let result =
-            change.and_then(|change| self.replace_and_keep(change, policy, state_file.as_mut()));
-        self.state_file = state_file;
+        self.replace_at_once(changes, reopened, policy, &mut WhenDrained::new(|| Ok(())))
+    }
+
+    /// [`DaemonState::replace`], with what else is to be done at that instant; without any of it, if something fails.
+    pub fn replace_at_once<A: AtOnce>(
+        &mut self,
+        changes: &[EdgeChange],
+        reopened: &[Blockdev],
+        policy: StatePolicy,
+        more: &mut A,
+    ) -> Result<(), A::Error> {
+        let mut change = self.graph.change(changes, reopened).map_err(GraphChangeError::from)?;
+        change.reach_to(&more.nodes());
+        let is_kept = !changes.is_empty() || !reopened.is_empty();
+        // What the state file does not know of is not written there.
+        let mut state_file = if is_kept { self.state_file.take() } else { None };
+        let result = self.replace_and_keep(change, policy, state_file.as_mut(), more);
+        if is_kept {
+            self.state_file = state_file;
+        }
         result?;
-        self.is_changed = true;
+        self.is_changed |= is_kept;
         for EdgeChange { user, key, by } in changes {
             match by {
                 Some(by) => tracing::info!("{user}: its child '{key}' is node {by} now"),
@@ -251,14 +304,15 @@ impl DaemonState {
         Ok(())
     }
 
-    fn replace_and_keep(
+    fn replace_and_keep<A: AtOnce>(
         &mut self,
         change: GraphChange,
         policy: StatePolicy,
         state_file: Option<&mut StateFile>,
-    ) -> Result<(), GraphChangeError> {
+        more: &mut A,
+    ) -> Result<(), A::Error> {
         self.check_kept(state_file.is_some(), policy, &change.exports)?;
-        self.carry_out(change, state_file, || Ok(()))
+        self.carry_out(change, state_file, more)
     }
 
     /// Whether what changes below these exports may be as it was after a restart, or would not be.
@@ -275,28 +329,29 @@ impl DaemonState {
         Err(GraphChangeError::NotKept(exports.join("', '")))
     }
 
-    /// Makes a change, and keeps it if there is a state file. `drained` is asked when nothing is in flight any more.
-    pub(super) fn carry_out(
+    /// Makes a change, with what else is to be done at that instant, and keeps it if there is a state file.
+    pub(super) fn carry_out<A: AtOnce>(
         &mut self,
         change: GraphChange,
         state_file: Option<&mut StateFile>,
-        drained: impl FnOnce() -> Result<(), GraphChangeError>,
-    ) -> Result<(), GraphChangeError> {
+        more: &mut A,
+    ) -> Result<(), A::Error> {
         let Some(state_file) = state_file else {
             let transaction = self.prepare_change(change)?;
-            drained()?;
-            return transaction.commit(|| {});
+            more.apply()?;
+            return Ok(transaction.commit(|| more.take_back())?);
         };
-        let before = self.configuration()?;
-        let nodes = self.graph.written_with(&change)?;
+        let before = self.configuration().map_err(GraphChangeError::from)?;
+        let nodes = self.graph.written_with(&change).map_err(GraphChangeError::from)?;
         let after = self.configuration_of(nodes, |id| change.root(id));
         let transaction = self.prepare_change(change)?;
-        drained()?;
+        more.apply()?;
         reached(CommandStep::Swapped);
         let kept = state_file.write(&after);
         reached(CommandStep::Kept);
         // Before requests go on on the old nodes: the record may have reached the disk all the same.
         let mut take_back = || {
+            more.take_back();
             if let Err(error) = state_file.write(&before) {
                 tracing::error!(
                     "{}; a restart may find a change that was taken back",
@@ -306,9 +361,18 @@ impl DaemonState {
         };
         if let Err(error) = kept {
             take_back();
-            return Err(error.into());
+            return Err(GraphChangeError::from(error).into());
         }
-        transaction.commit(take_back)
+        Ok(transaction.commit(take_back)?)
+    }
+
+    /// Has what is changed on a node recorded in its dirty bitmaps, if it is not yet. Blocks, as long as the longest request in
+    /// flight, or 30 seconds.
+    pub fn put_recorder(&mut self, node: &str) -> Result<(), GraphChangeError> {
+        match self.graph.put_recorder(node)? {
+            Some(change) => self.prepare_change(change)?.commit(|| {}),
+            None => Ok(()),
+        }
     }
 
     /// Puts a filter on a node that has none of that kind, below all its users, while guests run; no restart finds it.
@@ -343,14 +407,19 @@ impl DaemonState {
         let mut above = above.map(AffectedExport::of).collect::<Result<Vec<_>, _>>()?;
         above.iter_mut().try_for_each(|above| above.claim_ahead(&change))?;
         // Almost all of it while guests run, and the rest, which is soon done, while they wait.
-        above.iter_mut().try_for_each(AffectedExport::flush)?;
+        let leaves_node = !change.moves_nothing();
+        if leaves_node {
+            above.iter_mut().try_for_each(AffectedExport::flush)?;
+        }
         let mut nodes: Vec<_> = above.iter().map(|above| Arc::clone(&above.disk.node)).collect();
         nodes.extend(graph.nodes_of_jobs(&change.jobs));
         let is_counted = |node: &Arc<dyn Node>| nodes.iter().any(|it| Arc::ptr_eq(it, node));
         let beside: Vec<_> = beside.into_iter().filter(|node| !is_counted(node)).collect();
         nodes.extend(beside);
         let drained = Some(DrainedSection::begin(sources, nodes, DRAIN_MAX, &SystemClock)?);
-        above.iter_mut().try_for_each(AffectedExport::flush)?;
+        if leaves_node {
+            above.iter_mut().try_for_each(AffectedExport::flush)?;
+        }
         for FileReplacement { before, after } in &change.successions {
             let path = before.path().to_owned();
             after.measure().map_err(|source| GraphChangeError::Measure { path, source })?;

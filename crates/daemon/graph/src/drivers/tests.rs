@@ -61,6 +61,7 @@ fn check_keys(keys: &Keys) {
             | ValueType::NodeOrNull
             | ValueType::Nodes { .. }
             | ValueType::List(_)
+            | ValueType::TextOrObject(_)
             | ValueType::Any => {}
         }
         key.takes.inner().into_iter().for_each(check_keys);

@@ -275,7 +275,7 @@ impl Graph {
         self.model = change.model;
         for (name, mut vertex) in change.remade {
             if let Some(before) = self.vertices.remove(&name) {
-                vertex.filters = before.filters;
+                (vertex.filters, vertex.bitmaps) = (before.filters, before.bitmaps);
             }
             self.vertices.insert(name, vertex);
         }

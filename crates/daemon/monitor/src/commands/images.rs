@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
+use ::bitmaps::Recording;
 use block::{ByteCount, DiskSize};
 use control::StatePolicy;
 use graph::{Blockdev, EdgeChange, NODE};
@@ -14,6 +15,7 @@ use qcow2::CreateOptions;
 use serde_json::{Map, Value, json};
 use syntax::{Key, Keys, OptionFields, Union, ValueType, is_identifier, optional, required};
 
+use super::bitmaps::{self, BitmapAction, BitmapActions};
 use super::filters::{INSERT, REMOVE};
 use super::nodes::node_or_device;
 use super::queries::GraphReader;
@@ -81,6 +83,72 @@ static ACTION: Union = Union {
             },
         ),
         (
+            "block-dirty-bitmap-add",
+            Keys {
+                of: "transaction block-dirty-bitmap-add",
+                supported: &[&[
+                    required("type", ValueType::Text),
+                    required("data", ValueType::Object(&bitmaps::ADD)),
+                ]],
+                later: &[],
+            },
+        ),
+        (
+            "block-dirty-bitmap-clear",
+            Keys {
+                of: "transaction block-dirty-bitmap-clear",
+                supported: &[&[
+                    required("type", ValueType::Text),
+                    required("data", ValueType::Object(&bitmaps::BITMAP)),
+                ]],
+                later: &[],
+            },
+        ),
+        (
+            "block-dirty-bitmap-disable",
+            Keys {
+                of: "transaction block-dirty-bitmap-disable",
+                supported: &[&[
+                    required("type", ValueType::Text),
+                    required("data", ValueType::Object(&bitmaps::BITMAP)),
+                ]],
+                later: &[],
+            },
+        ),
+        (
+            "block-dirty-bitmap-enable",
+            Keys {
+                of: "transaction block-dirty-bitmap-enable",
+                supported: &[&[
+                    required("type", ValueType::Text),
+                    required("data", ValueType::Object(&bitmaps::BITMAP)),
+                ]],
+                later: &[],
+            },
+        ),
+        (
+            "block-dirty-bitmap-merge",
+            Keys {
+                of: "transaction block-dirty-bitmap-merge",
+                supported: &[&[
+                    required("type", ValueType::Text),
+                    required("data", ValueType::Object(&bitmaps::MERGE)),
+                ]],
+                later: &[],
+            },
+        ),
+        (
+            "block-dirty-bitmap-remove",
+            Keys {
+                of: "transaction block-dirty-bitmap-remove",
+                supported: &[&[
+                    required("type", ValueType::Text),
+                    required("data", ValueType::Object(&bitmaps::BITMAP)),
+                ]],
+                later: &[],
+            },
+        ),
+        (
             "blockdev-snapshot",
             Keys {
                 of: "transaction blockdev-snapshot",
@@ -125,17 +193,7 @@ static ACTION: Union = Union {
             },
         ),
     ],
-    later: &[
-        "block-dirty-bitmap-add",
-        "block-dirty-bitmap-clear",
-        "block-dirty-bitmap-disable",
-        "block-dirty-bitmap-enable",
-        "block-dirty-bitmap-merge",
-        "block-dirty-bitmap-remove",
-        "blockdev-backup",
-        "blockdev-snapshot-internal-sync",
-        "drive-backup",
-    ],
+    later: &["blockdev-backup", "blockdev-snapshot-internal-sync", "drive-backup"],
 };
 
 static PROPERTIES: Keys = Keys {
@@ -163,6 +221,10 @@ pub(super) struct Preparation {
     nodes: Vec<String>,
     /// Files that were made for it.
     files: Vec<PathBuf>,
+    /// What is done with dirty bitmaps at that instant.
+    bitmaps: Vec<BitmapAction>,
+    /// Whether it is taken back after that.
+    aborts: bool,
 }
 
 pub(super) fn snapshot(
@@ -247,17 +309,30 @@ pub(super) fn transaction(
             let missing = || QmpError::generic("parameter 'data' is missing");
             let mut data = action.object("data")?.ok_or_else(missing)?;
             match kind {
+                Some(name) if name.starts_with("block-dirty-bitmap-") => {
+                    preparation.add_bitmap_action(context, name, &mut data)?;
+                }
                 Some("blockdev-snapshot") => preparation.add_snapshot(context, &mut data)?,
                 Some("blockdev-snapshot-sync") => {
                     preparation.add_snapshot_sync(context, &mut data)?;
                 }
                 Some("ringloom-insert-filter") => preparation.add_insertion(context, &mut data)?,
                 Some("ringloom-remove-filter") => preparation.add_removal(context, &mut data)?,
-                _ => return Err(QmpError::generic("Transaction aborted using Abort action")),
+                // What is before it may fail first.
+                _ if !preparation.bitmaps.is_empty() => {
+                    preparation.aborts = true;
+                    break;
+                }
+                _ => return Err(aborted()),
             }
         }
         Ok(())
     })
+}
+
+/// QEMU's sentence.
+fn aborted() -> QmpError {
+    QmpError::generic("Transaction aborted using Abort action")
 }
 
 /// Changes the graph once for all that was prepared, or takes it back.
@@ -271,16 +346,21 @@ pub(super) fn change(
         policy: StatePolicy::Volatile,
         nodes: Vec::new(),
         files: Vec::new(),
+        bitmaps: Vec::new(),
+        aborts: false,
     };
     let prepared = prepare(context, &mut preparation);
+    let after = if preparation.aborts { Err(aborted()) } else { Ok(()) };
+    let mut bitmaps = BitmapActions::new(std::mem::take(&mut preparation.bitmaps), after);
     let changed = prepared.and_then(|()| {
         let Preparation { edges, reopened, policy, .. } = &preparation;
-        Ok(context.state.replace(edges, reopened, *policy)?)
+        context.state.replace_at_once(edges, reopened, *policy, &mut bitmaps)
     });
     if let Err(error) = changed {
         preparation.take_back(context);
         return Err(error);
     }
+    bitmaps.commit();
     done()
 }
 
@@ -297,6 +377,24 @@ impl Preparation {
             }
         }
         self.add_overlay(context, fields, &node, &overlay)
+    }
+
+    fn add_bitmap_action(
+        &mut self,
+        context: &mut CommandContext<'_>,
+        name: &str,
+        data: &mut OptionFields,
+    ) -> Result<(), QmpError> {
+        let action = match name {
+            "block-dirty-bitmap-add" => BitmapAction::add(context, data),
+            "block-dirty-bitmap-clear" => BitmapAction::clear(context, data),
+            "block-dirty-bitmap-disable" => BitmapAction::record(context, data, Recording::Off),
+            "block-dirty-bitmap-enable" => BitmapAction::record(context, data, Recording::On),
+            "block-dirty-bitmap-merge" => BitmapAction::merge(context, data),
+            _ => BitmapAction::remove(context, data),
+        };
+        self.bitmaps.push(action?);
+        Ok(())
     }
 
     fn add_overlay(

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use bitmaps::{Persistence, Recording};
 use block::{Access, FlushPolicy, Permission, Permissions};
 use graph::{Activity, Graph, NODE, NodeInfo, NodeUser};
 use request_path::SourceGauges;
@@ -14,9 +15,10 @@ use crate::monitors::DaemonFate;
 use crate::qmp_error::QmpError;
 use crate::schema::Schema;
 use crate::types::{
-    BlockDeviceInfo, BlockDeviceStats, BlockGraph, BlockGraphEdge, BlockGraphNode, BlockInfo,
-    BlockStats, CacheInfo, CommandInfo, CompressionType, DetectZeroes, FileInfo, GraphNodeType,
-    ImageInfo, ImageInfoSpecific, PermissionName, Qcow2Info, SchemaInfo, version as this_version,
+    BlockDeviceInfo, BlockDeviceStats, BlockDirtyInfo, BlockGraph, BlockGraphEdge, BlockGraphNode,
+    BlockInfo, BlockStats, CacheInfo, CommandInfo, CompressionType, DetectZeroes, FileInfo,
+    GraphNodeType, ImageInfo, ImageInfoSpecific, PermissionName, Qcow2Info, SchemaInfo,
+    version as this_version,
 };
 
 pub(super) static CAPABILITIES: Keys =
@@ -164,7 +166,22 @@ impl GraphReader<'_> {
                 ignores_flushes: info.base.flushes == FlushPolicy::Ignored,
             },
             write_threshold: info.write_threshold.map_or(0, |threshold| threshold.get()),
+            bitmaps: self.bitmaps(name),
         })
+    }
+
+    fn bitmaps(&self, name: &str) -> Option<Vec<BlockDirtyInfo>> {
+        let bitmaps = self.graph.bitmaps(name).ok()?.describe();
+        let described = bitmaps.into_iter().map(|it| BlockDirtyInfo {
+            name: Some(it.name),
+            is_recording: it.recording == Recording::On,
+            is_persistent: it.persistence == Persistence::Kept,
+            is_inconsistent: it.is_inconsistent.then_some(true),
+            is_busy: it.is_busy,
+            granularity: it.granularity.bytes(),
+            count: it.count,
+        });
+        Some(described.collect::<Vec<_>>()).filter(|all| !all.is_empty())
     }
 
     fn image(&self, name: &str, info: &NodeInfo<'_>) -> ImageInfo {

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bitmaps::{DirtyBitmap, NodeBitmaps};
+use bitmaps::{NodeBitmaps, RecordingBitmaps};
 use block::{
     BatchPieces, Lane, LaneCompletionDecision, LocateQuery, Mapping, Operation, Outcome, Target,
     Token, WakeTime,
@@ -17,42 +17,41 @@ use crate::in_flight_changes::InFlightChanges;
 pub(super) struct RecorderLane {
     below: Box<dyn Lane>,
     changes: InFlightChanges<Range<u64>>,
-    marks: Marks,
-}
-
-/// The bitmaps that record, as far as this lane knows.
-#[derive(Debug)]
-struct Marks {
     bitmaps: Arc<NodeBitmaps>,
-    /// They are those of this number.
-    generation: Option<u64>,
-    recording: Vec<Arc<DirtyBitmap>>,
-}
-
-impl Marks {
-    /// What these bytes are may have been changed.
-    fn record(&mut self, bytes: Range<u64>) {
-        if self.generation != Some(self.bitmaps.generation()) {
-            self.recording.clear();
-            self.generation = Some(self.bitmaps.recording(&mut self.recording));
-        }
-        for bits in &self.recording {
-            bits.set(bytes.clone());
-        }
-    }
+    /// Those that record, as far as this lane knows.
+    recording: RecordingBitmaps,
 }
 
 impl RecorderLane {
     pub(super) fn new(below: Box<dyn Lane>, bitmaps: Arc<NodeBitmaps>) -> Self {
-        let marks = Marks { bitmaps, generation: None, recording: Vec::new() };
-        Self { below, changes: InFlightChanges::default(), marks }
+        let (changes, recording) = (InFlightChanges::default(), RecordingBitmaps::default());
+        Self { below, changes, bitmaps, recording }
+    }
+
+    /// Looks which bitmaps record.
+    fn look(&mut self) {
+        if !self.bitmaps.is_current(&self.recording) {
+            self.recording = self.bitmaps.recording();
+        }
+    }
+
+    /// Whether nothing needs to be recorded. The first bitmap is added while nothing is in flight.
+    fn is_idle(&mut self) -> bool {
+        self.look();
+        self.recording.is_alone()
+    }
+
+    /// These bytes may have been changed.
+    fn record(&mut self, bytes: &Range<u64>) {
+        self.look();
+        self.recording.set(bytes);
     }
 
     /// The lane below has answered.
     fn answered(&mut self, answered: &mut [Mapping]) {
         for mapping in answered {
             if let Some(bytes) = self.changes.answered(mapping) {
-                self.marks.record(bytes);
+                self.record(&bytes);
             }
         }
     }
@@ -60,6 +59,9 @@ impl RecorderLane {
 
 impl Lane for RecorderLane {
     fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
+        if self.is_idle() {
+            return self.below.map(batch, pieces);
+        }
         for mapping in &*batch {
             if let Some(bytes) = changed_bytes(mapping.operation) {
                 self.changes.begin(mapping.token, bytes);
@@ -70,7 +72,7 @@ impl Lane for RecorderLane {
     }
 
     fn locate(&mut self, operation: Operation) -> Option<Target> {
-        if operation.is_change() { None } else { self.below.locate(operation) }
+        if operation.is_change() && !self.is_idle() { None } else { self.below.locate(operation) }
     }
 
     fn locate_reads(&mut self, queries: &mut [LocateQuery]) {
@@ -94,7 +96,7 @@ impl Lane for RecorderLane {
     fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
         let (told, ended) = self.changes.completed(&mut *self.below, token, outcome);
         if let Some(bytes) = ended {
-            self.marks.record(bytes);
+            self.record(&bytes);
         }
         told
     }

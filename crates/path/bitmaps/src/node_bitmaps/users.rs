@@ -32,6 +32,15 @@ impl NodeBitmaps {
         Ok(BusyBitmap { of: Arc::clone(self), name: name.to_owned() })
     }
 
+    /// Takes a bitmap into use, to remove it: whether its bits can be trusted does not matter.
+    pub fn occupy_to_remove(self: &Arc<Self>, name: &str) -> Result<BusyBitmap, BitmapRefusal> {
+        let mut state = self.state();
+        let bitmap = state.find_mut(name)?;
+        bitmap.check_free()?;
+        bitmap.set_use(Use::Busy);
+        Ok(BusyBitmap { of: Arc::clone(self), name: name.to_owned() })
+    }
+
     /// Whether a bitmap records.
     pub fn is_recording(&self, name: &str) -> Result<bool, BitmapRefusal> {
         self.state().find(name).map(|bitmap| bitmap.recording() == Recording::On)

@@ -20,7 +20,8 @@ use super::{monitor, monitor_socket, start, state};
 use crate::support::{qemu_img, ringloom, stop};
 use compare::{Difference, compare};
 
-const TABLES: [&str; 5] = [
+const TABLES: [&str; 6] = [
+    include_str!("parity/bitmaps.txt"),
     include_str!("parity/objects.txt"),
     include_str!("parity/nodes.txt"),
     include_str!("parity/jobs.txt"),
@@ -55,6 +56,7 @@ impl Side {
         }
         image::create_with(&bench.path("garbage"), &[0x55; 65536])?;
         qemu_img(&bench, "create -q -f qcow2 qcow2 4M")?;
+        qemu_img(&bench, "create -q -f qcow2 -o cluster_size=512 bitmaps 4M")?;
         qemu_img(&bench, "create -q -f qcow2 -b other -F raw over")?;
         qemu_img(&bench, "create -q -f qcow2 -b other -F raw over2")?;
         if keeps_state {

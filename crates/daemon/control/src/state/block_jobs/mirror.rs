@@ -15,6 +15,7 @@ use graph::{ChildRole, Edge, FilterKind, NodeUser};
 use layers::{MirrorMode, MirrorNode};
 
 use super::{BlockJob, BlockJobError, CopyNews, JobObserver, place_workers};
+use crate::state::change::WhenDrained;
 use crate::state::{DaemonState, GraphChangeError, StatePolicy};
 
 /// The shortest run of zeroes that is not written as data.
@@ -206,7 +207,7 @@ impl DaemonState {
             let export = target.clone();
             to.flush().map_err(|source| GraphChangeError::Flush { export, source })
         };
-        let result = self.carry_out(change, state_file.as_mut(), drained);
+        let result = self.carry_out(change, state_file.as_mut(), &mut WhenDrained::new(drained));
         if end == MirrorEnd::Switch {
             self.state_file = state_file;
         }

@@ -1,0 +1,104 @@
+//! The dirty bitmaps of nodes, and what records in them.
+//!
+//! Invariants: what is changed on a node that has bitmaps passes its recorder.
+
+use std::sync::Arc;
+
+use bitmaps::{Granularity, NodeBitmaps};
+use layers::RecorderNode;
+
+use super::{FilterKind, Graph, GraphChange};
+use crate::model::{ChildRole, Edge, ModelError, NodeUser};
+
+/// The smallest granularity that is taken for an image because of its clusters, as in QEMU.
+const CLUSTER_MIN: u64 = 4096;
+
+impl Graph {
+    /// The bitmaps of a node, of the size that it has by now.
+    pub fn bitmaps(&self, name: &str) -> Result<&Arc<NodeBitmaps>, ModelError> {
+        let size = self.node(name)?.size();
+        let bitmaps = &self.vertices[name].bitmaps;
+        // Who uses them finds those of before.
+        if let Err(error) = bitmaps.catch_up(size) {
+            tracing::error!("node {name}: its dirty bitmaps cannot grow with it: {error}");
+        }
+        Ok(bitmaps)
+    }
+
+    /// The names of the nodes that have bitmaps.
+    pub fn nodes_with_bitmaps(&self) -> Vec<&str> {
+        let with = self.vertices.iter().filter(|(_, vertex)| !vertex.bitmaps.is_empty());
+        let mut names: Vec<_> = with.map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// The change that has what is changed on a node recorded in its bitmaps, if it is not yet.
+    pub fn put_recorder(&self, name: &str) -> Result<Option<GraphChange>, ModelError> {
+        if self.has_filter(name, FilterKind::Recorder)? {
+            return Ok(None);
+        }
+        let bitmaps = Arc::clone(&self.vertices[name].bitmaps);
+        self.put_filter(name, FilterKind::Recorder, |child| {
+            Arc::new(RecorderNode::new(child, bitmaps))
+        })
+        .map(Some)
+    }
+
+    /// The granularity of a bitmap for which none is said: that of the image's clusters, as in QEMU.
+    pub fn default_granularity(&self, name: &str) -> Granularity {
+        let mut at = name;
+        loop {
+            let Some(vertex) = self.vertices.get(at) else { return Granularity::DEFAULT };
+            if let Some(image) = &vertex.made.image {
+                let cluster = 1_u64 << image.header().cluster_bits;
+                return Granularity::new(cluster.max(CLUSTER_MIN)).unwrap_or(Granularity::DEFAULT);
+            }
+            let same = |edge: &&Edge| edge.role.is_same_disk();
+            match self.below(at).iter().find(same) {
+                Some(edge) => at = &edge.node,
+                None => return Granularity::DEFAULT,
+            }
+        }
+    }
+
+    /// A node, what it passes on if it is a filter, and their backing files: where a bitmap of that disk may be.
+    pub fn chain_below<'a>(&'a self, name: &'a str) -> Vec<&'a str> {
+        let mut chain = vec![name];
+        while let Some(at) = chain.last() {
+            let is_filter = self.model.is_filter(at);
+            let leads_down = |edge: &&Edge| match edge.role {
+                ChildRole::Backing => true,
+                ChildRole::CopiedTo | ChildRole::Filtered | ChildRole::Preserved => is_filter,
+                ChildRole::Member
+                | ChildRole::Metadata
+                | ChildRole::Data
+                | ChildRole::PreservedTo
+                | ChildRole::AtInstant
+                | ChildRole::JobSource
+                | ChildRole::JobTarget => false,
+            };
+            match self.below(at).iter().find(leads_down) {
+                Some(edge) => chain.push(&edge.node),
+                None => break,
+            }
+        }
+        chain
+    }
+}
+
+impl GraphChange {
+    /// Whether no node is put into a place.
+    pub fn moves_nothing(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Has what stands above these nodes stand still too while it is made.
+    pub fn reach_to(&mut self, nodes: &[String]) {
+        for node in nodes {
+            let user = NodeUser::Node(node.clone());
+            self.exports.extend(self.model.exports_above(&user));
+            self.jobs.extend(self.model.jobs_above(&user));
+        }
+    }
+}
