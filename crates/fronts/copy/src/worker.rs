@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use bitmaps::CopyClaim;
 use block::{
     BlockStatus, Buffers, ByteCount, ByteOffset, DiskSize, Durability, Extent, FailKind,
-    HostMemory, Operation, Outcome, RequestMemory, SourceRequestSlot, StatusRecord, Unmap,
+    HostMemory, Operation, Outcome, RequestMemory, SourceRequestSlot, StatusRecord, Unmap, is_zero,
 };
 use request_path::{
     FrontEnd, FrontEndContext, Interest, LogicalUnitIndex, NewRequest, RequestAction,
@@ -32,7 +32,7 @@ use crate::chunk::{Chunk, Step};
 use crate::job::{
     CopyAction, CopyEnd, CopyError, CopyJob, CopySide, Share, TargetContent, WorkerKick,
 };
-use crate::zeroes::{Part, is_zero, parts};
+use crate::zeroes::{Part, parts};
 
 /// How many chunks are worked on at once: enough to keep a disk behind a network busy.
 const SLOTS: u16 = 32;

@@ -4,8 +4,7 @@
 
 use std::ops::Range;
 
-/// The word by which memory is looked through.
-const WORD_BYTES: usize = 16;
+use block::is_zero;
 
 /// A part of a chunk: which bytes, and whether all of them are zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,13 +24,6 @@ pub(crate) fn parts(bytes: &[u8], unit: usize, into: &mut Vec<Part>) {
             Some(_) | None => into.push(Part { bytes: start..end, is_zero }),
         }
     }
-}
-
-/// Whether all bytes are zero.
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    let (words, rest) = bytes.as_chunks::<WORD_BYTES>();
-    // Data nearly always show it at once.
-    words.iter().all(|word| u128::from_ne_bytes(*word) == 0) && rest.iter().all(|byte| *byte == 0)
 }
 
 #[cfg(test)]

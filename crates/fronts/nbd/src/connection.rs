@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use block::{
     Buffers, ByteCount, Capacity, DiskSize, Durability, HostMemory, Outcome, SECTOR_BYTES,
-    SourceRequestSlot,
+    SourceRequestSlot, is_zero,
 };
 use request_path::{
     FrontEnd, FrontEndContext, Interest, LogicalUnitIndex, NewRequest, SleepDecision,
@@ -45,7 +45,7 @@ use self::tls::TlsSession;
 use crate::transmission::request::{RequestHeader, RequestRules, error_of};
 use crate::transmission::status;
 use crate::wire::error;
-use crate::{ConnectionEnd, LostConnection, ProtocolFault, TransmissionSettings};
+use crate::{ConnectionEnd, HeaderStyle, LostConnection, ProtocolFault, TransmissionSettings};
 
 /// The one disk of a connection.
 const DISK: LogicalUnitIndex = LogicalUnitIndex(0);
@@ -261,6 +261,13 @@ impl NbdConnection {
                     let skip = usize::try_from(window.skip).expect("less than a sector");
                     let count = usize::try_from(window.count).expect("it is in memory");
                     let data = HEAD_BYTES + skip;
+                    if request.to.style != HeaderStyle::Simple
+                        && is_zero(&memory.bytes()[data..data + count])
+                    {
+                        let count = u32::try_from(window.count).expect("below the bound on data");
+                        request.work = SlotWork::ZeroRead(count);
+                        return self.reply_short(slot, error);
+                    }
                     let from = request.to.write_data_header(memory.bytes(), data, window.count);
                     return self.output.push_long(slot, from..data + count);
                 }
@@ -274,7 +281,12 @@ impl NbdConnection {
                 _ => {}
             }
         }
-        let memory = request.memory.take();
+        self.reply_short(slot, error);
+    }
+
+    /// A reply without data is due.
+    fn reply_short(&mut self, slot: SourceRequestSlot, error: u32) {
+        let memory = self.slots.get(slot).memory.take();
         memory.into_iter().for_each(|memory| self.give_back(memory.into_memory()));
         self.output.push_short(slot, error);
     }

@@ -30,6 +30,7 @@ mod range_lock;
 mod status;
 mod storage_policy;
 mod sync_coalescer;
+mod zeroes;
 
 pub use answer_memory::{AnswerBuffer, AnswerMemoryError};
 pub use buffers::{Buffers, HostMemory, RequestMemory, RequestMemoryCopy, Segment};
@@ -64,3 +65,4 @@ pub use range_lock::{RangeGuard, RangeLock};
 pub use status::{BlockStatus, StatusRecord, StatusRun, StatusRuns};
 pub use storage_policy::{DiscardPolicy, FlushPolicy, StoragePolicy};
 pub use sync_coalescer::{SyncAction, SyncCoalescer, SyncGuard, SyncTicket};
+pub use zeroes::is_zero;

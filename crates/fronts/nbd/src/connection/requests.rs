@@ -109,7 +109,9 @@ impl NbdConnection {
                 Some(step) => step,
                 None => return RequestAction::Done,
             },
-            SlotWork::Nothing | SlotWork::Filter(_) => return RequestAction::Done,
+            SlotWork::Nothing | SlotWork::Filter(_) | SlotWork::ZeroRead(_) => {
+                return RequestAction::Done;
+            }
             SlotWork::Refused(Refusal { kind, .. }) => {
                 let (offset, length) = (request.to.offset, request.length);
                 *refused = RefusedRequest { command: request.command, offset, length };

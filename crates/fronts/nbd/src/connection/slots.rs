@@ -29,9 +29,10 @@ pub(crate) struct Slot {
 impl Slot {
     /// Writes a reply without data; returns its length.
     pub(crate) fn write_short(&self, bytes: &mut [u8], error: u32) -> usize {
-        match error {
-            error::NONE => self.to.write_done(bytes, self.command),
-            error => self.to.write_error(bytes, error),
+        match (error, self.work) {
+            (error::NONE, SlotWork::ZeroRead(count)) => self.to.write_hole(bytes, count),
+            (error::NONE, _) => self.to.write_done(bytes, self.command),
+            (error, _) => self.to.write_error(bytes, error),
         }
     }
 }
@@ -40,6 +41,8 @@ impl Slot {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum SlotWork {
     Read(Window),
+    /// A read that has found so many bytes, all of them zero.
+    ZeroRead(u32),
     Write(block::Extent, block::Durability),
     Steps(Steps),
     Flush,

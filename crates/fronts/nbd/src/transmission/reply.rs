@@ -4,6 +4,7 @@
 //!
 //! Invariants: a header ends where its data begin, so that both are sent as one part. Replies with data are structured or
 //! extended if that was agreed on, and those to reads always; other good ones may be simple with structured replies.
+//! What a read has found to be zero is sent as a hole, but in simple replies.
 //! Limits: [`HEADER_BYTES_MAX`] in front of data, [`SHORT_BYTES_MAX`] for what has none.
 
 use crate::HeaderStyle;
@@ -87,6 +88,14 @@ impl ReplyTo {
                 self.put_chunk(&mut place, chunk_flag::DONE, chunk::NONE, 0);
             }
         }
+        place.used
+    }
+
+    /// Writes that all bytes of a read are zero; returns how long that is. Not with simple replies.
+    pub(crate) fn write_hole(self, bytes: &mut [u8], count: u32) -> usize {
+        let mut place = Place { bytes, used: 0 };
+        self.put_chunk(&mut place, chunk_flag::DONE, chunk::OFFSET_HOLE, 12);
+        place.put(&self.offset.to_be_bytes()).put(&count.to_be_bytes());
         place.used
     }
 

@@ -24,6 +24,8 @@ pub(crate) struct Answer {
     pub(crate) cookie: u64,
     pub(crate) error: u32,
     pub(crate) data: Vec<u8>,
+    /// Whether the server did not send the data, because they are zero.
+    pub(crate) is_hole: bool,
     /// By context: lengths and flags.
     pub(crate) status: Vec<(u32, Vec<(u64, u64)>)>,
 }
@@ -160,7 +162,7 @@ impl Client {
         let is_read = ask.command == command::READ;
         assert!(!is_read || self.style == HeaderStyle::Simple, "reads have structured replies");
         let count = if is_read && error == 0 { ask.length } else { 0 };
-        Answer { cookie, error, data: self.data(count), status: Vec::new() }
+        Answer { cookie, error, data: self.data(count), ..Answer::default() }
     }
 
     /// A chunk; the whole answer if it is the last one.
@@ -181,6 +183,12 @@ impl Client {
             chunk::OFFSET_DATA => {
                 assert_eq!((self.u64(), length - 8), (ask.offset, ask.length));
                 answer.data = self.data(length - 8);
+            }
+            chunk::OFFSET_HOLE => {
+                assert_eq!((self.u64(), length), (ask.offset, 12));
+                let count = self.u32();
+                assert_eq!(u64::from(count), ask.length);
+                (answer.data, answer.is_hole) = (vec![0; count as usize], true);
             }
             chunk::ERROR => {
                 answer.error = self.u32();

@@ -43,6 +43,28 @@ fn what_was_written_is_read_wherever_it_begins() {
     });
 }
 
+#[test]
+fn zeroes_are_read_as_holes_where_headers_can_say_so() {
+    on_both(|reactors| {
+        let server = Server::of_file(reactors, DISK_BYTES);
+        for style in STYLES {
+            let (mut client, placed) = server.connect(style);
+            client.write(8192, &pattern(4096, 1), 0);
+            assert_eq!(client.answer().error, 0);
+            for (offset, count, is_zero) in
+                [(0, 8192, true), (4097, 3, true), (4096, 4097, false), (8193, 9000, false)]
+            {
+                client.read(offset, count);
+                let answer = client.answer();
+                assert_eq!((answer.error, answer.data.len() as u64), (0, count));
+                assert_eq!(answer.data.iter().all(|byte| *byte == 0), is_zero, "{offset}");
+                assert_eq!(answer.is_hole, is_zero && style != HeaderStyle::Simple, "{offset}");
+            }
+            placed.stop();
+        }
+    });
+}
+
 /// Data that come in one part, or in several.
 #[test]
 fn large_requests_are_carried_out_whatever_comes_behind_them() {
