@@ -1,10 +1,10 @@
-//! Transfers on stream sockets: by io_uring, or by calls that do not wait, where and when the ring has none.
+//! Transfers on stream sockets: by calls that do not wait, and what has to wait by io_uring or a watch of the socket.
 //!
 //! Where it stands: a front end whose client is behind a socket begins them; what has ended is an
 //! [`Event::Transferred`].
 //!
 //! Invariants: a ring does reads and writes, as it does of files: it needs no operation for sockets, which could also
-//! pass descriptors. A transfer is over once: done, cancelled or failed. Carried on with after each part, it makes
+//! pass descriptors; calls name no room for any. A transfer is over once: done, cancelled or failed. Carried on with after each part, it makes
 //! one call for each time that the peer did something, so a peer that sends or takes one byte at a time costs one in a
 //! turn. Limits: who begins them bounds them; one that is cancelled ends soon, whatever the peer does.
 
@@ -21,6 +21,15 @@ use crate::reactor::Reactor;
 use crate::stream::{StreamOp, StreamPhase};
 use crate::uring::{UringFd, UringTransfer};
 use crate::{StreamDirection, StreamEnd, StreamGoal, StreamTransfer};
+
+/// Who has made a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    /// This thread, without waiting.
+    Thread,
+    /// The ring, which waits, unless the socket is in the mode not to.
+    Ring,
+}
 
 impl Kernel {
     /// Begins a transfer, or goes on with one that ended early. Until [`Event::Transferred`] brings it back the socket stays
@@ -76,8 +85,19 @@ impl Kernel {
         }
     }
 
-    /// Asks the kernel for what is left.
+    /// Transfers what can be transferred at once, which costs less than a way through the ring.
     fn call(&mut self, index: SlotIndex) {
+        let op = self.transfer(index).op();
+        op.phase = StreamPhase::InKernel;
+        let (direction, socket) = (op.direction, op.socket);
+        let memory = iovecs(self.in_flight.memory(index));
+        // SAFETY: the list of segments is the slot's, and the memory is the transfer's, which is parked there.
+        let result = unsafe { transfer_now(direction, socket, memory) };
+        self.called(index, result, Caller::Thread);
+    }
+
+    /// Has the transfer go on when its socket can do something.
+    fn call_later(&mut self, index: SlotIndex) {
         let op = self.transfer(index).op();
         op.phase = StreamPhase::InKernel;
         let (direction, socket) = (op.direction, op.socket);
@@ -90,11 +110,7 @@ impl Kernel {
                 // the transfer's, which is parked there.
                 unsafe { uring.push_transfer(index, transfer, place, ByteOffset(0), memory) };
             }
-            Reactor::Epoll(_) => {
-                // SAFETY: as above.
-                let result = unsafe { transfer_now(direction, socket, memory) };
-                self.called(index, result);
-            }
+            Reactor::Epoll(_) => self.watch_stream(index),
         }
     }
 
@@ -102,7 +118,7 @@ impl Kernel {
     pub(super) fn complete_transfer(&mut self, index: SlotIndex, result: i64) {
         let StreamOp { phase, is_cancelled, .. } = *self.transfer(index).op();
         match phase {
-            StreamPhase::InKernel => self.called(index, result),
+            StreamPhase::InKernel => self.called(index, result, Caller::Ring),
             StreamPhase::Watched if is_cancelled => self.transfer_over(index, StreamEnd::Cancelled),
             StreamPhase::Watched if result < 0 => {
                 self.transfer_over(index, StreamEnd::Failed(errno_of(result)))
@@ -112,7 +128,7 @@ impl Kernel {
     }
 
     /// A call has had this result.
-    fn called(&mut self, index: SlotIndex, result: i64) {
+    fn called(&mut self, index: SlotIndex, result: i64, caller: Caller) {
         let StreamOp { direction, goal, is_cancelled, .. } = *self.transfer(index).op();
         let rest = if is_cancelled { Some(StreamEnd::Cancelled) } else { None };
         let end = match usize::try_from(result) {
@@ -128,7 +144,11 @@ impl Kernel {
                 }
             }
             Err(_negative) => match errno_of(result) {
-                Errno::AGAIN if !is_cancelled => return self.watch_stream(index),
+                Errno::AGAIN if !is_cancelled => match caller {
+                    Caller::Thread => return self.call_later(index),
+                    // Its socket is in the mode not to wait.
+                    Caller::Ring => return self.watch_stream(index),
+                },
                 Errno::INTR | Errno::AGAIN => rest,
                 Errno::CANCELED if is_cancelled => rest,
                 errno => Some(StreamEnd::Failed(errno)),
@@ -136,11 +156,8 @@ impl Kernel {
         };
         match end {
             Some(end) => self.transfer_over(index, end),
-            // Whoever does not wait in the call asks again when there is something.
-            None => match &mut *self.reactor {
-                Reactor::Uring(_) => self.call(index),
-                Reactor::Epoll(_) => self.watch_stream(index),
-            },
+            // Not at once: a peer that takes as fast as it can would keep the thread here.
+            None => self.call_later(index),
         }
     }
 
