@@ -9,7 +9,8 @@ use syntax::parse_size;
 #[derive(Debug, Clone, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own on the command line")]
 pub struct ConvertArgs {
-    /// A path, or a node as `--blockdev` of `ringloom serve` has it (driver=…,… or JSON)
+    /// A path, an NBD URI (nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH), or a node as `--blockdev` of
+    /// `ringloom serve` has it (driver=…,… or JSON)
     pub source: String,
 
     /// The same; a file that is not there is made
@@ -76,7 +77,8 @@ pub struct ConvertArgs {
 /// The arguments of `ringloom map`.
 #[derive(Debug, Clone, Args)]
 pub struct MapArgs {
-    /// A path, or a node as `--blockdev` of `ringloom serve` has it (driver=…,… or JSON)
+    /// A path, an NBD URI (nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH), or a node as `--blockdev` of
+    /// `ringloom serve` has it (driver=…,… or JSON)
     pub source: String,
 
     /// What is in the source's file: raw or qcow2; needed if it looks like an image

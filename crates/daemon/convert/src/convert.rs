@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use block::{ByteCount, DiskSize, SECTOR_BYTES};
 use copy::{CopyAction, CopyJob, CopyProgress, CopySettings, TargetContent};
 use graph::BaseOptions;
 use indicatif::BinaryBytes;
@@ -24,12 +25,13 @@ pub fn convert(arguments: &ConvertArgs) -> Result<()> {
     let read_only = BaseOptions { read_only: true, force_share, ..base };
     let format = arguments.source_format.as_deref();
     let source = disks.open("source", &arguments.source, format, read_only)?;
-    let bytes = source.whole_sectors(&arguments.source)?;
+    let bytes = source.node.size().0.0;
     let (target, made) = open_target(&mut disks, arguments, &source, base)?;
     let nodes = [&source, &target].map(|disk| Arc::clone(&disk.node));
     let mut settings = CopySettings {
         action: CopyAction::Copy,
         bytes,
+        target_bytes: target.node.size().0.0,
         target: if arguments.into_existing && !arguments.target_is_zero {
             TargetContent::Unknown
         } else {
@@ -70,7 +72,9 @@ fn open_target(
     // Zeroes are holes, where the target has a way to make them.
     let base = BaseOptions { discard: block::DiscardPolicy::Unmap, ..base };
     if !into_existing {
-        return disks.make(target, target_format, source.node.size(), base);
+        // A disk that is made has whole sectors, as with qemu-img.
+        let bytes = source.node.size().0.0.next_multiple_of(SECTOR_BYTES);
+        return disks.make(target, target_format, DiskSize(ByteCount(bytes)), base);
     }
     let disk = disks.open("target", target, Some(target_format), base)?;
     let (has, needs) = (disk.node.size().0.0, source.node.size().0.0);

@@ -7,11 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use block::{Access, Claim, Clock, DiskSize, Node, Rights, SECTOR_BYTES, SystemClock};
+use block::{Access, Claim, Clock, DiskSize, Node, Rights, SystemClock};
 use graph::{BaseOptions, Blockdev, Graph, NamedFilesPolicy, StorageWatchdog};
 use kernel_io::FileTable;
 use options::image_node;
 use qcow2::CreateOptions;
+use serde_json::json;
+
+use crate::nbd_uri::node_of_uri;
 
 /// The nodes of a command, and what it needs to serve them.
 pub(crate) struct Disks {
@@ -25,18 +28,6 @@ pub(crate) struct Disks {
 pub(crate) struct Disk {
     pub(crate) node: Arc<dyn Node>,
     pub(crate) claim: Claim,
-}
-
-impl Disk {
-    /// Its size in bytes; `text` is how it was named.
-    pub(crate) fn whole_sectors(&self, text: &str) -> Result<u64> {
-        let bytes = self.node.size().0.0;
-        ensure!(
-            bytes.is_multiple_of(SECTOR_BYTES),
-            "{text}: its size, {bytes} bytes, is no multiple of {SECTOR_BYTES}; truncate -s %{SECTOR_BYTES} makes it one"
-        );
-        Ok(bytes)
-    }
 }
 
 /// A file that is removed if the command does not come to its end.
@@ -83,18 +74,18 @@ impl Disks {
         base: BaseOptions,
     ) -> Result<Disk> {
         let access = base.access();
-        let mut blockdev = if is_blockdev(text) {
-            let named = with_name(text, name);
-            let mut blockdev = Blockdev::parse(&named).with_context(|| text.to_owned())?;
+        let mut blockdev = if let Some(server) = node_of_uri(text)? {
+            let node = match format {
+                None | Some("raw") => server,
+                Some(format) => json!({"driver": format, "file": server}),
+            };
+            written(text, &node.to_string(), name, base)?
+        } else if is_blockdev(text) {
             ensure!(
                 format.is_none() || access == Access::ReadWrite,
                 "{text}: its driver says what is in it"
             );
-            blockdev.for_each_mut(name, &mut |node, _| {
-                node.base.read_only |= base.read_only;
-                node.base.force_share |= base.force_share;
-            });
-            blockdev
+            written(text, text, name, base)?
         } else {
             image_node(Path::new(text), format, base).with_context(|| text.to_owned())?
         };
@@ -106,7 +97,21 @@ impl Disks {
             true => Rights::of_user(access),
             false => Rights::unchanged_by_others(access),
         };
-        self.claim(&name, rights).with_context(|| text.to_owned())
+        let disk = self.claim(&name, rights).with_context(|| text.to_owned())?;
+        self.check_end(&name, &disk).with_context(|| text.to_owned())?;
+        Ok(disk)
+    }
+
+    /// A disk of which direct I/O does not reach the last bytes would be copied without them.
+    fn check_end(&self, name: &str, disk: &Disk) -> Result<()> {
+        for file in self.graph.files_below(name) {
+            let out_of_reach = file.bytes_out_of_reach()?;
+            ensure!(
+                out_of_reach == 0 || disk.node.size().0.0 != file.bytes(),
+                "direct I/O does not reach its last {out_of_reach} bytes, the page cache does"
+            );
+        }
+        Ok(())
     }
 
     fn claim(&self, name: &str, rights: Rights) -> Result<Disk> {
@@ -124,8 +129,10 @@ impl Disks {
         size: DiskSize,
         base: BaseOptions,
     ) -> Result<(Disk, MadeFile)> {
-        if is_blockdev(text) {
-            bail!("{text}: a target that is written as a node has to be there: --into-existing");
+        if is_blockdev(text) || node_of_uri(text)?.is_some() {
+            bail!(
+                "{text}: a target that is no path has to be there, and is written over with --into-existing"
+            );
         }
         let path = Path::new(text);
         match std::fs::symlink_metadata(path) {
@@ -158,6 +165,17 @@ impl Disks {
         let disk = self.open("target", text, Some(format), base)?;
         Ok((disk, made))
     }
+}
+
+/// The node that is written so, for `text`.
+fn written(text: &str, node: &str, name: &str, base: BaseOptions) -> Result<Blockdev> {
+    let parsed = Blockdev::parse(&with_name(node, name));
+    let mut blockdev = parsed.with_context(|| text.to_owned())?;
+    blockdev.for_each_mut(name, &mut |node, _| {
+        node.base.read_only |= base.read_only;
+        node.base.force_share |= base.force_share;
+    });
+    Ok(blockdev)
 }
 
 /// The same node with a name, if it has none.

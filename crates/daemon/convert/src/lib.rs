@@ -11,6 +11,7 @@ mod arguments;
 mod convert;
 mod disks;
 mod map;
+mod nbd_uri;
 mod progress;
 mod run;
 

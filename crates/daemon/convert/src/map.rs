@@ -22,10 +22,11 @@ pub fn map(arguments: &MapArgs) -> Result<()> {
     let base = BaseOptions { read_only: true, force_share, ..BaseOptions::DEFAULT };
     let format = arguments.source_format.as_deref();
     let source = disks.open("source", &arguments.source, format, base)?;
-    let bytes = source.whole_sectors(&arguments.source)?;
+    let bytes = source.node.size().0.0;
     let settings = CopySettings {
         action: CopyAction::Map,
         bytes,
+        target_bytes: bytes,
         target: TargetContent::Unknown,
         zero_unit: 4096,
         bytes_per_second: None,

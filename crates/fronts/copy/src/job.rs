@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Wake, Waker};
 
 use bitmaps::{ClaimResult, CopyBacklog, CopyClaim};
-use block::{BlockStatus, ByteOffset, Clock, FailKind};
+use block::{BlockStatus, ByteOffset, Clock, FailKind, SECTOR_BYTES};
 
 use crate::rate::RateLimit;
 
@@ -52,14 +52,33 @@ pub enum TargetContent {
 pub struct CopySettings {
     /// What is done.
     pub action: CopyAction,
-    /// How many bytes: those that source and target have, whole sectors.
+    /// How many bytes the source has.
     pub bytes: u64,
+    /// How many bytes the target has, at least as many; what it has of the sector in which the source ends, and the source
+    /// has not, is zero. The same if there is no target.
+    pub target_bytes: u64,
     /// What the target has.
     pub target: TargetContent,
     /// The shortest run of zeroes that is not copied as data, a power of two of at least 512.
     pub zero_unit: usize,
     /// The most bytes of the disk in a second.
     pub bytes_per_second: Option<u64>,
+}
+
+impl CopySettings {
+    /// How many bytes are copied: whole sectors, of which a disk may lack the last bytes.
+    pub(crate) fn whole_sectors(&self) -> u64 {
+        self.bytes.next_multiple_of(SECTOR_BYTES)
+    }
+
+    /// Those of these bytes that a side has.
+    pub(crate) fn on(&self, side: CopySide, bytes: &Range<u64>) -> Range<u64> {
+        let size = match side {
+            CopySide::Source => self.bytes,
+            CopySide::Target => self.target_bytes,
+        };
+        bytes.start.min(size)..bytes.end.min(size)
+    }
 }
 
 /// One of the two disks of a job.
@@ -442,10 +461,17 @@ impl CopyJob {
     /// of. Gives back whom to kick.
     pub(crate) fn told(
         &self,
-        runs: impl Iterator<Item = (Range<u64>, BlockStatus)>,
+        mut runs: Vec<(Range<u64>, BlockStatus)>,
         end: u64,
     ) -> Vec<Arc<WorkerKick>> {
         let mut work = self.work();
+        if end == self.settings.bytes
+            && self.backlog.is_none()
+            && self.settings.action != CopyAction::Map
+            && let Some((last, _)) = runs.last_mut()
+        {
+            last.end = self.settings.whole_sectors();
+        }
         match (&self.backlog, self.settings.action) {
             (Some(BacklogCopy { backlog, scan, .. }), _) => {
                 let is_wanted = |status: &BlockStatus| match scan {
@@ -454,7 +480,7 @@ impl CopyJob {
                     }
                     None => true,
                 };
-                let wanted = runs.filter(|(_, status)| is_wanted(status));
+                let wanted = runs.into_iter().filter(|(_, status)| is_wanted(status));
                 wanted.for_each(|(run, _)| backlog.dirty().set(run));
             }
             (None, CopyAction::Copy | CopyAction::Compare) => work.told.extend(runs),

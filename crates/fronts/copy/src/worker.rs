@@ -30,7 +30,8 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::chunk::{Chunk, Step};
 use crate::job::{
-    CopyAction, CopyEnd, CopyError, CopyJob, CopySide, Share, TargetContent, WorkerKick,
+    CopyAction, CopyEnd, CopyError, CopyJob, CopySettings, CopySide, Share, TargetContent,
+    WorkerKick,
 };
 use crate::zeroes::{Part, parts};
 
@@ -281,7 +282,7 @@ impl CopyWorker {
             at = range.end;
         }
         match claim {
-            None => self.waiting = self.job.told(runs.into_iter(), at),
+            None => self.waiting = self.job.told(runs, at),
             Some(claim) => {
                 if at < range.end {
                     runs.push((at..range.end, BlockStatus::DATA));
@@ -307,11 +308,13 @@ impl CopyWorker {
             }
             Step::Read(CopySide::Source) => {
                 self.job.count_data(count as u64);
+                self.fill_up(chunk, CopySide::Source);
                 if self.job.settings.action == CopyAction::Copy {
                     self.plan_writes(chunk);
                 }
             }
             Step::Read(CopySide::Target) => {
+                self.fill_up(chunk, CopySide::Target);
                 if let Some(place) = first_difference(chunk) {
                     let offset = ByteOffset(chunk.bytes.start + place as u64);
                     return Err(CopyError::Differs(offset));
@@ -321,6 +324,17 @@ impl CopyWorker {
             Step::Zero(..) => {}
         }
         Ok(())
+    }
+
+    /// What a side lacks of the last sector is zero.
+    fn fill_up(&self, chunk: &mut Chunk, side: CopySide) {
+        let (all, has) = (chunk.len(), self.job.settings.on(side, &chunk.bytes));
+        let has = usize::try_from(has.end - has.start).expect("a chunk fits memory");
+        if has < all
+            && let Some(memory) = chunk.memory_of(&Step::Read(side))
+        {
+            memory.bytes()[has..all].fill(0);
+        }
     }
 
     /// What was read is written, but for zeroes.
@@ -375,24 +389,30 @@ fn first_difference(chunk: &mut Chunk) -> Option<usize> {
 }
 
 /// Which disk a step works on, and what it asks of it.
-fn request_of(chunk: &Chunk, bytes: u64) -> (LogicalUnitIndex, Operation) {
-    let extent = |range: &Range<u64>| -> Extent {
-        let disk = DiskSize(ByteCount(bytes));
-        let checked = disk.check(ByteOffset(range.start), ByteCount(range.end - range.start));
-        checked.expect("a job stays on the disk")
+fn request_of(chunk: &Chunk, settings: &CopySettings) -> (LogicalUnitIndex, Operation) {
+    let on = |side, range: &Range<u64>| -> Extent {
+        let range = settings.on(side, range);
+        let count = ByteCount(range.end - range.start);
+        let checked = DiskSize(ByteCount(range.end)).check(ByteOffset(range.start), count);
+        checked.expect("it ends where the range does")
     };
     let (source, target) = (LogicalUnitIndex(0), LogicalUnitIndex(1));
     match &chunk.step {
-        Step::Status(range) => (source, Operation::Status(extent(range))),
-        Step::Read(CopySide::Source) => (source, Operation::Read(extent(&chunk.bytes))),
-        Step::Read(CopySide::Target) => (target, Operation::Read(extent(&chunk.bytes))),
+        Step::Status(range) => (source, Operation::Status(on(CopySide::Source, range))),
+        Step::Read(CopySide::Source) => {
+            (source, Operation::Read(on(CopySide::Source, &chunk.bytes)))
+        }
+        Step::Read(CopySide::Target) => {
+            (target, Operation::Read(on(CopySide::Target, &chunk.bytes)))
+        }
         Step::Write(part) => {
             let start = chunk.bytes.start;
             let range = start + part.start as u64..start + part.end as u64;
-            (target, Operation::Write(extent(&range), Durability::Cached))
+            (target, Operation::Write(on(CopySide::Target, &range), Durability::Cached))
         }
         Step::Zero(range, unmap) => {
-            (target, Operation::WriteZeroes(extent(range), *unmap, Durability::Cached))
+            let extent = on(CopySide::Target, range);
+            (target, Operation::WriteZeroes(extent, *unmap, Durability::Cached))
         }
     }
 }
@@ -441,12 +461,14 @@ impl FrontEnd for CopyWorker {
             return if is_over { Err(CopyEnd::Done) } else { Ok(None) };
         };
         let chunk = self.chunks[usize::from(slot.0)].as_mut().expect("its step is due");
-        let (unit, operation) = request_of(chunk, self.job.settings.bytes);
+        let (unit, operation) = request_of(chunk, &self.job.settings);
+        let count = operation.extent().map_or(0, |extent| extent.count().0);
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
         let step = chunk.step.clone();
         let bytes = match &step {
             Step::Status(_) => 0..CHUNK_BYTES,
-            Step::Read(_) => 0..chunk.len(),
-            Step::Write(part) => part.clone(),
+            Step::Read(_) => 0..count,
+            Step::Write(part) => part.start..part.start + count,
             Step::Zero(..) => 0..0,
         };
         self.named.clear();

@@ -238,6 +238,12 @@ impl OpenFile {
         Ok(bytes)
     }
 
+    /// How many bytes at its end direct I/O does not reach, and [`OpenFile::bytes`] does not count, now.
+    pub fn bytes_out_of_reach(&self) -> io::Result<u64> {
+        let found = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
+        Ok(found.saturating_sub(self.within_reach(found)))
+    }
+
     /// Gives a regular file another size; what is new reads as zeroes. A block device has the size that it has. Blocks.
     pub fn resize(&self, bytes: u64) -> io::Result<()> {
         rustix::fs::ftruncate(&self.fd, bytes)?;
@@ -246,10 +252,14 @@ impl OpenFile {
 
     fn bytes_now(&self) -> io::Result<u64> {
         let found = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
-        Ok(match self.kind {
-            FileKind::BlockDevice => found,
-            FileKind::Regular => found - found % u64::from(self.medium.alignments().offset),
-        })
+        Ok(self.within_reach(found))
+    }
+
+    fn within_reach(&self, size: u64) -> u64 {
+        match self.kind {
+            FileKind::BlockDevice => size,
+            FileKind::Regular => size - size % u64::from(self.medium.alignments().offset),
+        }
     }
 
     /// What sort of file it is.

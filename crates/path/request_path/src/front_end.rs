@@ -111,7 +111,7 @@ pub enum RequestAction<'a> {
     Disk {
         /// Which of them.
         unit: LogicalUnitIndex,
-        /// Inside the disk, allowed there and of whole sectors.
+        /// Inside the disk, allowed there and of whole sectors, but at the end of a disk that ends inside one.
         operation: Operation,
         /// What is read into or written from; swapped for an empty list. It stays mapped until the answer.
         memory: &'a mut Buffers,

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use testkit::deadline::poll_until;
 use testkit::image;
-use testkit::process::Bench;
+use testkit::process::{Bench, Program, Server};
 
 use crate::support::{Disk, ringloom as ringloom_daemon, stop};
 
@@ -178,4 +178,69 @@ fn a_map_is_that_of_qemu_img() -> Result<()> {
     let said = done(&bench, &["map", "source.img"])?;
     ensure!(said.lines().count() == 5 && said.contains("6.00 MiB  data"), "{said}");
     Ok(())
+}
+
+/// Sizes that are no multiple of a sector, as qemu-img has them: the copy has whole sectors.
+#[test]
+fn a_disk_that_ends_inside_a_sector_is_copied() -> Result<()> {
+    let bench = Bench::new()?;
+    image::create_filled(&bench.path("odd.img"), 1_000_448, 3)?;
+    let file = std::fs::OpenOptions::new().write(true).open(bench.path("odd.img"))?;
+    file.set_len(1_000_100)?;
+    for arguments in [&["odd.img", "a.img"][..], &["odd.img", "b.qcow2", "-O", "qcow2"]] {
+        done(&bench, &[&["convert", "--verify"][..], arguments].concat())?;
+        let direct = [&["convert", "--direct"][..], arguments, &["-n"]].concat();
+        let said = refused(&bench, &direct, 1)?;
+        ensure!(said.contains("direct I/O does not reach its last 164 bytes"), "{said}");
+    }
+    ensure!(std::fs::metadata(bench.path("a.img"))?.len() == 1_000_448, "no whole sectors");
+    qemu_img(&bench, &["compare", "-f", "raw", "-F", "raw", "odd.img", "a.img"])?;
+    qemu_img(&bench, &["compare", "-f", "raw", "-F", "qcow2", "odd.img", "b.qcow2"])?;
+    // Into one of the same size, which it keeps.
+    std::fs::File::create(bench.path("c.img"))?.set_len(1_000_100)?;
+    done(&bench, &["convert", "odd.img", "c.img", "-n", "--verify"])?;
+    ensure!(std::fs::read(bench.path("c.img"))? == std::fs::read(bench.path("odd.img"))?, "c");
+    let map: Value = serde_json::from_str(&done(&bench, &["map", "--json", "odd.img"])?)?;
+    ensure!(map[0]["length"] == 1_000_100, "{map}");
+    Ok(())
+}
+
+/// Both sides may be disks of NBD servers, named by URI; nbdcopy finds the same there.
+#[test]
+fn disks_of_nbd_servers_are_named_by_uri() -> Result<()> {
+    let bench = Bench::new()?;
+    let bytes = source(&bench)?;
+    let kit = |socket: &str, arguments: &[&str]| -> Result<Server> {
+        let options = ["-f", "--exit-with-parent", "-U", &bench.text(socket)];
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        Program::named("nbdkit", "nbdkit", &options).start(&arguments, &[bench.path(socket)])
+    };
+    let uri = |socket: &str| format!("nbd+unix:///?socket={}", bench.text(socket));
+    let (from, to) = (uri("from.sock"), uri("to.sock"));
+    let mut servers = vec![
+        kit("from.sock", &["file", &bench.text("source.img")])?,
+        kit("to.sock", &["memory", &bytes.len().to_string()])?,
+        kit("odd.sock", &["--no-sr", "memory", "1000100"])?,
+    ];
+    let said = refused(&bench, &["convert", &from, &to], 1)?;
+    ensure!(said.contains("is written over with --into-existing"), "{said}");
+    done(&bench, &["convert", &from, &to, "-n", "--verify"])?;
+    done(&bench, &["convert", &to, "back.img"])?;
+    ensure!(std::fs::read(bench.path("back.img"))? == bytes, "another copy");
+    done(&bench, &["convert", "source.img", "copy.qcow2", "-O", "qcow2"])?;
+    servers.push(kit("image.sock", &["file", &bench.text("copy.qcow2")])?);
+    done(&bench, &["convert", "-f", "qcow2", &uri("image.sock"), "image.img"])?;
+    ensure!(std::fs::read(bench.path("image.img"))? == bytes, "an image behind a server");
+    let map: Value = serde_json::from_str(&done(&bench, &["map", "--json", &from])?)?;
+    ensure!(map[0]["zero"] == true && map[1]["data"] == true, "{map}");
+    // A server whose disk ends inside a sector.
+    let odd = uri("odd.sock");
+    std::fs::write(bench.path("odd.img"), &bytes[5 * UNIT..5 * UNIT + 1_000_100])?;
+    done(&bench, &["convert", "odd.img", &odd, "-n", "--verify"])?;
+    let mut copied = Command::new("nbdcopy");
+    ensure!(copied.args([&odd, &bench.text("odd.copy")]).status()?.success(), "nbdcopy");
+    ensure!(std::fs::read(bench.path("odd.copy"))? == std::fs::read(bench.path("odd.img"))?, "odd");
+    let said = refused(&bench, &["map", "nbds://127.0.0.1/"], 1)?;
+    ensure!(said.contains("TLS needs credentials"), "{said}");
+    servers.iter_mut().try_for_each(Server::kill)
 }

@@ -91,7 +91,9 @@ impl Scene {
 }
 
 fn settings(action: CopyAction, bytes: usize, target: TargetContent) -> CopySettings {
-    CopySettings { action, bytes: bytes as u64, target, zero_unit: 4096, bytes_per_second: None }
+    let bytes = bytes as u64;
+    let target_bytes = bytes.next_multiple_of(512);
+    CopySettings { action, bytes, target_bytes, target, zero_unit: 4096, bytes_per_second: None }
 }
 
 fn job(settings: CopySettings) -> Arc<CopyJob> {
@@ -113,6 +115,46 @@ fn content(bytes: usize, seed: u64) -> Vec<u8> {
         at = end;
     }
     content
+}
+
+/// A disk that ends inside a sector is copied to its last byte: what a larger target has behind it in that sector is zero.
+#[track_caller]
+fn check_odd(reactors: ReactorChoice, direct: bool, has: usize, target_has: usize) {
+    let scene = Scene::new(reactors);
+    for (wanted, target) in [
+        (vec![7; has], TargetContent::Unknown),
+        (vec![0; has], TargetContent::Unknown),
+        (vec![7; has], TargetContent::Zeroes),
+    ] {
+        let before = if target == TargetContent::Unknown { 9 } else { 0 };
+        let before = vec![before; target_has];
+        let nodes = [scene.node("source", &wanted, direct), scene.node("target", &before, direct)];
+        let target_bytes = target_has as u64;
+        let asked = CopySettings { target_bytes, ..settings(CopyAction::Copy, has, target) };
+        let ends = scene.run(&job(asked), &nodes, 2);
+        assert!(ends.iter().all(|end| *end == CopyEnd::Done), "{ends:?}");
+        let mut expected = before;
+        expected[..has].copy_from_slice(&wanted);
+        expected[has..has.next_multiple_of(512).min(target_has)].fill(0);
+        assert!(scene.content("target") == expected, "{has} of {target_has}, direct: {direct}");
+        let compare = job(CopySettings { action: CopyAction::Compare, ..asked });
+        let ends = scene.run(&compare, &nodes, 2);
+        assert!(ends.iter().all(|end| *end == CopyEnd::Done), "{ends:?}: {:?}", compare.error());
+    }
+}
+
+#[test]
+fn a_disk_that_ends_inside_a_sector_is_copied_to_its_last_byte() {
+    for direct in [false, true] {
+        for (has, target_has) in
+            [(100, 512), (512 * 1025 + 1, 512 * 1026), (262_145, 262_145), (700_001, 700_300)]
+        {
+            // Past the page cache only whole blocks are written.
+            if !direct || target_has % 512 == 0 {
+                check_odd(ReactorChoice::Any, direct, has, target_has);
+            }
+        }
+    }
 }
 
 #[track_caller]

@@ -34,13 +34,16 @@ impl<K: EngineKernel> Engine<K> {
         let staged = job.staged.last_mut().expect("a bounce buffer belongs to a staged transfer");
         let mut result = result;
         if let Err(IoFailure::EndOfFile { offset }) = result
-            && job.eof_policy == EofPolicy::Zeroes
             && staged.step == BounceStep::Reading
         {
             let chunk = staged.chunk();
             let found = usize::try_from(offset.0 - chunk.start.0).expect("inside the chunk");
-            buffer.zero(found, chunk.count - found);
-            result = Ok(());
+            let has_all = staged.kind == BounceOperation::Read && found >= chunk.lead + chunk.body;
+            // A disk may end inside a block.
+            if has_all || job.eof_policy == EofPolicy::Zeroes {
+                buffer.zero(found, chunk.count - found);
+                result = Ok(());
+            }
         }
         if let Err(failure) = result {
             return self.staged_step_failed(index, failure, Some(buffer));

@@ -262,6 +262,7 @@ fn mirror_copy(
     let settings = CopySettings {
         action: CopyAction::Copy,
         bytes,
+        target_bytes: bytes,
         target: TargetContent::Unknown,
         zero_unit: ZERO_UNIT,
         bytes_per_second: Some(options.speed).filter(|speed| *speed > 0),
