@@ -44,6 +44,7 @@ impl ExportCatalog for Exports {
             access: Access::ReadWrite,
             block_sizes: BlockSizes::of_block(block),
             allocation_depth: block == 512,
+            bitmaps: Vec::new(),
             multi_conn: true,
         })
     }
@@ -102,6 +103,7 @@ pub fn nbd_transmission(data: &[u8]) {
     let access = settings.access;
     let Ok((ours, _theirs)) = std::os::unix::net::UnixStream::pair() else { return };
     let connection = NbdConnection::new(NbdConnectionSetup {
+        bitmaps: std::sync::Arc::new([]),
         socket: ours.into(),
         settings,
         received: input.rest().to_vec(),
@@ -150,6 +152,7 @@ fn settings(agreed: u8, size: DiskSize) -> TransmissionSettings {
         access,
         block_sizes,
         allocation_depth: true,
+        bitmaps: Vec::new(),
         multi_conn: agreed & 64 == 0,
     };
     let flags = TransmissionFlags::of(&offer, style, contexts);

@@ -215,6 +215,7 @@ const TABLE: &[Row] = &[
     row(
         "nbd_server",
         &[
+            "bitmaps",
             "block",
             "credentials",
             "exports",
@@ -269,7 +270,11 @@ const TABLE: &[Row] = &[
     ),
     row("virtio_blk", &["block", "request_path", "virtio"], &[]),
     row("copy", &["bitmaps", "block", "request_path"], &["disk", "iothread", "kernel_io"]),
-    row("nbd", &["block", "nbd_wire", "request_path"], &["disk", "iothread", "kernel_io"]),
+    row(
+        "nbd",
+        &["bitmaps", "block", "nbd_wire", "request_path"],
+        &["disk", "iothread", "kernel_io"],
+    ),
     row("request_path", &["block", "kernel_io"], &["disk"]),
     row("disk", &["block", "kernel_io"], &[]),
     row(

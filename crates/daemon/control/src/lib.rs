@@ -17,8 +17,9 @@ pub use pool_report::{PoolExportReport, PoolReport};
 pub use running_export::RunningExport;
 pub use state::{
     ActivityError, AtOnce, BlockJobError, BlockJobProgress, BuildError, ConnectRights,
-    ControlError, DaemonState, GraphChangeError, JobNews, JobObserver, ListeningExport, MirrorEnd,
-    MirrorOptions, MirrorSync, NbdTlsError, NoWait, PreparedExport, PreparedProtocol, StatePolicy,
+    ControlError, DaemonState, ExportedBitmapError, GraphChangeError, JobNews, JobObserver,
+    ListeningExport, MirrorEnd, MirrorOptions, MirrorSync, NbdTlsError, NoWait, PreparedExport,
+    PreparedProtocol, StatePolicy,
 };
 pub use state_file::{StateFile, StateFileError};
 pub use usage::UsageReport;

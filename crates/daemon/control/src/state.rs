@@ -7,6 +7,7 @@
 //! flushed.
 
 mod activity;
+mod bitmaps;
 mod block_jobs;
 mod build_error;
 mod change;
@@ -24,6 +25,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::bitmaps::BusyBitmap;
 use block::{Clock, Durability};
 use credentials::{Authorization, X509Credentials};
 use exports::{
@@ -47,6 +49,7 @@ use crate::running_export::RunningExport;
 use crate::state_file::StateFile;
 
 pub use activity::ActivityError;
+pub use bitmaps::ExportedBitmapError;
 use block_jobs::BlockJob;
 pub use block_jobs::{
     BlockJobError, BlockJobProgress, JobNews, JobObserver, MirrorEnd, MirrorOptions, MirrorSync,
@@ -125,8 +128,8 @@ pub struct PreparedExport {
 pub enum PreparedProtocol {
     /// A device of virtio.
     VhostUserBlk(Arc<VhostUserBlkDisk>),
-    /// A name on the NBD server.
-    Nbd,
+    /// A name on the NBD server, and the bitmaps that are shown.
+    Nbd(Arc<[BusyBitmap]>),
 }
 
 impl PreparedExport {
@@ -134,7 +137,7 @@ impl PreparedExport {
     pub fn vhost_user_blk(&self) -> Option<&Arc<VhostUserBlkDisk>> {
         match &self.protocol {
             PreparedProtocol::VhostUserBlk(offer) => Some(offer),
-            PreparedProtocol::Nbd => None,
+            PreparedProtocol::Nbd(_) => None,
         }
     }
 }
@@ -255,6 +258,7 @@ impl DaemonState {
             let parts =
                 DiskParts { node, access, logical_block, activity, files, iothreads, clock };
             let disk = Arc::new(ExportedDisk::new(&options.id, parts));
+            let bitmaps = self.exported_bitmaps(options)?;
             let protocol = match config {
                 Some(config) => PreparedProtocol::VhostUserBlk(Arc::new(VhostUserBlkDisk::new(
                     Arc::clone(&disk),
@@ -263,7 +267,7 @@ impl DaemonState {
                     &self.descriptor_check,
                     &self.clock,
                 )?)),
-                None => PreparedProtocol::Nbd,
+                None => PreparedProtocol::Nbd(bitmaps.into()),
             };
             Ok((PreparedExport { options: options.clone(), disk, protocol }, storage))
         });
@@ -314,14 +318,14 @@ impl DaemonState {
                 self.exports.push(RunningExport::VhostUserBlk(started?));
                 tracing::info!("export {id}: listening on {}, served by {names}", path.display());
             }
-            (PreparedProtocol::Nbd, ExportKind::Nbd(own), _) => {
+            (PreparedProtocol::Nbd(bitmaps), ExportKind::Nbd(own), _) => {
                 let durability =
                     if options.writethrough { Durability::Stable } else { Durability::Cached };
-                let export = NbdExport::start(disk, own, durability, &self.nbd_catalog);
+                let export = NbdExport::start(disk, own, bitmaps, durability, &self.nbd_catalog);
                 tracing::info!("export {id}: NBD export '{}', served by {names}", export.name());
                 self.exports.push(RunningExport::Nbd(export));
             }
-            (PreparedProtocol::VhostUserBlk(_), _, None) | (PreparedProtocol::Nbd, _, _) => {
+            (PreparedProtocol::VhostUserBlk(_), _, None) | (PreparedProtocol::Nbd(_), _, _) => {
                 panic!("export {id} was prepared as another type than it is")
             }
         }

@@ -4,7 +4,7 @@
 //! Not here: where the server listens (`--nbd-server`).
 
 use serde_json::{Map, Value};
-use syntax::{ArgumentError, Keys, OptionFields, ValueType, optional};
+use syntax::{ArgumentError, Keys, OptionFields, TextOrObject, ValueType, optional, required};
 
 use crate::export_keys::EXPORT_KEYS;
 
@@ -20,10 +20,29 @@ pub const NBD: Keys = Keys {
             optional("name", ValueType::Text),
             optional("description", ValueType::Text),
             optional("allocation-depth", ValueType::Flag),
+            optional("bitmaps", ValueType::List(BITMAP)),
         ],
     ],
-    later: &[&["bitmaps", "allow-inactive", "fixed-iothread"]],
+    later: &[&["allow-inactive", "fixed-iothread"]],
 };
+
+/// A dirty bitmap, by name, or with the name of its node.
+const BITMAP: &ValueType = &ValueType::TextOrObject(BITMAP_OF_NODE);
+
+const BITMAP_OF_NODE: &Keys = &Keys {
+    of: "a dirty bitmap",
+    supported: &[&[required("node", ValueType::Text), required("name", ValueType::Text)]],
+    later: &[],
+};
+
+/// A dirty bitmap that an export shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExportedBitmap {
+    /// The node that has it; without one, the export's node, or one that it passes on or stands on as its backing file.
+    pub node: Option<String>,
+    /// Its name.
+    pub name: String,
+}
 
 /// What only NBD exports have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +53,8 @@ pub struct NbdExportOptions {
     pub description: Option<String>,
     /// Whether clients may ask how deep in the backing chain data lie (`qemu:allocation-depth`).
     pub allocation_depth: bool,
+    /// The dirty bitmaps that clients may ask about (`qemu:dirty-bitmap:NAME`). Not kept for a restart, as most bitmaps.
+    pub bitmaps: Vec<ExportedBitmap>,
 }
 
 /// A text that the protocol cannot carry.
@@ -42,6 +63,18 @@ pub struct NbdExportOptions {
 struct TooLong {
     key: &'static str,
     bytes: usize,
+}
+
+impl ExportedBitmap {
+    fn read(written: TextOrObject) -> Result<Self, ArgumentError> {
+        match written {
+            TextOrObject::Text(name) => Ok(Self { node: None, name }),
+            TextOrObject::Object(mut fields) => {
+                let (node, name) = (fields.required_text("node")?, fields.required_text("name")?);
+                Ok(Self { node: Some(node), name })
+            }
+        }
+    }
 }
 
 impl NbdExportOptions {
@@ -55,7 +88,9 @@ impl NbdExportOptions {
             }
         }
         let allocation_depth = fields.flag("allocation-depth")?.unwrap_or(false);
-        Ok(Self { name, description, allocation_depth })
+        let all = fields.names_or_objects("bitmaps")?.unwrap_or_default();
+        let bitmaps = all.into_iter().map(ExportedBitmap::read).collect::<Result<_, _>>()?;
+        Ok(Self { name, description, allocation_depth, bitmaps })
     }
 
     pub(crate) fn write(&self, written: &mut Map<String, Value>) {
@@ -69,7 +104,7 @@ impl NbdExportOptions {
 
 #[cfg(test)]
 mod tests {
-    use crate::ExportOptions;
+    use crate::{ExportKind, ExportOptions};
 
     #[test]
     fn a_name_is_the_nodes_if_none_is_said_and_has_a_bound() {
@@ -80,7 +115,10 @@ mod tests {
         assert_eq!(written(",description=d,allocation-depth=on")["description"], "d");
         let long = parse(&format!(",name={}", "x".repeat(4097))).unwrap_err();
         assert_eq!(long.to_string(), "parameter name has 4097 bytes; the limit is 4096");
-        let bitmaps = parse(",bitmaps.0=b").unwrap_err().to_string();
-        assert!(bitmaps.contains("bitmaps"), "{bitmaps}");
+        let bitmaps = parse(",bitmaps.0=b,bitmaps.1.node=n,bitmaps.1.name=c").unwrap();
+        let ExportKind::Nbd(own) = bitmaps.kind else { panic!("it is one") };
+        let [b, c] = &own.bitmaps[..] else { panic!("there are two") };
+        assert_eq!((&b.node, &b.name[..]), (&None, "b"));
+        assert_eq!((c.node.as_deref(), &c.name[..]), (Some("n"), "c"));
     }
 }

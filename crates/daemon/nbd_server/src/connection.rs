@@ -263,14 +263,15 @@ fn place(
     Handshake { settings, received, transport }: Handshake,
     ends: Sender<ConnectionEnd>,
 ) -> Result<PlacedFrontEnd<NbdConnection>, Box<dyn Error + Send + Sync>> {
-    let ExportShared { disk, durability, .. } = export;
-    let durability = *durability;
+    let ExportShared { disk, durability, bitmaps, .. } = export;
+    let (durability, bitmaps) = (*durability, Arc::clone(bitmaps));
     // What the disk has become since the last client came.
     disk.size.review();
     // The mailbox needs somebody to wake before the connection is placed.
     let nobody = Arc::new(Notifier::new()?);
     let size = Arc::clone(disk.size.capacity());
-    let setup = NbdConnectionSetup { socket, settings, received, transport, size, durability };
+    let setup =
+        NbdConnectionSetup { socket, settings, received, transport, size, durability, bitmaps };
     let front = NbdConnection::new(setup)?;
     let source = FrontEndSource::new(front, vec![Arc::clone(&disk.node)], nobody);
     let name = SourceName { export: disk.id.clone(), queue: number };

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
+use bitmaps::BusyBitmap;
 use block::{Durability, LogRateLimit};
 use exports::{ExportedDisk, NbdExportOptions};
 use nbd::{BlockSizes, ExportOffer, ExportSummary, ProtocolString};
@@ -32,6 +33,8 @@ pub(crate) struct ExportShared {
     name: ProtocolString,
     description: Option<ProtocolString>,
     allocation_depth: bool,
+    /// The bitmaps that clients may ask about: nobody changes them meanwhile.
+    pub(crate) bitmaps: Arc<[BusyBitmap]>,
     connections: Mutex<Connections>,
     /// Notified when a connection has ended.
     ended: Condvar,
@@ -50,6 +53,7 @@ impl NbdExport {
     pub fn start(
         disk: Arc<ExportedDisk>,
         options: &NbdExportOptions,
+        bitmaps: Arc<[BusyBitmap]>,
         durability: Durability,
         catalog: &Arc<NbdCatalog>,
     ) -> Self {
@@ -61,6 +65,7 @@ impl NbdExport {
             name: string(&options.name),
             description: options.description.as_ref().map(string),
             allocation_depth: options.allocation_depth,
+            bitmaps,
             connections: Mutex::default(),
             ended: Condvar::new(),
         });
@@ -157,6 +162,7 @@ impl ExportShared {
             block_sizes: BlockSizes::of_block(exports::LOGICAL_BLOCK_BYTES)
                 .preferring(preferred.max(4096)),
             allocation_depth: self.allocation_depth,
+            bitmaps: self.bitmaps.iter().map(|it| it.name().to_owned()).collect(),
             multi_conn,
         }
     }

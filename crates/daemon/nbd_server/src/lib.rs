@@ -24,3 +24,6 @@ pub use options::{
     InetAddress, ListenAddress, ListenGrant, NBD_SERVER, NBD_SERVER_START, NbdServerOptions,
 };
 pub use server::{NbdServer, NbdServerError, ServerTls};
+
+/// The most dirty bitmaps that an export shows.
+pub const EXPORT_BITMAPS_MAX: usize = nbd::BITMAPS_MAX;

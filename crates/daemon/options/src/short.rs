@@ -162,8 +162,12 @@ impl ShortForm {
             export(id.clone(), !self.read_only, ExportKind::VhostUserBlk(own))
         });
         let nbd = self.nbd.as_ref().map(|_| {
-            let own =
-                NbdExportOptions { name: id.clone(), description: None, allocation_depth: false };
+            let own = NbdExportOptions {
+                name: id.clone(),
+                description: None,
+                allocation_depth: false,
+                bitmaps: Vec::new(),
+            };
             let id = if device.is_some() { format!("{id}-nbd") } else { id };
             export(id, self.nbd_writable, ExportKind::Nbd(own))
         });

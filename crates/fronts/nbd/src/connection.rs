@@ -24,6 +24,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use bitmaps::BusyBitmap;
 use block::{
     Buffers, ByteCount, Capacity, DiskSize, Durability, HostMemory, Outcome, SECTOR_BYTES,
     SourceRequestSlot, is_zero,
@@ -65,6 +66,8 @@ pub struct NbdConnectionSetup {
     pub durability: Durability,
     /// What is between the socket and the protocol.
     pub transport: NbdTransport,
+    /// The bitmaps that the export shows, in the order of its offer.
+    pub bitmaps: Arc<[BusyBitmap]>,
 }
 
 /// What is between the socket of a connection and the protocol.
@@ -92,6 +95,7 @@ pub struct NbdConnection {
     output: Output,
     /// Below those two, if the connection has it.
     tls: Option<TlsSession>,
+    bitmaps: Arc<[BusyBitmap]>,
     /// What was wrong with what was received.
     fault: Option<ProtocolFault>,
     /// Requests whose next step is due.
@@ -132,7 +136,8 @@ impl fmt::Debug for NbdConnection {
 impl NbdConnection {
     /// A connection that is not served yet. Fails if no eventfd can be made.
     pub fn new(setup: NbdConnectionSetup) -> io::Result<Self> {
-        let NbdConnectionSetup { socket, settings, received, size, durability, transport } = setup;
+        let NbdConnectionSetup { socket, settings, received, size, durability, transport, bitmaps } =
+            setup;
         let rules = RequestRules {
             style: settings.style,
             size: usable(settings.size, &size),
@@ -156,6 +161,7 @@ impl NbdConnection {
                 NbdTransport::Plain => None,
                 NbdTransport::Tls(session) => Some(TlsSession::new(*session)),
             },
+            bitmaps,
             fault: None,
             again: VecDeque::new(),
             phase: ConnectionPhase::Open,
@@ -272,9 +278,10 @@ impl NbdConnection {
                     return self.output.push_long(slot, from..data + count);
                 }
                 (SlotWork::Status(question), Some(memory)) => {
-                    let (records, _) = status::room(question.records());
+                    let (records, _) = status::room(question.records(), 0);
                     let (records, reply) = memory.bytes()[HEAD_BYTES..].split_at_mut(records);
-                    let count = status::write_reply(request.to, &question, records, reply);
+                    let count =
+                        status::write_reply(request.to, &question, records, &self.bitmaps, reply);
                     let from = HEAD_BYTES + records.len();
                     return self.output.push_long(slot, from..from + count);
                 }

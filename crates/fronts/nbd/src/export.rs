@@ -108,6 +108,9 @@ pub struct ExportOffer {
     pub block_sizes: BlockSizes,
     /// Whether clients may ask how deep in its backing chain bytes are (`qemu:allocation-depth`).
     pub allocation_depth: bool,
+    /// The bitmaps of which clients may ask what is marked (`qemu:dirty-bitmap:NAME`), at most
+    /// [`BITMAPS_MAX`](crate::BITMAPS_MAX).
+    pub bitmaps: Vec<String>,
     /// Whether a client may use several connections at once.
     pub multi_conn: bool,
 }

@@ -28,5 +28,5 @@ pub use negotiation::{
     OPTIONS_MAX, RECEIVED_BYTES_MAX, SENT_BYTES_MAX, TlsPolicy,
 };
 pub use settings::{
-    HeaderStyle, MetaContext, MetaContexts, TransmissionFlags, TransmissionSettings,
+    BITMAPS_MAX, HeaderStyle, MetaContext, MetaContexts, TransmissionFlags, TransmissionSettings,
 };

@@ -455,9 +455,9 @@ impl Negotiation {
         exports: &dyn ExportCatalog,
     ) -> Result<(), OptionRefusal> {
         let (query, offer) = self.meta_query(data, exports)?;
-        for context in query.listed(options::available(&offer)).iter() {
+        for context in query.listed(&offer).iter() {
             // The number is reserved here.
-            replies.context(option::LIST_META_CONTEXT, 0, context);
+            replies.context(option::LIST_META_CONTEXT, 0, &context.name(&offer));
         }
         Ok(())
     }
@@ -471,9 +471,9 @@ impl Negotiation {
         // Also if it fails.
         self.contexts = None;
         let (query, offer) = self.meta_query(data, exports)?;
-        let chosen = query.chosen(options::available(&offer));
+        let chosen = query.chosen(&offer);
         for context in chosen.iter() {
-            replies.context(option::SET_META_CONTEXT, context.id(), context);
+            replies.context(option::SET_META_CONTEXT, context.id(), &context.name(&offer));
         }
         self.contexts = Some((offer.name, chosen));
         Ok(())

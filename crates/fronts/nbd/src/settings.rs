@@ -2,6 +2,8 @@
 //!
 //! Where it stands: the negotiation's result, and what a connection is made of.
 
+use std::borrow::Cow;
+
 use block::{Access, DiskSize, SECTOR_BYTES};
 
 use crate::wire::transmission;
@@ -25,17 +27,31 @@ pub enum MetaContext {
     BaseAllocation,
     /// `qemu:allocation-depth`: from how many backing files below.
     AllocationDepth,
+    /// `qemu:dirty-bitmap:NAME`: what a bitmap of the export has marked. Its number among them, below [`BITMAPS_MAX`].
+    DirtyBitmap(u8),
 }
 
-impl MetaContext {
-    /// All of them.
-    pub const ALL: [Self; 2] = [Self::BaseAllocation, Self::AllocationDepth];
+/// The most bitmaps that an export shows.
+pub const BITMAPS_MAX: usize = 30;
 
-    /// Its name.
-    pub fn name(self) -> &'static str {
+/// What the names of their contexts begin with.
+const BITMAP_PREFIX: &str = "qemu:dirty-bitmap:";
+
+impl MetaContext {
+    /// All that there can be.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (1..=2 + u32::try_from(BITMAPS_MAX).expect("few")).filter_map(Self::of_id)
+    }
+
+    /// Its name, as one of that export.
+    pub fn name(self, offer: &ExportOffer) -> Cow<'static, str> {
         match self {
-            Self::BaseAllocation => "base:allocation",
-            Self::AllocationDepth => "qemu:allocation-depth",
+            Self::BaseAllocation => "base:allocation".into(),
+            Self::AllocationDepth => "qemu:allocation-depth".into(),
+            Self::DirtyBitmap(number) => {
+                let name = offer.bitmaps.get(usize::from(number)).map_or("", String::as_str);
+                format!("{BITMAP_PREFIX}{name}").into()
+            }
         }
     }
 
@@ -44,25 +60,30 @@ impl MetaContext {
         match self {
             Self::BaseAllocation => 1,
             Self::AllocationDepth => 2,
+            Self::DirtyBitmap(number) => 3 + u32::from(number),
         }
     }
 
     /// The one of that number.
     pub fn of_id(id: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|context| context.id() == id)
+        match id {
+            1 => Some(Self::BaseAllocation),
+            2 => Some(Self::AllocationDepth),
+            _ => {
+                let number = u8::try_from(id.checked_sub(3)?).ok()?;
+                (usize::from(number) < BITMAPS_MAX).then_some(Self::DirtyBitmap(number))
+            }
+        }
     }
 
-    fn bit(self) -> u8 {
-        match self {
-            Self::BaseAllocation => 1,
-            Self::AllocationDepth => 2,
-        }
+    fn bit(self) -> u32 {
+        1 << (self.id() - 1)
     }
 }
 
 /// A set of metadata contexts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct MetaContexts(u8);
+pub struct MetaContexts(u32);
 
 impl MetaContexts {
     /// With one more.
@@ -87,9 +108,14 @@ impl MetaContexts {
         self.0 == 0
     }
 
+    /// How many there are.
+    pub fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
     /// Those that there are.
     pub fn iter(self) -> impl Iterator<Item = MetaContext> {
-        MetaContext::ALL.into_iter().filter(move |context| self.has(*context))
+        MetaContext::all().filter(move |context| self.has(*context))
     }
 }
 

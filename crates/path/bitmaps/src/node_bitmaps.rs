@@ -213,7 +213,13 @@ impl NodeBitmaps {
 
     /// What is known of each.
     pub fn describe(&self) -> Vec<BitmapInfo> {
-        self.state().bitmaps.iter().map(NamedBitmap::describe).collect()
+        let all = self.state().bitmaps.iter().map(NamedBitmap::describe).collect::<Vec<_>>();
+        // Lanes do not wait while marks are counted.
+        let counted = all.into_iter().map(|(info, bits)| {
+            let count = bits.map_or(0, |bits| bits.count_bytes());
+            BitmapInfo { count, ..info }
+        });
+        counted.collect()
     }
 
     /// The bits of a bitmap that can be used, by whom else ever.
@@ -288,12 +294,9 @@ impl NodeBitmaps {
 
     /// Cleans a bitmap. What is recorded while it is done may stay.
     pub fn clear(&self, name: &str) -> Result<BitmapUndo, BitmapRefusal> {
-        let state = self.state();
-        let bitmap = state.find(name)?;
-        bitmap.check_usable()?;
-        let bits = bitmap.bits()?;
+        let bits = self.usable_bits(name)?;
         let undo = BitmapUndo(UndoStep::Change(name.to_owned(), bits.duplicate()?));
-        bits.clear(0..state.size.0.0);
+        bits.clear(0..bits.size().0.0);
         Ok(undo)
     }
 
@@ -305,22 +308,16 @@ impl NodeBitmaps {
 
     /// Merges a bitmap of this node into that one.
     pub fn merge_from(&self, name: &str, into: &DirtyBitmap) -> Result<(), BitmapRefusal> {
-        let state = self.state();
-        let source = state.find(name)?;
-        source.check_usable()?;
-        let bits = source.bits()?;
-        check_sizes(into, bits)?;
-        into.merge(bits);
+        let bits = self.usable_bits(name)?;
+        check_sizes(into, &bits)?;
+        into.merge(&bits);
         Ok(())
     }
 
     /// Marks in a bitmap of this node what is marked in that one.
     pub fn merge_into(&self, name: &str, from: &DirtyBitmap) -> Result<BitmapUndo, BitmapRefusal> {
-        let state = self.state();
-        let target = state.find(name)?;
-        target.check_usable()?;
-        let bits = target.bits()?;
-        check_sizes(bits, from)?;
+        let bits = self.usable_bits(name)?;
+        check_sizes(&bits, from)?;
         let undo = BitmapUndo(UndoStep::Change(name.to_owned(), bits.duplicate()?));
         bits.merge(from);
         Ok(undo)
@@ -372,6 +369,14 @@ impl NodeBitmaps {
         state.put_resized(size, resized);
         self.changed(&state);
         Ok(())
+    }
+
+    /// The bits of a bitmap that nobody else uses. What takes long is done with them without the lock, which lanes take.
+    fn usable_bits(&self, name: &str) -> Result<Arc<DirtyBitmap>, BitmapRefusal> {
+        let state = self.state();
+        let bitmap = state.find(name)?;
+        bitmap.check_usable()?;
+        Ok(Arc::clone(bitmap.bits()?))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -148,6 +148,47 @@ fn course(program: &Program, seed: u64) -> Result<Vec<Vec<(Value, Value)>>> {
     Ok(stops)
 }
 
+/// What libnbd's tool says of a bitmap that is shown, and what is there after a bitmap is shown no more.
+fn maps(program: &Program, seed: u64) -> Result<Vec<String>> {
+    let mut rng = Rng::new(seed);
+    let mut daemon = Daemon::start(program)?;
+    daemon.bitmap("add", &json!({"name": "b", "granularity": 4096}))?;
+    daemon.bitmap("add", &json!({"name": "c"}))?;
+    let export = json!({
+        "type": "nbd", "id": "d", "node-name": "d", "writable": true,
+        "bitmaps": ["b", {"node": "d", "name": "c"}],
+    });
+    daemon.run("block-export-add", export)?;
+    let uri = format!("nbd+unix:///d?socket={}", daemon.nbd_socket().display());
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        daemon.writes(&some_changes(&mut rng))?;
+        for name in ["b", "c"] {
+            let map = format!("--map=qemu:dirty-bitmap:{name}");
+            let output = std::process::Command::new("nbdinfo").args([&map, &uri]).output()?;
+            ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            all.push(String::from_utf8(output.stdout)?);
+        }
+    }
+    ensure!(daemon.bitmap("clear", &json!({"name": "b"})).is_err(), "it is shown");
+    daemon.run("block-export-del", json!({"id": "d", "mode": "hard"}))?;
+    stop(daemon.server, &[])?;
+    Ok(all)
+}
+
+#[test]
+fn a_client_sees_the_same_dirty_bytes_as_with_the_peer() {
+    let peer = Program::qemu_storage_daemon();
+    if let Some(reason) = peer.missing() {
+        skipped(&reason);
+        return;
+    }
+    let [expected, found] = [peer, ringloom()]
+        .map(|it| maps(&it, 9).unwrap_or_else(|error| panic!("{}: {error:#}", it.name())));
+    assert_eq!(expected, found);
+    assert!(found.iter().all(|map| map.contains("dirty") && map.contains("clean")), "{found:?}");
+}
+
 #[test]
 fn the_same_writes_leave_the_same_bits_as_in_the_peer() {
     let peer = Program::qemu_storage_daemon();

@@ -216,6 +216,8 @@ pub mod state {
     pub const HOLE: u32 = 1 << 0;
     /// Zeroes.
     pub const ZERO: u32 = 1 << 1;
+    /// Of `qemu:dirty-bitmap:`: dirty.
+    pub const DIRTY: u32 = 1 << 0;
 }
 
 /// Errors, `NBD_E*`.

@@ -7,7 +7,7 @@ use iothread::SpawnError;
 use kernel_io::CpuList;
 use nbd_server::NbdServerError;
 
-use super::NbdTlsError;
+use super::{ExportedBitmapError, NbdTlsError};
 
 /// The daemon could not be built as the command line asks.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +56,9 @@ pub enum BuildError {
         #[source]
         source: SecretError,
     },
+    /// An export cannot show a bitmap.
+    #[error(transparent)]
+    Bitmap(#[from] ExportedBitmapError),
     /// An export could not claim its node.
     #[error(transparent)]
     Claim(#[from] ExportClaimError),

@@ -218,11 +218,13 @@ fn connection(node: &dyn Node, socket: UnixStream) -> Result<NbdConnection> {
         access: node.access(),
         block_sizes: BlockSizes::of_block(512),
         allocation_depth: false,
+        bitmaps: Vec::new(),
         multi_conn: true,
     };
     let flags = TransmissionFlags::of(&offer, style, contexts);
     let ExportOffer { name: export, size, access, block_sizes, .. } = offer;
     Ok(NbdConnection::new(NbdConnectionSetup {
+        bitmaps: Arc::new([]),
         socket: socket.into(),
         settings: TransmissionSettings {
             export,

@@ -12,6 +12,7 @@ use super::memory::HEAD_BYTES;
 use super::slots::{Slot, SlotWork};
 use super::{ConnectionPhase, DISK, NbdConnection, RefusedRequest};
 use crate::ConnectionEnd;
+use crate::MetaContexts;
 use crate::transmission::reply::ReplyTo;
 use crate::transmission::request::{Decision, Refusal, RequestHeader};
 use crate::transmission::status;
@@ -41,11 +42,13 @@ impl NbdConnection {
             return Ok(None);
         }
         let decision = if self.is_ending { ending(decision) } else { decision };
-        let memory = match memory_bytes(&decision) {
+        let memory = match memory_bytes(&decision, self.rules.contexts) {
             Some(bytes) if self.slots.has_free() => self.pool.take(bytes),
             Some(_) | None => None,
         };
-        if !self.slots.has_free() || memory.is_none() && memory_bytes(&decision).is_some() {
+        if !self.slots.has_free()
+            || memory.is_none() && memory_bytes(&decision, self.rules.contexts).is_some()
+        {
             self.is_full = true;
             return Ok(None);
         }
@@ -119,7 +122,7 @@ impl NbdConnection {
             }
         };
         let bytes = match (operation, request.work) {
-            (_, SlotWork::Status(question)) => status::room(question.records()).0,
+            (_, SlotWork::Status(question)) => status::room(question.records(), 0).0,
             (Operation::Read(extent) | Operation::Write(extent, _), _) => {
                 usize::try_from(extent.count().0).expect("it has memory")
             }
@@ -163,18 +166,18 @@ fn work(header: RequestHeader, decision: Decision) -> SlotWork {
 }
 
 /// How much memory for data it needs, if it needs some.
-fn memory_bytes(decision: &Decision) -> Option<usize> {
+fn memory_bytes(decision: &Decision, contexts: MetaContexts) -> Option<usize> {
     let bytes = match decision {
         Decision::Read(window) => window.extent.count().0,
         Decision::Write(extent, _) => extent.count().0,
         Decision::Steps(steps) => steps.memory_bytes()?,
         Decision::Status(question) => {
-            let (records, reply) = status::room(question.records());
+            let (records, reply) = status::room(question.records(), question.contexts.count());
             (records + reply) as u64
         }
         // What it asks for is not known yet.
         Decision::StatusFilter(_) => {
-            let (records, reply) = status::room(status::RECORDS_MAX);
+            let (records, reply) = status::room(status::RECORDS_MAX, contexts.count());
             (records + reply) as u64
         }
         Decision::Flush | Decision::Nothing | Decision::Refuse(_) | Decision::Disconnect => {

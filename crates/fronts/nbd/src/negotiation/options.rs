@@ -4,7 +4,7 @@
 //! Limits: the caller's bound on the data of an option.
 
 use crate::wire::{Fields, STRING_BYTES_MAX, reply};
-use crate::{ExportOffer, MetaContext, MetaContexts};
+use crate::{BITMAPS_MAX, ExportOffer, MetaContext, MetaContexts};
 
 /// An option that is refused: `NBD_REP_ERR_*`, and a sentence for the person at the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,9 @@ pub(super) struct MetaQuery<'a> {
 /// The contexts that can be chosen for an export.
 pub(super) fn available(offer: &ExportOffer) -> MetaContexts {
     let contexts = MetaContexts::default().with(MetaContext::BaseAllocation);
-    if offer.allocation_depth { contexts.with(MetaContext::AllocationDepth) } else { contexts }
+    let depth = offer.allocation_depth.then_some(MetaContext::AllocationDepth);
+    let bitmaps = (0..).zip(&offer.bitmaps).map(|(number, _)| MetaContext::DirtyBitmap(number));
+    depth.into_iter().chain(bitmaps.take(BITMAPS_MAX)).fold(contexts, MetaContexts::with)
 }
 
 /// A string of the protocol.
@@ -78,29 +80,25 @@ impl<'a> MetaQuery<'a> {
 
     /// Those that match a query, in which nothing behind the colon stands for all of its namespace; all if there is no
     /// query.
-    pub(super) fn listed(&self, available: MetaContexts) -> MetaContexts {
+    pub(super) fn listed(&self, offer: &ExportOffer) -> MetaContexts {
         if self.queries.is_empty() {
-            return available;
+            return available(offer);
         }
-        let matches = |context: MetaContext| {
-            let is_namespace =
-                |query: &str| query.ends_with(':') && context.name().starts_with(query);
-            self.queries.iter().any(|query| *query == context.name() || is_namespace(query))
+        let matches = |name: &str| {
+            let is_namespace = |query: &str| query.ends_with(':') && name.starts_with(query);
+            self.queries.iter().any(|query| *query == name || is_namespace(query))
         };
-        self.filtered(available, matches)
+        filtered(offer, matches)
     }
 
     /// Those that are named. Other queries, of whatever namespace, choose nothing.
-    pub(super) fn chosen(&self, available: MetaContexts) -> MetaContexts {
-        self.filtered(available, |context| self.queries.contains(&context.name()))
+    pub(super) fn chosen(&self, offer: &ExportOffer) -> MetaContexts {
+        filtered(offer, |name| self.queries.contains(&name))
     }
+}
 
-    fn filtered(
-        &self,
-        available: MetaContexts,
-        matches: impl Fn(MetaContext) -> bool,
-    ) -> MetaContexts {
-        let wanted = available.iter().filter(|context| matches(*context));
-        wanted.fold(MetaContexts::default(), MetaContexts::with)
-    }
+/// Those whose names match.
+fn filtered(offer: &ExportOffer, matches: impl Fn(&str) -> bool) -> MetaContexts {
+    let wanted = available(offer).iter().filter(|context| matches(&context.name(offer)));
+    wanted.fold(MetaContexts::default(), MetaContexts::with)
 }

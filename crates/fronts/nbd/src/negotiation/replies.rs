@@ -3,7 +3,7 @@
 //! Limits: the caller looks at [`Replies::bytes`]; a reply is at most two strings long.
 
 use crate::wire::{OPTION_REPLY_MAGIC, info, option, reply};
-use crate::{BlockSizes, ExportSummary, MetaContext, TransmissionSettings};
+use crate::{BlockSizes, ExportSummary, TransmissionSettings};
 
 /// What is to be sent.
 #[derive(Debug, Default)]
@@ -64,8 +64,7 @@ impl Replies {
         self.reply(option, reply::INFO, &[&kind, &size, &flags]);
     }
 
-    pub(super) fn context(&mut self, option: u32, id: u32, context: MetaContext) {
-        let name = context.name().as_bytes();
-        self.reply(option, reply::META_CONTEXT, &[&id.to_be_bytes(), name]);
+    pub(super) fn context(&mut self, option: u32, id: u32, name: &str) {
+        self.reply(option, reply::META_CONTEXT, &[&id.to_be_bytes(), name.as_bytes()]);
     }
 }

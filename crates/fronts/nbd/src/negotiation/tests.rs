@@ -4,7 +4,7 @@ use block::{Access, ByteCount, DiskSize};
 
 use super::*;
 use crate::wire::{OPTION_REPLY_MAGIC, transmission};
-use crate::{BlockSizes, ExportSummary, MetaContext};
+use crate::{BlockSizes, ExportSummary};
 
 struct Catalog(Vec<ExportOffer>);
 
@@ -31,6 +31,7 @@ fn offer(name: &str) -> ExportOffer {
         access: Access::ReadWrite,
         block_sizes: BlockSizes::of_block(512),
         allocation_depth: false,
+        bitmaps: Vec::new(),
         multi_conn: true,
     }
 }
@@ -45,7 +46,9 @@ fn catalog() -> Catalog {
         ..offer("deep")
     };
     let blocks = ExportOffer { block_sizes: BlockSizes::of_block(4096), ..offer("4k") };
-    Catalog(vec![offer("disk"), described, blocks])
+    let bitmaps = vec!["a".to_owned(), "b:c".to_owned()];
+    let marked = ExportOffer { bitmaps, ..offer("marked") };
+    Catalog(vec![offer("disk"), described, blocks, marked])
 }
 
 fn flags(flags: u32) -> Vec<u8> {
@@ -136,7 +139,8 @@ fn end(step: NegotiationStep) -> String {
         NegotiationStep::Aborted => "aborted".to_owned(),
         NegotiationStep::Failed(fault) => format!("failed: {fault}"),
         NegotiationStep::Transmission { settings, received } => {
-            let contexts: Vec<_> = settings.contexts.iter().map(MetaContext::name).collect();
+            let offer = catalog().find(settings.export.as_str()).unwrap();
+            let contexts: Vec<_> = settings.contexts.iter().map(|it| it.name(&offer)).collect();
             let name = settings.export.as_str();
             format!("{name} {:?} {contexts:?} {}", settings.style, received.len())
         }
@@ -311,7 +315,14 @@ fn info_describes_and_goes_on() {
 fn lists_aborts_and_what_nobody_knows() {
     check(
         &[option(option::LIST, b"")],
-        &["3 server disk/", "3 server deep/a description", "3 server 4k/", "3 ack", "more"],
+        &[
+            "3 server disk/",
+            "3 server deep/a description",
+            "3 server 4k/",
+            "3 server marked/",
+            "3 ack",
+            "more",
+        ],
     );
     check(&[option(option::LIST, b"x")], &["3 error 3", "more"]);
     check(&[option(option::ABORT, b"whatever")], &["2 ack", "aborted"]);
@@ -349,6 +360,10 @@ fn contexts_are_listed_by_namespace_or_name() {
     list("disk", &["qemu:", "qemu:allocation-depth"], &["9 ack"]);
     list("deep", &["qemu:allocation-depth", "base:allocation", "base:"], &[base, depth, "9 ack"]);
     list("deep", &["base", "", ":", "x-mine:", "qemu:dirty-bitmap:"], &["9 ack"]);
+    let (a, b) = ("9 context 0 qemu:dirty-bitmap:a", "9 context 0 qemu:dirty-bitmap:b:c");
+    list("marked", &[], &[base, a, b, "9 ack"]);
+    list("marked", &["qemu:dirty-bitmap:"], &[a, b, "9 ack"]);
+    list("marked", &["qemu:dirty-bitmap:b:c", "qemu:dirty-bitmap:c"], &[b, "9 ack"]);
     list("no", &[], &["9 error 6"]);
     let asked = option(option::LIST_META_CONTEXT, &queries("deep", &[]));
     check(&[asked], &["9 error 3", "more"]);
@@ -372,6 +387,9 @@ fn contexts_are_chosen_for_one_export() {
     assert_eq!(begin(&[set("deep", both), set("deep", &["base:"]), go("deep")]), with_none);
     assert_eq!(begin(&[set("deep", both), set("no", both), go("deep")]), with_none);
     assert_eq!(begin(&[set("deep", both), set("deep", &[]), go("deep")]), with_none);
+    let marked = &["qemu:dirty-bitmap:b:c", "qemu:dirty-bitmap:"];
+    let with_one = r#"marked Structured ["qemu:dirty-bitmap:b:c"] 0"#;
+    assert_eq!(begin(&[set("marked", marked), go("marked")]), with_one);
     // The default export has a name, too.
     assert_eq!(begin(&[set("", both), go("disk")]), r#"disk Structured ["base:allocation"] 0"#);
     let name = option(option::EXPORT_NAME, b"deep");

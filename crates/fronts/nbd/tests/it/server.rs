@@ -127,6 +127,7 @@ impl Server {
             access: self.access,
             block_sizes: BlockSizes::of_block(512),
             allocation_depth: true,
+            bitmaps: Vec::new(),
             multi_conn: true,
         }
     }
@@ -152,7 +153,15 @@ impl Server {
     ) -> NbdConnection {
         let (socket, size) = (socket.into(), Arc::clone(&self.size));
         let durability = Durability::Cached;
-        let setup = NbdConnectionSetup { socket, settings, received, size, durability, transport };
+        let setup = NbdConnectionSetup {
+            socket,
+            settings,
+            received,
+            size,
+            durability,
+            transport,
+            bitmaps: Arc::new([]),
+        };
         NbdConnection::new(setup).unwrap()
     }
 

@@ -67,25 +67,27 @@ impl NamedBitmap {
         }
     }
 
-    pub(super) fn describe(&self) -> BitmapInfo {
-        let (count, is_inconsistent) = match &self.contents {
-            Contents::Bits(bits) => (bits.count_bytes(), false),
-            Contents::Inconsistent(_) => (0, true),
+    /// What is known of it but how many bytes are dirty, and its bits.
+    pub(super) fn describe(&self) -> (BitmapInfo, Option<Arc<DirtyBitmap>>) {
+        let (bits, is_inconsistent) = match &self.contents {
+            Contents::Bits(bits) => (Some(Arc::clone(bits)), false),
+            Contents::Inconsistent(_) => (None, true),
         };
         let recording = match &self.used {
             Use::Frozen(_, recording) => *recording,
             Use::Free | Use::Busy if is_inconsistent => Recording::Off,
             Use::Free | Use::Busy => self.recording,
         };
-        BitmapInfo {
+        let info = BitmapInfo {
             name: self.name.clone(),
-            count,
+            count: 0,
             granularity: self.granularity(),
             recording,
             is_busy: !matches!(self.used, Use::Free),
             persistence: self.persistence,
             is_inconsistent,
-        }
+        };
+        (info, bits)
     }
 
     pub(super) fn is_persistent(&self) -> bool {

@@ -1,0 +1,74 @@
+//! The dirty bitmaps that an NBD export shows.
+
+use std::sync::Arc;
+
+use bitmaps::{BitmapRefusal, BusyBitmap, NodeBitmaps};
+use block::Access;
+use exports::{ExportKind, ExportOptions, ExportedBitmap};
+use nbd_server::EXPORT_BITMAPS_MAX;
+
+use super::DaemonState;
+
+/// A bitmap cannot be shown by an export. QEMU's sentences where it has some.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportedBitmapError {
+    /// Neither the node nor what it stands on has it.
+    #[error("Bitmap '{0}' is not found")]
+    Missing(String),
+    /// There is no such node.
+    #[error("Node '{0}' not found")]
+    NoNode(String),
+    /// It is in use, or inconsistent.
+    #[error(transparent)]
+    Refused(#[from] BitmapRefusal),
+    /// Its node is changed by others than the clients of the export.
+    #[error("Enabled bitmap '{0}' incompatible with readonly export")]
+    Enabled(String),
+    /// An export shows [`EXPORT_BITMAPS_MAX`] at most.
+    #[error("an export shows {EXPORT_BITMAPS_MAX} bitmaps at most, not {0}")]
+    TooMany(usize),
+}
+
+impl DaemonState {
+    /// Takes the bitmaps into use that an export is to show.
+    pub(super) fn exported_bitmaps(
+        &self,
+        options: &ExportOptions,
+    ) -> Result<Vec<BusyBitmap>, ExportedBitmapError> {
+        let ExportKind::Nbd(own) = &options.kind else { return Ok(Vec::new()) };
+        if own.bitmaps.len() > EXPORT_BITMAPS_MAX {
+            return Err(ExportedBitmapError::TooMany(own.bitmaps.len()));
+        }
+        let is_beside = !options.writable
+            && matches!(self.graph.model().access(&options.node_name), Ok(Access::ReadWrite));
+        let take = |wanted: &ExportedBitmap| {
+            let of = self.bitmaps_with(&options.node_name, wanted)?;
+            let bitmap = of.occupy(&wanted.name)?;
+            if is_beside && of.is_recording(&wanted.name)? {
+                return Err(ExportedBitmapError::Enabled(wanted.name.clone()));
+            }
+            Ok(bitmap)
+        };
+        own.bitmaps.iter().map(take).collect()
+    }
+
+    /// The set that has that bitmap.
+    fn bitmaps_with(
+        &self,
+        export_node: &str,
+        wanted: &ExportedBitmap,
+    ) -> Result<Arc<NodeBitmaps>, ExportedBitmapError> {
+        let name = &wanted.name;
+        if let Some(node) = &wanted.node {
+            let of = self.graph.bitmaps(node);
+            return of
+                .map(Arc::clone)
+                .map_err(|_missing| ExportedBitmapError::NoNode(node.clone()));
+        }
+        let chain = self.graph.chain_below(export_node);
+        let mut all = chain.into_iter().filter_map(|node| self.graph.bitmaps(node).ok());
+        let has_it = |of: &&Arc<NodeBitmaps>| of.is_recording(name).is_ok();
+        let found = all.find(has_it).map(Arc::clone);
+        found.ok_or_else(|| ExportedBitmapError::Missing(name.clone()))
+    }
+}
