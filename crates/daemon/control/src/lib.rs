@@ -16,10 +16,10 @@ pub use configuration::Configuration;
 pub use pool_report::{PoolExportReport, PoolReport};
 pub use running_export::RunningExport;
 pub use state::{
-    ActivityError, AtOnce, BlockJobError, BlockJobProgress, BuildError, ConnectRights,
-    ControlError, DaemonState, ExportedBitmapError, GraphChangeError, JobNews, JobObserver,
-    ListeningExport, MirrorEnd, MirrorOptions, MirrorSync, NbdTlsError, NoWait, PreparedExport,
-    PreparedProtocol, StatePolicy,
+    ActivityError, AtOnce, BackingName, BlockJobError, BlockJobProgress, BuildError, CommitOptions,
+    ConnectRights, ControlError, DaemonState, ExportedBitmapError, GraphChangeError, JobNews,
+    JobObserver, ListeningExport, MirrorEnd, MirrorOptions, MirrorSync, NbdTlsError, NoWait,
+    PreparedExport, PreparedProtocol, StatePolicy, StreamOptions,
 };
 pub use state_file::{StateFile, StateFileError};
 pub use usage::UsageReport;

@@ -8,6 +8,7 @@
 //! Pure: it opens nothing and knows no driver.
 //! Not here: names that come later on a command line (`options`), sizes and locks (the graph).
 
+mod chain;
 mod changes;
 mod fault;
 mod permissions;
@@ -262,25 +263,6 @@ impl GraphModel {
             },
             Some(_) | None => Err(ModelError::BottomFilter(name)),
         }
-    }
-
-    /// How many backing files below the first child of a user that node is; the most that are counted are 255.
-    pub(crate) fn backing_steps(&self, user: &str, bottom: &str) -> Option<u8> {
-        let edges = self.below(&NodeUser::Node(user.to_owned()));
-        self.steps(&edges.first()?.node, bottom)
-    }
-
-    fn steps(&self, from: &str, bottom: &str) -> Option<u8> {
-        let (mut at, mut steps) = (from, 0_u8);
-        while at != bottom {
-            let edges = self.below(&NodeUser::Node(at.to_owned()));
-            let leads_down =
-                |edge: &&Edge| edge.role.is_same_disk() || edge.role == ChildRole::Backing;
-            let edge = edges.iter().find(leads_down)?;
-            steps = steps.saturating_add(u8::from(edge.role == ChildRole::Backing));
-            at = &edge.node;
-        }
-        Some(steps)
     }
 
     /// Whether there is a node for that user to stand on. What is written inside the user later may have its name.

@@ -4,6 +4,7 @@
 //! nothing.
 
 mod bitmaps;
+mod chain_jobs;
 mod chardevs;
 mod creation;
 mod exports;
@@ -114,6 +115,7 @@ pub(crate) const COMMANDS: &[Command] = {
     use Arguments::{Blockdev, Export, Keys as Table, None as Nothing, Object};
     use graph::DELAY_SET;
     &[
+        changes("block-commit", Table(&chain_jobs::COMMIT), <()>::describe, chain_jobs::commit),
         changes("block-dirty-bitmap-add", Table(&bitmaps::ADD), <()>::describe, bitmaps::add),
         changes(
             "block-dirty-bitmap-clear",
@@ -175,6 +177,7 @@ pub(crate) const COMMANDS: &[Command] = {
             <()>::describe,
             jobs::block_set_speed,
         ),
+        changes("block-stream", Table(&chain_jobs::STREAM), <()>::describe, chain_jobs::stream),
         changes("block_resize", Table(&nodes::RESIZE), <()>::describe, nodes::resize),
         changes("blockdev-add", Blockdev, <()>::describe, nodes::add),
         changes("blockdev-create", Table(&creation::CREATE), <()>::describe, creation::create),
@@ -337,9 +340,7 @@ pub(crate) const COMMANDS: &[Command] = {
 
 /// The commands of qemu-storage-daemon that are not here, and say so.
 const LATER: &[&str] = &[
-    "block-commit",
     "block-job-change",
-    "block-stream",
     "blockdev-backup",
     "blockdev-snapshot-delete-internal-sync",
     "blockdev-snapshot-internal-sync",

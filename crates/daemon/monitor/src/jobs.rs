@@ -18,7 +18,9 @@ use control::{
 };
 use copy::{CopyEnd, CopyError, CopySide, ErrorAction};
 use host::chain_of;
-use jobs::{BlockJobNews, Job, JobEnd, JobEvent, JobKind, JobSettings, JobVerb, VerbRefusal};
+use jobs::{
+    BlockJobNews, Job, JobEnd, JobEvent, JobKind, JobSettings, JobStatus, JobVerb, VerbRefusal,
+};
 use serde_json::{Value, json};
 
 use crate::events::{
@@ -169,9 +171,9 @@ impl Jobs {
     pub(crate) fn ended(&mut self, id: &str, error: Option<String>) -> Events {
         let Some(entry) = self.all.get_mut(id) else { return Vec::new() };
         entry.nodes.clear();
+        entry.progress.current = entry.progress.total;
         match error {
             None => {
-                entry.progress.current = entry.progress.total;
                 entry.job.work_ended(JobEnd::Done);
                 entry.job.finalized();
             }
@@ -203,6 +205,9 @@ impl Jobs {
             JobNews::WorkerEnded(CopyEnd::Failed(error)) => {
                 entry.abort(state, JobEnd::Failed(error.to_string()));
             }
+            JobNews::WorkerEnded(CopyEnd::Done) if state.block_job_worker_ended(id) => {
+                entry.work_done(state);
+            }
             JobNews::WorkerEnded(CopyEnd::Done | CopyEnd::Cancelled) => {}
         }
         events.extend(self.settle(id));
@@ -224,7 +229,7 @@ impl Jobs {
     fn settle(&mut self, id: &str) -> Events {
         let Some(entry) = self.all.get_mut(id) else { return Vec::new() };
         let events = entry.take_events();
-        if entry.job.status() == jobs::JobStatus::Null {
+        if entry.job.status() == JobStatus::Null {
             self.all.remove(id);
         }
         events
@@ -289,11 +294,42 @@ impl JobEntry {
     /// A client has its result count.
     pub(crate) fn finalize(&mut self, state: &mut DaemonState) -> Result<(), QmpError> {
         self.job.check(JobVerb::Finalize)?;
-        if let JobWish::End(end) = self.wish {
-            self.wish = JobWish::Finalize(end);
-            self.end_if_wished(state);
+        match self.wish {
+            JobWish::End(end) => {
+                self.wish = JobWish::Finalize(end);
+                self.end_if_wished(state);
+            }
+            JobWish::Finalize(_) => {}
+            JobWish::GoOn => self.finish(state),
         }
         Ok(())
+    }
+
+    /// All of it is copied, of a job that ends by itself.
+    fn work_done(&mut self, state: &mut DaemonState) {
+        self.look(state);
+        if self.job.settings().auto_finalize {
+            self.finish(state);
+        } else {
+            self.job.work_ended(JobEnd::Done);
+        }
+    }
+
+    /// Has its result count.
+    fn finish(&mut self, state: &mut DaemonState) {
+        let id = self.job.id().to_owned();
+        match state.finish_block_job(&id) {
+            Ok(()) => self.succeeded(),
+            Err(error) => self.abort(state, JobEnd::Failed(chain_of(&error).to_string())),
+        }
+    }
+
+    /// Its result counts.
+    fn succeeded(&mut self) {
+        if self.job.status() != JobStatus::Pending {
+            self.job.work_ended(JobEnd::Done);
+        }
+        self.job.finalized();
     }
 
     /// A client has it be forgotten.
@@ -316,12 +352,7 @@ impl JobEntry {
         };
         let id = self.job.id().to_owned();
         match state.finish_mirror(&id, end) {
-            Ok(()) => {
-                if self.job.is_ready() {
-                    self.job.work_ended(JobEnd::Done);
-                }
-                self.job.finalized();
-            }
+            Ok(()) => self.succeeded(),
             Err(BlockJobError::Change(GraphChangeError::NotEqual)) => {}
             Err(error) => {
                 tracing::error!("block job '{id}': {}", chain_of(&error));

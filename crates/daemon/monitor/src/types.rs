@@ -109,7 +109,7 @@ enumeration! {
     /// The type of an export (`BlockExportType`).
     ExportType: "vhost-user-blk";
     /// The type of a job (`JobType`).
-    JobType: "create" "mirror";
+    JobType: "create" "mirror" "commit" "stream";
     /// Where a job is (`JobStatus`).
     JobStatus: "undefined" "created" "running" "paused" "ready" "standby" "waiting" "pending" "aborting"
         "concluded" "null";

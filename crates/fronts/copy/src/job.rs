@@ -36,6 +36,8 @@ pub enum CopyAction {
     Compare,
     /// Says what the bytes of the source are; there is no target.
     Map,
+    /// Has the source read what it is to copy into itself; there is no target.
+    Populate,
 }
 
 /// What the target has before a copy.
@@ -176,8 +178,20 @@ pub struct BacklogCopy {
 /// Which bytes of the source are to be copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanFilter {
-    /// Those that the source itself has, or so many backing files below it.
+    /// Those that the source itself has, or fewer backing files below it than this.
     AllocatedAbove(u8),
+    /// Those that only backing files have: all of them, or so many, the nearest first.
+    Below(Option<u8>),
+}
+
+impl ScanFilter {
+    fn wants(self, status: BlockStatus) -> bool {
+        match self {
+            Self::AllocatedAbove(depth) => status.is_allocated && status.depth < depth,
+            Self::Below(None) => status.depth > 0,
+            Self::Below(Some(most)) => status.is_allocated && (1..=most).contains(&status.depth),
+        }
+    }
 }
 
 /// When a copy of a backlog is over.
@@ -474,16 +488,13 @@ impl CopyJob {
         }
         match (&self.backlog, self.settings.action) {
             (Some(BacklogCopy { backlog, scan, .. }), _) => {
-                let is_wanted = |status: &BlockStatus| match scan {
-                    Some(ScanFilter::AllocatedAbove(depth)) => {
-                        status.is_allocated && status.depth < *depth
-                    }
-                    None => true,
-                };
-                let wanted = runs.into_iter().filter(|(_, status)| is_wanted(status));
+                let is_wanted = |status| scan.is_none_or(|it| it.wants(status));
+                let wanted = runs.into_iter().filter(|(_, status)| is_wanted(*status));
                 wanted.for_each(|(run, _)| backlog.dirty().set(run));
             }
-            (None, CopyAction::Copy | CopyAction::Compare) => work.told.extend(runs),
+            (None, CopyAction::Copy | CopyAction::Compare | CopyAction::Populate) => {
+                work.told.extend(runs)
+            }
             (None, CopyAction::Map) => {
                 let mut found = self.runs.lock().expect("no holder of this lock panics");
                 for (run, status) in runs {

@@ -162,7 +162,9 @@ impl CopyWorker {
                     }
                     continue;
                 }
-                (CopyAction::Copy, false) => (Step::Read(CopySide::Source), None),
+                (CopyAction::Copy, false) | (CopyAction::Populate, _) => {
+                    (Step::Read(CopySide::Source), None)
+                }
                 (CopyAction::Compare, true) => (Step::Read(CopySide::Target), None),
                 (CopyAction::Compare, false) => {
                     (Step::Read(CopySide::Source), Some(Step::Read(CopySide::Target)))
@@ -217,7 +219,7 @@ impl CopyWorker {
     /// are where they need no memory.
     fn next_run(&mut self) -> Option<SourceRun> {
         let run = self.runs.front_mut()?;
-        let needs_memory = !run.status.is_zero || self.job.settings.action == CopyAction::Compare;
+        let needs_memory = !run.status.is_zero || self.job.settings.action != CopyAction::Copy;
         let most = if needs_memory { CHUNK_BYTES as u64 } else { u64::MAX };
         let count = (run.bytes.end - run.bytes.start).min(most);
         if needs_memory && let Err(later) = self.job.rate.take(count, self.job.clock.now()) {

@@ -21,6 +21,7 @@ mod gauges;
 mod guest;
 mod host_device;
 mod hostile;
+mod jobs;
 mod libblkio;
 mod lifecycle;
 mod live_migration;

@@ -7,7 +7,9 @@
 //! uses, it rests: it holds no range that a guest could wait for.
 //! Threads: the first one; iothreads tell the observer.
 
+mod commit;
 mod mirror;
+mod stream;
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -19,16 +21,22 @@ use bitmaps::BitmapError;
 use block::{Claim, ClaimError, LaneError, Node};
 use copy::{CopyEnd, CopyError, CopyJob, CopyObserver, CopyProgress, CopyWorker, ErrorAction};
 use exports::ServingIothreads;
-use graph::{FilterKind, ModelError, NodeUser};
+use graph::{EdgeChange, FilterKind, ModelError, NodeUser};
 use iothread::{Iothread, PlacedFrontEnd, SourceName, SourceObserver, SpawnError};
 use kernel_io::Notifier;
 use layers::MirrorNode;
+use qcow2::ChangeBackingError;
 use request_path::FrontEndSource;
 
-use super::change::DRAIN_MAX;
+use super::change::{DRAIN_MAX, WhenDrained};
 use super::{DaemonState, GraphChangeError};
 
+pub use commit::CommitOptions;
 pub use mirror::{MirrorEnd, MirrorOptions, MirrorSync};
+pub use stream::StreamOptions;
+
+/// The key of a backing file below an image.
+const BACKING: &str = "backing";
 
 /// The most workers of a job.
 const WORKERS_MAX: usize = 4;
@@ -42,8 +50,36 @@ pub enum BlockJobError {
     /// Something else stands on the source as its backing file.
     #[error("Need a root block node: node '{0}' is a backing file")]
     NoRoot(String),
+    /// A node that is not below another one in its chain of backing files.
+    #[error("'{base}' is not in this backing chain of '{top}'")]
+    NotInChain {
+        /// The lower one.
+        base: String,
+        /// The upper one.
+        top: String,
+    },
+    /// Others see what would be changed.
+    #[error(
+        "Node '{node}' is busy: {user} uses it, too, and would see what is committed into '{base}'"
+    )]
+    OtherUser {
+        /// The node.
+        node: String,
+        /// What uses it.
+        user: NodeUser,
+        /// Where it is committed to.
+        base: String,
+    },
+    /// An image without a name for its backing file.
+    #[error("node '{0}' is no image that can have a backing file")]
+    NoImage(String),
+    /// The header of an image could not be changed.
+    #[error(transparent)]
+    Backing(#[from] ChangeBackingError),
     /// The target is too small.
-    #[error("target '{target}' has {found} bytes, and source '{node}' has {wanted}")]
+    #[error(
+        "Source and target image have different sizes: node '{target}' has {found} bytes, and node '{node}' has {wanted}"
+    )]
     TooSmall {
         /// The target.
         target: String,
@@ -147,12 +183,44 @@ pub(super) struct BlockJob {
     // Dropped in this order: nothing is in flight when claims are given back.
     workers: Vec<PlacedFrontEnd<CopyWorker>>,
     copy: Arc<CopyJob>,
-    filter: Arc<MirrorNode>,
+    work: JobWork,
+    /// The node that is copied, which may have a filter for it.
     source: String,
-    target: String,
-    target_claim: Claim,
-    _source_claim: Claim,
+    claims: Vec<Claim>,
     is_paused: bool,
+    /// How many workers have something to do.
+    working: usize,
+}
+
+/// What a job does besides copying.
+#[derive(Debug)]
+enum JobWork {
+    /// It moves the users of its source to the target.
+    Mirror { filter: Arc<MirrorNode>, target: String },
+    /// It has an image stand on that backing file, which has what those between them had.
+    Commit { backing: NewBacking },
+    /// It has its source stand on that backing file, or on none.
+    Stream { backing: NewBacking },
+}
+
+/// Another backing file for an image.
+#[derive(Debug, Clone)]
+struct NewBacking {
+    /// The image.
+    image: String,
+    /// The node of the backing file, if there is one.
+    node: Option<String>,
+    /// What the header of the image names.
+    name: BackingName,
+}
+
+/// What the header of an image says of its backing file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BackingName {
+    /// The name of the file; empty if there is none.
+    pub file: String,
+    /// Its format.
+    pub format: Option<String>,
 }
 
 /// Jobs that rest while nodes are changed which they use. Dropped, they go on.
@@ -230,14 +298,38 @@ impl DaemonState {
     /// seconds.
     pub fn abort_block_job(&mut self, id: &str) -> Result<(), GraphChangeError> {
         let Some(job) = self.jobs.get_mut(id) else { return Ok(()) };
-        job.copy.cancel();
-        job.filter.set_mode(layers::MirrorMode::Background);
-        std::mem::take(&mut job.workers).into_iter().for_each(|worker| drop(worker.stop()));
+        job.stop_work();
+        if let JobWork::Mirror { filter, .. } = &job.work {
+            filter.set_mode(layers::MirrorMode::Background);
+        }
         let source = job.source.clone();
-        self.take_filter(&source, FilterKind::Job)?;
+        if self.graph.has_filter(&source, FilterKind::Job)? {
+            self.take_filter(&source, FilterKind::Job)?;
+        }
         self.graph.remove_job(id);
         self.jobs.remove(id);
         Ok(())
+    }
+
+    /// A worker of a job has nothing more to do; whether that is so for all of them.
+    pub fn block_job_worker_ended(&mut self, id: &str) -> bool {
+        let Some(job) = self.jobs.get_mut(id) else { return false };
+        job.working = job.working.saturating_sub(1);
+        job.working == 0
+    }
+
+    /// Has the result of a job count whose work is done, and which is no mirror. Blocks, as long as the longest request in
+    /// flight, or 30 seconds. After an error it is as it was.
+    pub fn finish_block_job(&mut self, id: &str) -> Result<(), BlockJobError> {
+        let Some(job) = self.jobs.get_mut(id) else { return Ok(()) };
+        job.stop_work();
+        match &job.work {
+            JobWork::Mirror { .. } => Ok(()),
+            JobWork::Commit { backing } | JobWork::Stream { backing } => {
+                let backing = backing.clone();
+                self.finish_with_backing(id, &backing)
+            }
+        }
     }
 
     /// Ends all jobs without their results: the daemon ends.
@@ -249,6 +341,58 @@ impl DaemonState {
                 tracing::error!("block job '{id}': {}", host::chain_of(&error));
             }
         }
+    }
+
+    /// Has workers of a job served; without them it ends.
+    fn start_workers(
+        &mut self,
+        id: &str,
+        nodes: &[Arc<dyn Node>],
+        iothreads: &[Arc<Iothread>],
+        observer: &Arc<dyn JobObserver>,
+    ) -> Result<(), BlockJobError> {
+        let job = self.jobs.get_mut(id).expect("it was added");
+        match place_workers(id, &job.copy, nodes, iothreads, observer) {
+            Ok(workers) => {
+                job.working = workers.len();
+                job.workers = workers;
+                Ok(())
+            }
+            Err(error) => {
+                self.abort_block_job(id)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Has an image stand on another backing file, with which its bytes are the same, and ends the job that saw to that. Blocks.
+    fn finish_with_backing(&mut self, id: &str, backing: &NewBacking) -> Result<(), BlockJobError> {
+        let NewBacking { image, node, name } = backing;
+        let source = self.jobs[id].source.clone();
+        let failed = |source| BlockJobError::Flush { target: image.clone(), source };
+        self.jobs[id].flush().map_err(failed)?;
+        let user = NodeUser::Node(image.clone());
+        let edge = EdgeChange { user, key: BACKING.to_owned(), by: node.clone() };
+        let change = self.graph.end_job(id, &[edge]).map_err(GraphChangeError::from)?;
+        // The bytes are the same with both names: a header that is ahead of the graph harms nobody.
+        let found = self.graph.node_info(image)?.image.map(Arc::clone);
+        let found = found.ok_or_else(|| BlockJobError::NoImage(image.clone()))?;
+        self.name_backing::<BlockJobError>(image, &found, &name.file, name.format.as_deref())?;
+        let mut state_file = self.state_file.take();
+        let result = self.carry_out(change, state_file.as_mut(), &mut WhenDrained::new(|| Ok(())));
+        self.state_file = state_file;
+        result?;
+        self.is_changed = true;
+        self.jobs.remove(id);
+        self.graph.remove_job(id);
+        if self.graph.has_filter(&source, FilterKind::Job)? {
+            self.take_filter(&source, FilterKind::Job)?;
+        }
+        match node {
+            Some(node) => tracing::info!("block job '{id}': node '{image}' stands on '{node}' now"),
+            None => tracing::info!("block job '{id}': node '{image}' has no backing file any more"),
+        }
+        Ok(())
     }
 
     /// The iothreads for workers of a job on that source.
@@ -269,6 +413,19 @@ impl DaemonState {
             found.push(self.main_iothread()?);
         }
         Ok(found)
+    }
+}
+
+impl BlockJob {
+    /// Has its workers end.
+    fn stop_work(&mut self) {
+        self.copy.cancel();
+        std::mem::take(&mut self.workers).into_iter().for_each(|worker| drop(worker.stop()));
+    }
+
+    /// Makes durable what was written to its nodes.
+    fn flush(&self) -> io::Result<()> {
+        self.claims.iter().try_for_each(Claim::flush)
     }
 }
 

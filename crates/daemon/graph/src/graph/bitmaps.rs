@@ -76,7 +76,8 @@ impl Graph {
                 | ChildRole::PreservedTo
                 | ChildRole::AtInstant
                 | ChildRole::JobSource
-                | ChildRole::JobTarget => false,
+                | ChildRole::JobTarget
+                | ChildRole::JobBase => false,
             };
             match self.below(at).iter().find(leads_down) {
                 Some(edge) => chain.push(&edge.node),

@@ -141,12 +141,21 @@ impl Graph {
         from: &str,
         to: &str,
     ) -> Result<GraphChange, GraphChangeRefusal> {
+        let is_other = |(user, _): &(NodeUser, String)| *user != NodeUser::Job(job.to_owned());
+        let users = self.model.users_of(from).into_iter().filter(is_other);
+        let moved = users.map(|(user, key)| EdgeChange { user, key, by: Some(to.to_owned()) });
+        self.end_job(job, &moved.collect::<Vec<_>>())
+    }
+
+    /// The change that ends a job, and puts those nodes in their places, which may be larger than those that are there.
+    pub fn end_job(
+        &self,
+        job: &str,
+        changes: &[EdgeChange],
+    ) -> Result<GraphChange, GraphChangeRefusal> {
         let mut model = self.model.clone();
         model.remove_job(job);
-        let users = model.users_of(from).into_iter();
-        let moved = users.map(|(user, key)| EdgeChange { user, key, by: Some(to.to_owned()) });
-        let mut change =
-            self.change_of(model, &moved.collect::<Vec<_>>(), &[], SizePolicy::MayGrow)?;
+        let mut change = self.change_of(model, changes, &[], SizePolicy::MayGrow)?;
         change.jobs.insert(job.to_owned());
         Ok(change)
     }

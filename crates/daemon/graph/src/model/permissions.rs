@@ -27,6 +27,8 @@ pub enum ChildRole {
     JobSource,
     /// A job writes it: others may only read it.
     JobTarget,
+    /// A job writes to it what those above it in its chain have anyway.
+    JobBase,
     /// The same as the first, and what is about to be changed in it is read before: others may not change it as soon as the user
     /// is used itself.
     Preserved,
@@ -46,6 +48,7 @@ impl ChildRole {
             | Self::Data
             | Self::CopiedTo
             | Self::JobTarget
+            | Self::JobBase
             | Self::Preserved
             | Self::PreservedTo => true,
             Self::Backing | Self::JobSource | Self::AtInstant => false,
@@ -62,6 +65,7 @@ impl ChildRole {
             | Self::Backing
             | Self::JobSource
             | Self::JobTarget
+            | Self::JobBase
             | Self::PreservedTo
             | Self::AtInstant => false,
         }
@@ -70,9 +74,12 @@ impl ChildRole {
     /// Whether the user, if it takes changes, writes to the child whatever is done above.
     pub(crate) fn is_always_written(self) -> bool {
         match self {
-            Self::Metadata | Self::Data | Self::CopiedTo | Self::JobTarget | Self::PreservedTo => {
-                true
-            }
+            Self::Metadata
+            | Self::Data
+            | Self::CopiedTo
+            | Self::JobTarget
+            | Self::JobBase
+            | Self::PreservedTo => true,
             Self::Filtered
             | Self::Member
             | Self::Backing

@@ -306,9 +306,14 @@ impl UseGraph {
                 let shares = Permissions::ALL.without(Permissions::NONE.and(Permission::Resize));
                 Rights { uses: reads, shares }
             }
+            (ChildRole::JobBase, _) => Rights { uses: reads.and(unchanged), shares: kept },
             (ChildRole::JobTarget, _) => {
                 let uses = Permissions::WRITES.and(Permission::Resize);
                 Rights { uses, shares: kept }
+            }
+            // As long as nobody needs the image, it does not matter what becomes of what it stands on.
+            (ChildRole::Backing, _) if uses == Permissions::NONE => {
+                Rights { uses, shares: Permissions::ALL }
             }
             (ChildRole::Backing, _) => Rights { uses: uses.both(reads), shares: kept },
             // As in QEMU, what nobody uses keeps nobody away.

@@ -13,7 +13,8 @@ use super::{CommandContext, done};
 use crate::qmp_error::QmpError;
 
 /// What becomes of errors, as QEMU calls it.
-const ON_ERROR: ValueType = ValueType::Word(&["report", "ignore", "stop", "enospc"]);
+pub(super) const ON_ERROR: ValueType =
+    ValueType::Word(&["report", "ignore", "stop", "enospc", "auto"]);
 
 /// What all block jobs are told.
 pub(super) const BLOCK_JOB_KEYS: &[Key] = &[
@@ -57,7 +58,8 @@ pub(super) fn mirror(
         Some(word @ ("incremental" | "bitmap")) => {
             return Err(QmpError::generic(format!("Sync mode '{word}' not supported")));
         }
-        _ => MirrorSync::Full,
+        Some(_) => MirrorSync::Full,
+        None => return Err(QmpError::generic("parameter 'sync' is missing")),
     };
     let granularity = match fields.number("granularity")? {
         None | Some(0) => Granularity::DEFAULT,
@@ -129,11 +131,11 @@ fn granularity(bytes: u64) -> Result<Granularity, QmpError> {
         .ok_or_else(|| QmpError::generic("Parameter 'granularity' expects a power of 2"))
 }
 
-fn error_policy(fields: &mut OptionFields, key: &str) -> Result<ErrorPolicy, QmpError> {
+pub(super) fn error_policy(fields: &mut OptionFields, key: &str) -> Result<ErrorPolicy, QmpError> {
     Ok(match fields.word(key)? {
         Some("ignore") => ErrorPolicy::Ignore,
         Some("stop") => ErrorPolicy::Stop,
-        Some("enospc") => ErrorPolicy::Enospc,
+        Some("enospc" | "auto") => ErrorPolicy::Enospc,
         _ => ErrorPolicy::Report,
     })
 }

@@ -18,6 +18,9 @@ use super::{monitor, monitor_socket, state};
 use crate::support::{qemu_img, ringloom, stop};
 
 const VARIABLE: &str = "RINGLOOM_CONTROL_FAULT";
+/// Stands for a command: the event of that name is waited for.
+const EVENT: &str = "event";
+
 const QUEUES: u16 = 2;
 const CRASH_LIMIT: Duration = Duration::from_secs(20);
 
@@ -64,7 +67,11 @@ fn work(
 fn ask(socket: &Path, commands: &[(String, Value)]) -> Result<()> {
     let mut qmp = QmpClient::connect(socket)?;
     for (command, arguments) in commands {
-        qmp.execute(command, arguments)?;
+        if command == EVENT {
+            qmp.event(arguments.as_str().context("the name of an event")?)?;
+        } else {
+            qmp.execute(command, arguments)?;
+        }
     }
     Ok(())
 }
@@ -105,8 +112,8 @@ fn check(commands: &[(String, Value)], bench: &Bench, fault: &str, seed: u64) ->
     let root = export["node-name"].as_str().context("a node")?.to_owned();
     drop(qmp);
     stop(server, &[&bench.path("e.sock")])?;
-    let found = if root == "disk" {
-        std::fs::read(bench.path("disk"))?
+    let found = if root == "disk" || root == "other" {
+        std::fs::read(bench.path(&root))?
     } else {
         let file = if root == "over" { "over" } else { "snap" };
         // A killed daemon leaks clusters at worst.
@@ -182,6 +189,29 @@ fn exports_nodes_and_sizes_that_were_cut_lose_nothing() {
         "Kept:6",
     ];
     check_all(commands, &faults);
+}
+
+#[test]
+fn a_disk_that_moves_and_was_cut_loses_nothing() {
+    let commands = |mode: &'static str| {
+        move |bench: &Bench| {
+            let other = bench.text("other");
+            let node = json!({"driver": "file", "node-name": "other", "filename": other});
+            let mirror = json!({
+                "job-id": "j", "device": "disk", "target": "other", "sync": "full", "copy-mode": mode,
+            });
+            vec![
+                ("blockdev-add".to_owned(), node),
+                ("blockdev-mirror".to_owned(), mirror),
+                (EVENT.to_owned(), json!("BLOCK_JOB_READY")),
+                ("job-complete".to_owned(), json!({"id": "j"})),
+                (EVENT.to_owned(), json!("BLOCK_JOB_COMPLETED")),
+            ]
+        }
+    };
+    // The filter is there; the switch is made, kept, and requests go on; the filter is gone.
+    check_all(commands("background"), &["GoingOn:1", "Swapped:1", "Kept:2", "GoingOn:2"]);
+    check_all(commands("write-blocking"), &["Swapped:1", "Kept:2", "GoingOn:3"]);
 }
 
 #[test]

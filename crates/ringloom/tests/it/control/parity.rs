@@ -8,9 +8,11 @@ mod compare;
 mod schema;
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
+use testkit::deadline::Deadline;
 use testkit::image;
 use testkit::process::{Bench, Program, Server};
 use testkit::qmp::QmpClient;
@@ -20,11 +22,12 @@ use super::{monitor, monitor_socket, start, state};
 use crate::support::{qemu_img, ringloom, stop};
 use compare::{Difference, compare};
 
-const TABLES: [&str; 6] = [
+const TABLES: [&str; 7] = [
     include_str!("parity/bitmaps.txt"),
     include_str!("parity/objects.txt"),
     include_str!("parity/nodes.txt"),
     include_str!("parity/jobs.txt"),
+    include_str!("parity/block_jobs.txt"),
     include_str!("parity/exports.txt"),
     include_str!("parity/protocol.txt"),
 ];
@@ -32,8 +35,8 @@ const TABLES: [&str; 6] = [
 /// How many commands are compared at least.
 const COMMANDS_MIN: usize = 300;
 
-/// How often the monitor is asked something until an event must have come.
-const EVENT_ROUNDS: usize = 10_000;
+/// For how long the monitor is asked something until an event must have come: jobs of the peer rest now and then.
+const EVENT_LIMIT: Duration = Duration::from_secs(5);
 
 /// What stands for the directory of a bench.
 const DIRECTORY: &str = "DIR";
@@ -51,7 +54,9 @@ struct Side {
 impl Side {
     fn start(program: &Program, keeps_state: bool) -> Result<Self> {
         let bench = Bench::new()?;
-        for (seed, name) in (1..).zip(["disk", "other", "third", "fourth", "readonly", "active"]) {
+        let names =
+            ["disk", "other", "third", "fourth", "readonly", "active", "source", "target", "base"];
+        for (seed, name) in (1..).zip(names) {
             image::create_filled(&bench.path(name), 1 << 20, seed)?;
         }
         image::create_with(&bench.path("garbage"), &[0x55; 65536])?;
@@ -59,6 +64,8 @@ impl Side {
         qemu_img(&bench, "create -q -f qcow2 -o cluster_size=512 bitmaps 4M")?;
         qemu_img(&bench, "create -q -f qcow2 -b other -F raw over")?;
         qemu_img(&bench, "create -q -f qcow2 -b other -F raw over2")?;
+        qemu_img(&bench, "create -q -f qcow2 -b base -F raw upper")?;
+        qemu_img(&bench, "create -q -f qcow2 -b base -F raw upper2")?;
         if keeps_state {
             let (server, client) = start(program, &bench, &state(&bench), &[])?;
             return Ok(Self { bench, server, client });
@@ -103,7 +110,8 @@ impl Side {
 
     /// The data of the next event that is meant; nothing if it does not come.
     fn event(&mut self, name: &str, is_meant: impl Fn(&Value) -> bool) -> Result<Value> {
-        for _ in 0..EVENT_ROUNDS {
+        let deadline = Deadline::after(EVENT_LIMIT);
+        while !deadline.remaining().is_zero() {
             let is_it = |event: &Value| event["event"] == name && is_meant(&event["data"]);
             if let Some(at) = self.client.events.iter().position(is_it) {
                 let event = self.client.events.remove(at).unwrap_or_default();

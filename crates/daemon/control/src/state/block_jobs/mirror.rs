@@ -14,15 +14,15 @@ use copy::{
 use graph::{ChildRole, Edge, FilterKind, NodeUser};
 use layers::{MirrorMode, MirrorNode};
 
-use super::{BlockJob, BlockJobError, CopyNews, JobObserver, place_workers};
+use super::{BlockJob, BlockJobError, CopyNews, JobObserver, JobWork};
 use crate::state::change::WhenDrained;
 use crate::state::{DaemonState, GraphChangeError, StatePolicy};
 
 /// The shortest run of zeroes that is not written as data.
-const ZERO_UNIT: usize = 64 << 10;
+pub(super) const ZERO_UNIT: usize = 64 << 10;
 
 /// What a job does with its target, which nobody else changes meanwhile.
-const WRITES: Rights = Rights {
+pub(super) const WRITES: Rights = Rights {
     uses: Permissions::WRITES.and(Permission::Resize),
     shares: Permissions::ALL.without(Permissions::CHANGES),
 };
@@ -36,6 +36,8 @@ pub enum MirrorSync {
     Top,
     /// What is written from now on.
     New,
+    /// What images above the target have: it is below the source in its chain of backing files.
+    Commit,
 }
 
 /// A mirror that is to be begun.
@@ -70,6 +72,14 @@ impl DaemonState {
     ) -> Result<(), BlockJobError> {
         let MirrorOptions { id, source, target, .. } = options;
         let bytes = self.check_mirror(source, target)?;
+        let (scan, role) = match options.sync {
+            MirrorSync::Top => (Some(ScanFilter::AllocatedAbove(1)), ChildRole::JobTarget),
+            MirrorSync::Full | MirrorSync::New => (None, ChildRole::JobTarget),
+            MirrorSync::Commit => {
+                let depth = self.check_chain(source, target)?;
+                (Some(ScanFilter::AllocatedAbove(depth)), ChildRole::JobBase)
+            }
+        };
         let (from, to) = (self.graph.node(source)?, self.graph.node(target)?);
         let source_claim = from.claim(Rights::of_user(Access::ReadOnly))?;
         let target_claim = to.claim(WRITES)?;
@@ -78,14 +88,12 @@ impl DaemonState {
             dirty.set_all();
         }
         let backlog = CopyBacklog::new(dirty)?;
-        let copy = mirror_copy(options, bytes, &backlog, observer, Arc::clone(&self.clock));
+        let copy = mirror_copy(options, bytes, &backlog, observer, (scan, Arc::clone(&self.clock)));
         let iothreads = self.iothreads_for_job(source)?;
         let edge =
             |key: &str, role, node: &str| Edge { key: key.to_owned(), role, node: node.to_owned() };
-        let edges = vec![
-            edge("source", ChildRole::JobSource, source),
-            edge("target", ChildRole::JobTarget, target),
-        ];
+        let edges =
+            vec![edge("source", ChildRole::JobSource, source), edge("target", role, target)];
         let nodes = self.graph.add_job(id, edges)?;
         let filter = self.put_mirror(options, &backlog, &nodes[1]);
         let filter = filter.inspect_err(|_| self.graph.remove_job(id))?;
@@ -94,25 +102,15 @@ impl DaemonState {
             id.clone(),
             BlockJob {
                 workers: Vec::new(),
-                copy: Arc::clone(&copy),
-                filter,
+                copy,
+                work: JobWork::Mirror { filter, target },
                 source,
-                target,
-                target_claim,
-                _source_claim: source_claim,
+                claims: vec![target_claim, source_claim],
                 is_paused: false,
+                working: 0,
             },
         );
-        match place_workers(id, &copy, &nodes, &iothreads, observer) {
-            Ok(workers) => {
-                self.jobs.get_mut(id).expect("it was added").workers = workers;
-                Ok(())
-            }
-            Err(error) => {
-                self.abort_block_job(id)?;
-                Err(error)
-            }
-        }
+        self.start_workers(id, &nodes, &iothreads, observer)
     }
 
     /// Whether one node can be mirrored to the other; gives the size.
@@ -157,22 +155,31 @@ impl DaemonState {
     /// What is written to the source of a mirror is on the target before its client is told, from now on: so they become
     /// equal, and stay so.
     pub fn converge_mirror(&self, id: &str) {
-        if let Some(job) = self.jobs.get(id) {
-            job.filter.set_mode(MirrorMode::WriteBlocking);
-            job.copy.hurry();
+        if let Some(BlockJob { copy, work: JobWork::Mirror { filter, .. }, .. }) = self.jobs.get(id)
+        {
+            filter.set_mode(MirrorMode::WriteBlocking);
+            copy.hurry();
         }
     }
 
     /// Whether what is written to the source of a mirror is on the target before its client is told.
     pub fn is_mirror_synchronous(&self, id: &str) -> bool {
-        self.jobs.get(id).is_some_and(|job| job.filter.mode() == MirrorMode::WriteBlocking)
+        match self.jobs.get(id).map(|job| &job.work) {
+            Some(JobWork::Mirror { filter, .. }) => filter.mode() == MirrorMode::WriteBlocking,
+            Some(JobWork::Commit { .. } | JobWork::Stream { .. }) | None => false,
+        }
+    }
+
+    /// Whether an image may get another backing file: a restart would have to know of it.
+    pub fn check_chain_switch(&self, node: &str, policy: StatePolicy) -> Result<(), BlockJobError> {
+        let above = self.graph.model().exports_above(&NodeUser::Node(node.to_owned()));
+        Ok(self.check_kept(self.state_file.is_some(), policy, &above)?)
     }
 
     /// Whether a mirror may move the users of its source: a restart would have to know of it.
     pub fn check_mirror_switch(&self, id: &str, policy: StatePolicy) -> Result<(), BlockJobError> {
         let Some(job) = self.jobs.get(id) else { return Ok(()) };
-        let above = self.graph.model().exports_above(&NodeUser::Node(job.source.clone()));
-        Ok(self.check_kept(self.state_file.is_some(), policy, &above)?)
+        self.check_chain_switch(&job.source, policy)
     }
 
     /// Ends a mirror whose target is to be equal: the users of the source go on on the target, or stay. With
@@ -180,7 +187,8 @@ impl DaemonState {
     /// After any other error it goes on as well. Blocks, as long as the longest request in flight, or 30 seconds.
     pub fn finish_mirror(&mut self, id: &str, end: MirrorEnd) -> Result<(), BlockJobError> {
         let Some(job) = self.jobs.get(id) else { return Ok(()) };
-        let (source, target) = (job.source.clone(), job.target.clone());
+        let JobWork::Mirror { target, .. } = &job.work else { return Ok(()) };
+        let (source, target) = (job.source.clone(), target.clone());
         let copy = Arc::clone(&job.copy);
         let backlog = &copy.backlog().expect("a mirror has one").backlog;
         let is_equal = || {
@@ -189,7 +197,8 @@ impl DaemonState {
         };
         is_equal()?;
         // Almost all of it while guests run.
-        self.flush_target(id)?;
+        let failed = |source| BlockJobError::Flush { target: target.clone(), source };
+        job.flush().map_err(failed)?;
         let change = match end {
             MirrorEnd::Switch => {
                 self.graph.switch(id, &source, &target).map_err(GraphChangeError::from)?
@@ -222,17 +231,10 @@ impl DaemonState {
         Ok(())
     }
 
-    fn flush_target(&self, id: &str) -> Result<(), BlockJobError> {
-        let job = &self.jobs[id];
-        let failed = |source| BlockJobError::Flush { target: job.target.clone(), source };
-        job.target_claim.flush().map_err(failed)
-    }
-
     /// Lets go of a mirror that has ended.
     fn forget_mirror(&mut self, id: &str, end: MirrorEnd) {
         let Some(mut job) = self.jobs.remove(id) else { return };
-        job.copy.cancel();
-        std::mem::take(&mut job.workers).into_iter().for_each(|worker| drop(worker.stop()));
+        job.stop_work();
         self.graph.remove_job(id);
         if end == MirrorEnd::Switch {
             // Nobody stands on the source any more.
@@ -241,6 +243,11 @@ impl DaemonState {
             }
         }
     }
+}
+
+/// An edge from a job to a node.
+pub(super) fn edge(key: &str, role: ChildRole, node: &str) -> Edge {
+    Edge { key: key.to_owned(), role, node: node.to_owned() }
 }
 
 /// What becomes of the users of a mirror's source.
@@ -257,7 +264,7 @@ fn mirror_copy(
     bytes: u64,
     backlog: &Arc<CopyBacklog>,
     observer: &Arc<dyn JobObserver>,
-    clock: Arc<dyn block::Clock>,
+    (scan, clock): (Option<ScanFilter>, Arc<dyn block::Clock>),
 ) -> Arc<CopyJob> {
     let settings = CopySettings {
         action: CopyAction::Copy,
@@ -266,10 +273,6 @@ fn mirror_copy(
         target: TargetContent::Unknown,
         zero_unit: ZERO_UNIT,
         bytes_per_second: Some(options.speed).filter(|speed| *speed > 0),
-    };
-    let scan = match options.sync {
-        MirrorSync::Top => Some(ScanFilter::AllocatedAbove(1)),
-        MirrorSync::Full | MirrorSync::New => None,
     };
     let backlog = BacklogCopy {
         backlog: Arc::clone(backlog),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use block::{ByteCount, DiskSize, Permission, Permissions, Rights, SystemClock};
 use graph::{ModelError, NodeUser};
 use iothread::DrainedSection;
-use qcow2::Qcow2Node;
+use qcow2::{ChangeBackingError, Qcow2Node};
 
 use super::{AffectedExport, DRAIN_MAX, GraphChangeError};
 use crate::fault_point::{CommandStep, reached};
@@ -31,7 +31,22 @@ impl DaemonState {
         backing: &str,
         format: Option<&str>,
     ) -> Result<(), ControlError> {
-        let claim = self.graph.node(name)?.claim(RENAMES).map_err(GraphChangeError::from)?;
+        self.name_backing(name, image, backing, format)
+    }
+
+    /// [`DaemonState::change_backing_file`], with any error that says why not. With an empty name it has none.
+    pub(in crate::state) fn name_backing<E>(
+        &self,
+        name: &str,
+        image: &Qcow2Node,
+        backing: &str,
+        format: Option<&str>,
+    ) -> Result<(), E>
+    where
+        E: From<GraphChangeError> + From<ChangeBackingError>,
+    {
+        let node = self.graph.node(name).map_err(GraphChangeError::from)?;
+        let claim = node.claim(RENAMES).map_err(GraphChangeError::from)?;
         image.change_backing(backing, format)?;
         claim
             .flush()
