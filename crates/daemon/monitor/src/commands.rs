@@ -3,6 +3,7 @@
 //! Invariants: arguments are checked against their table before a command begins; a command that is refused has changed
 //! nothing.
 
+mod backup;
 mod bitmaps;
 mod chain_jobs;
 mod chardevs;
@@ -180,6 +181,7 @@ pub(crate) const COMMANDS: &[Command] = {
         changes("block-stream", Table(&chain_jobs::STREAM), <()>::describe, chain_jobs::stream),
         changes("block_resize", Table(&nodes::RESIZE), <()>::describe, nodes::resize),
         changes("blockdev-add", Blockdev, <()>::describe, nodes::add),
+        changes("blockdev-backup", Table(&backup::BACKUP), <()>::describe, backup::backup),
         changes("blockdev-create", Table(&creation::CREATE), <()>::describe, creation::create),
         changes("blockdev-del", Table(&nodes::DEL), <()>::describe, nodes::del),
         changes("blockdev-mirror", Table(&mirror::MIRROR), <()>::describe, mirror::mirror),
@@ -341,7 +343,6 @@ pub(crate) const COMMANDS: &[Command] = {
 /// The commands of qemu-storage-daemon that are not here, and say so.
 const LATER: &[&str] = &[
     "block-job-change",
-    "blockdev-backup",
     "blockdev-snapshot-delete-internal-sync",
     "blockdev-snapshot-internal-sync",
     "chardev-change",

@@ -57,6 +57,8 @@ pub(crate) struct JobEntry {
     policy: StatePolicy,
     /// How far it has come, as it was seen last.
     progress: BlockJobProgress,
+    /// Whether it waits for what others do.
+    pub(crate) is_idle: bool,
     /// Whether a disk has failed since a client had it go on.
     pub(crate) io_status: &'static str,
 }
@@ -121,6 +123,7 @@ impl Jobs {
             wish: JobWish::GoOn,
             policy,
             progress: BlockJobProgress { current: 0, total: 1 },
+            is_idle: false,
             io_status: "ok",
         };
         let events = entry.take_events();
@@ -196,6 +199,8 @@ impl Jobs {
         let Some(entry) = entry.filter(|_| state.has_block_job(id)) else { return Vec::new() };
         let mut events = Vec::new();
         match news {
+            // A backup that copies what guests change has nothing to do for now.
+            JobNews::Equal if entry.job.kind() == JobKind::Backup => {}
             JobNews::Equal => {
                 entry.look(state);
                 entry.job.become_ready();

@@ -10,9 +10,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bitmaps::CopyClaim;
-use block::{RequestMemory, Unmap};
+use block::{
+    ByteCount, ByteOffset, DiskSize, Durability, Extent, Operation, RequestMemory, Unmap, is_zero,
+};
+use request_path::LogicalUnitIndex;
 
-use crate::job::CopySide;
+use crate::job::{CopySettings, CopySide};
 
 /// What is done next for a chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +43,8 @@ pub(crate) struct Chunk {
     pub(crate) source: Option<RequestMemory>,
     /// Memory for what is read from the target.
     pub(crate) target: Option<RequestMemory>,
+    /// How often the job had paused when it was begun.
+    pub(crate) pauses: u64,
     /// What it is a part of, if it is of a backlog.
     pub(crate) claim: Option<Arc<CopyClaim>>,
 }
@@ -55,6 +60,47 @@ impl Chunk {
             Step::Status(_) | Step::Read(CopySide::Source) | Step::Write(_) => self.source.as_mut(),
             Step::Read(CopySide::Target) => self.target.as_mut(),
             Step::Zero(..) => None,
+        }
+    }
+}
+
+/// The first byte in which the memories of a chunk differ; without a source that is zeroes.
+pub(crate) fn first_difference(chunk: &mut Chunk) -> Option<usize> {
+    let count = chunk.len();
+    let target = &chunk.target.as_mut().expect("it was read into memory").bytes()[..count];
+    match chunk.source.as_mut().map(|source| &source.bytes()[..count]) {
+        None if is_zero(target) => None,
+        None => target.iter().position(|byte| *byte != 0),
+        Some(source) if source == target => None,
+        Some(source) => source.iter().zip(target).position(|(one, other)| one != other),
+    }
+}
+
+/// Which disk a step works on, and what it asks of it.
+pub(crate) fn request_of(chunk: &Chunk, settings: &CopySettings) -> (LogicalUnitIndex, Operation) {
+    let on = |side, range: &Range<u64>| -> Extent {
+        let range = settings.on(side, range);
+        let count = ByteCount(range.end - range.start);
+        let checked = DiskSize(ByteCount(range.end)).check(ByteOffset(range.start), count);
+        checked.expect("it ends where the range does")
+    };
+    let (source, target) = (LogicalUnitIndex(0), LogicalUnitIndex(1));
+    match &chunk.step {
+        Step::Status(range) => (source, Operation::Status(on(CopySide::Source, range))),
+        Step::Read(CopySide::Source) => {
+            (source, Operation::Read(on(CopySide::Source, &chunk.bytes)))
+        }
+        Step::Read(CopySide::Target) => {
+            (target, Operation::Read(on(CopySide::Target, &chunk.bytes)))
+        }
+        Step::Write(part) => {
+            let start = chunk.bytes.start;
+            let range = start + part.start as u64..start + part.end as u64;
+            (target, Operation::Write(on(CopySide::Target, &range), Durability::Cached))
+        }
+        Step::Zero(range, unmap) => {
+            let extent = on(CopySide::Target, range);
+            (target, Operation::WriteZeroes(extent, *unmap, Durability::Cached))
         }
     }
 }

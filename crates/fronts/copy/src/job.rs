@@ -12,9 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use std::task::{Wake, Waker};
 
-use bitmaps::{ClaimResult, CopyBacklog, CopyClaim};
+use bitmaps::{ClaimResult, CopyClaim};
 use block::{BlockStatus, ByteOffset, Clock, FailKind, SECTOR_BYTES};
 
+use crate::backlog::{BacklogCopy, BacklogEnd, BacklogLimits, ErrorAction, ErrorPolicy};
 use crate::rate::RateLimit;
 
 /// How many bytes the source is asked about at once: so many that a file system which looks for the end of a long run
@@ -26,6 +27,9 @@ const SHARE_BYTES: u64 = 8 << 20;
 
 /// How many bytes of a backlog a worker claims at once: as long as it copies them, who writes them may have to wait.
 const CLAIMED_BYTES: u64 = 1 << 20;
+
+/// The same where guests wait for all that is copied: a chunk, or what is preserved together if that is more.
+const CLAIMED_BYTES_OF_INSTANT: u64 = 256 << 10;
 
 /// What a job does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,84 +162,6 @@ pub struct CopyProgress {
     pub written: u64,
 }
 
-/// The part of a copy that goes on while its source is written.
-#[derive(Debug)]
-pub struct BacklogCopy {
-    /// What is left to be copied.
-    pub backlog: Arc<CopyBacklog>,
-    /// What is put there first, of all that the source has; nothing if what is there says it all.
-    pub scan: Option<ScanFilter>,
-    /// When it is over.
-    pub end: BacklogEnd,
-    /// What becomes of errors.
-    pub on_source_error: ErrorPolicy,
-    /// The same of the target.
-    pub on_target_error: ErrorPolicy,
-    /// Hears of what happens.
-    pub observer: Arc<dyn CopyObserver>,
-}
-
-/// Which bytes of the source are to be copied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ScanFilter {
-    /// Those that the source itself has, or fewer backing files below it than this.
-    AllocatedAbove(u8),
-    /// Those that only backing files have: all of them, or so many, the nearest first.
-    Below(Option<u8>),
-}
-
-impl ScanFilter {
-    fn wants(self, status: BlockStatus) -> bool {
-        match self {
-            Self::AllocatedAbove(depth) => status.is_allocated && status.depth < depth,
-            Self::Below(None) => status.depth > 0,
-            Self::Below(Some(most)) => status.is_allocated && (1..=most).contains(&status.depth),
-        }
-    }
-}
-
-/// When a copy of a backlog is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BacklogEnd {
-    /// When nothing is left.
-    WhenEmpty,
-    /// When it is cancelled: what is added later is copied, too.
-    WhenCancelled,
-}
-
-/// What becomes of a job when a disk fails (QEMU's BlockdevOnError).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ErrorPolicy {
-    /// It fails.
-    Report,
-    /// The bytes are tried again later.
-    Ignore,
-    /// It pauses; the bytes are tried again when it goes on.
-    Stop,
-    /// It pauses if there is no space left, and fails otherwise.
-    Enospc,
-}
-
-/// What is done about one error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ErrorAction {
-    /// The job fails.
-    Report,
-    /// It goes on.
-    Ignore,
-    /// It has paused.
-    Stop,
-}
-
-/// Hears of a copy of a backlog. Called by iothreads: it must not block.
-pub trait CopyObserver: std::fmt::Debug + Send + Sync {
-    /// Source and target were equal, but for writes under way. Told each time that a worker finds it so.
-    fn is_equal(&self);
-
-    /// A disk has failed.
-    fn has_failed(&self, error: CopyError, action: ErrorAction);
-}
-
 /// A job, shared by its workers.
 #[derive(Debug)]
 pub struct CopyJob {
@@ -244,6 +170,8 @@ pub struct CopyJob {
     pub(crate) rate: RateLimit,
     backlog: Option<BacklogCopy>,
     is_paused: AtomicBool,
+    /// How often it was paused.
+    pauses: AtomicU64,
     /// Whether what is added is copied at once, also when source and target were equal before.
     is_hurried: AtomicBool,
     done: AtomicU64,
@@ -332,6 +260,7 @@ impl CopyJob {
             rate: RateLimit::new(settings.bytes_per_second),
             backlog,
             is_paused: AtomicBool::new(false),
+            pauses: AtomicU64::new(0),
             is_hurried: AtomicBool::new(false),
             done: AtomicU64::new(0),
             data: AtomicU64::new(0),
@@ -362,6 +291,7 @@ impl CopyJob {
     /// Has all workers begin nothing more until [`CopyJob::resume`]; what they have begun goes on, and what they have
     /// claimed is given back.
     pub fn pause(&self) {
+        self.pauses.fetch_add(1, Ordering::Relaxed);
         self.is_paused.store(true, Ordering::Relaxed);
         self.kick_all();
     }
@@ -388,8 +318,18 @@ impl CopyJob {
         self.is_hurried.load(Ordering::Relaxed)
     }
 
+    /// How often it was paused so far.
+    pub(crate) fn pauses(&self) -> u64 {
+        self.pauses.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn is_paused(&self) -> bool {
         self.is_paused.load(Ordering::Relaxed)
+    }
+
+    /// How much is worked on at once.
+    pub(crate) fn limits(&self) -> BacklogLimits {
+        self.backlog.as_ref().map_or(BacklogLimits::DEFAULT, |it| it.limits)
     }
 
     /// What is copied while the source is written, if it is.
@@ -457,10 +397,16 @@ impl CopyJob {
             return Share::Ask(asked);
         }
         drop(work);
-        let Some(BacklogCopy { backlog, end, observer, .. }) = &self.backlog else {
+        let Some(BacklogCopy { backlog, end, limits, observer, .. }) = &self.backlog else {
             return Share::Nothing;
         };
-        match (backlog.claim(CLAIMED_BYTES, worker), end) {
+        let most = if backlog.is_of_instant() {
+            let granule = backlog.dirty().granularity().bytes();
+            CLAIMED_BYTES_OF_INSTANT.min(limits.chunk_bytes).max(granule)
+        } else {
+            CLAIMED_BYTES
+        };
+        match (backlog.claim(most, worker), end) {
             (ClaimResult::Claimed(claim), _) => Share::Claimed(claim),
             (ClaimResult::Wait, _) => Share::Wait,
             (ClaimResult::Nothing, BacklogEnd::WhenEmpty) => Share::Nothing,
@@ -489,8 +435,9 @@ impl CopyJob {
         match (&self.backlog, self.settings.action) {
             (Some(BacklogCopy { backlog, scan, .. }), _) => {
                 let is_wanted = |status| scan.is_none_or(|it| it.wants(status));
-                let wanted = runs.into_iter().filter(|(_, status)| is_wanted(*status));
-                wanted.for_each(|(run, _)| backlog.dirty().set(run));
+                for (run, status) in runs {
+                    if is_wanted(status) { backlog.dirty().set(run) } else { backlog.skip(run) }
+                }
             }
             (None, CopyAction::Copy | CopyAction::Compare | CopyAction::Populate) => {
                 work.told.extend(runs)
@@ -520,8 +467,8 @@ impl CopyJob {
         None
     }
 
-    /// A disk has failed: what becomes of the job.
-    pub(crate) fn disk_failed(&self, error: CopyError) {
+    /// A disk has failed, for a request that was begun after so many pauses: what becomes of the job.
+    pub(crate) fn disk_failed(&self, error: CopyError, pauses: u64) {
         let (Some(it), CopyError::Disk { side, kind, .. }) = (&self.backlog, error) else {
             return self.fail(error);
         };
@@ -535,6 +482,10 @@ impl CopyJob {
             (ErrorPolicy::Stop, _) | (ErrorPolicy::Enospc, FailKind::NoSpace) => ErrorAction::Stop,
             (ErrorPolicy::Enospc, _) => ErrorAction::Report,
         };
+        // What was under way when it paused is tried again, however that ended: whoever resumes it knows of the pause.
+        if action == ErrorAction::Stop && pauses != self.pauses() {
+            return;
+        }
         // Before any worker ends with it.
         it.observer.has_failed(error, action);
         match action {
@@ -544,7 +495,8 @@ impl CopyJob {
         }
     }
 
-    pub(crate) fn fail(&self, error: CopyError) {
+    /// The job cannot be finished: no worker begins anything more.
+    pub fn fail(&self, error: CopyError) {
         self.locked_error().get_or_insert(error);
         self.cancel();
     }

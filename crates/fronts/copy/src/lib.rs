@@ -7,14 +7,17 @@
 
 #![forbid(unsafe_code)]
 
+mod backlog;
 mod chunk;
 mod job;
 mod rate;
 mod worker;
 mod zeroes;
 
+pub use backlog::{
+    BacklogCopy, BacklogEnd, BacklogLimits, CopyObserver, ErrorAction, ErrorPolicy, ScanFilter,
+};
 pub use job::{
-    BacklogCopy, BacklogEnd, CopyAction, CopyEnd, CopyError, CopyJob, CopyObserver, CopyProgress,
-    CopySettings, CopySide, ErrorAction, ErrorPolicy, ScanFilter, TargetContent,
+    CopyAction, CopyEnd, CopyError, CopyJob, CopyProgress, CopySettings, CopySide, TargetContent,
 };
 pub use worker::CopyWorker;

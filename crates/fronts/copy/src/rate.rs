@@ -32,6 +32,15 @@ impl RateLimit {
         *until = None;
     }
 
+    /// Whether anything may be copied now; if not, when to ask again.
+    pub(crate) fn check(&self, now: Instant) -> Result<(), Instant> {
+        if self.bytes_per_second.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        let until = *self.until.lock().expect("no holder of this lock panics");
+        begin(until, now).map(drop)
+    }
+
     /// Whether so many bytes may be copied now; if not, when to ask again.
     pub(crate) fn take(&self, bytes: u64, now: Instant) -> Result<(), Instant> {
         let bytes_per_second = self.bytes_per_second.load(Ordering::Relaxed);
@@ -39,14 +48,17 @@ impl RateLimit {
             return Ok(());
         }
         let mut until = self.until.lock().expect("no holder of this lock panics");
-        let begin = until.map_or(now, |until| until.max(now.checked_sub(BURST).unwrap_or(now)));
-        if begin > now {
-            return Err(begin);
-        }
+        let begin = begin(*until, now)?;
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_second);
         *until = Some(begin + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)));
         Ok(())
     }
+}
+
+/// From when on what is let through now counts.
+fn begin(until: Option<Instant>, now: Instant) -> Result<Instant, Instant> {
+    let begin = until.map_or(now, |until| until.max(now.checked_sub(BURST).unwrap_or(now)));
+    if begin > now { Err(begin) } else { Ok(begin) }
 }
 
 #[cfg(test)]

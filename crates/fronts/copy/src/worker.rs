@@ -19,19 +19,17 @@ use std::time::{Duration, Instant};
 
 use bitmaps::CopyClaim;
 use block::{
-    BlockStatus, Buffers, ByteCount, ByteOffset, DiskSize, Durability, Extent, FailKind,
-    HostMemory, Operation, Outcome, RequestMemory, SourceRequestSlot, StatusRecord, Unmap, is_zero,
+    BlockStatus, Buffers, ByteOffset, FailKind, HostMemory, Outcome, RequestMemory,
+    SourceRequestSlot, StatusRecord, Unmap,
 };
 use request_path::{
-    FrontEnd, FrontEndContext, Interest, LogicalUnitIndex, NewRequest, RequestAction,
-    SleepDecision, StreamTransfer,
+    FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision, StreamTransfer,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::chunk::{Chunk, Step};
+use crate::chunk::{Chunk, Step, first_difference, request_of};
 use crate::job::{
-    CopyAction, CopyEnd, CopyError, CopyJob, CopySettings, CopySide, Share, TargetContent,
-    WorkerKick,
+    CopyAction, CopyEnd, CopyError, CopyJob, CopySide, Share, TargetContent, WorkerKick,
 };
 use crate::zeroes::{Part, parts};
 
@@ -81,6 +79,8 @@ pub struct CopyWorker {
     supply: Supply,
     /// Whom to kick.
     waiting: Vec<Arc<WorkerKick>>,
+    /// Whether guests wait for what is claimed.
+    is_of_instant: bool,
     /// When the job's rate lets it go on.
     later: Option<Instant>,
     /// Until when it claims nothing.
@@ -119,6 +119,7 @@ impl CopyWorker {
             runs: VecDeque::new(),
             supply: Supply::Unknown,
             waiting: Vec::new(),
+            is_of_instant: job.backlog().is_some_and(|it| it.backlog.is_of_instant()),
             later: None,
             rest: None,
             spare: Vec::new(),
@@ -180,11 +181,18 @@ impl CopyWorker {
     /// Whether it may begin something new.
     fn may_begin(&self) -> bool {
         let is_resting = self.later.is_some() || self.rest.is_some();
-        !is_resting && !self.job.is_paused() && self.open() < self.depth
+        let depth = self.depth.min(self.job.limits().chunks);
+        !is_resting && !self.job.is_paused() && self.open() < depth
     }
 
     /// Takes a share of what is left. If its source has to be asked first, that is begun in this slot.
     fn get_share(&mut self, slot: SourceRequestSlot) -> Option<SourceRequestSlot> {
+        if self.is_of_instant
+            && let Err(later) = self.job.rate.check(self.job.clock.now())
+        {
+            self.later = Some(later);
+            return None;
+        }
         self.supply = Supply::Awaited;
         match self.job.share(&self.waker) {
             Share::Runs(runs) => {
@@ -218,14 +226,16 @@ impl CopyWorker {
     /// Takes the next part of what the source has told, as far as the rate allows it: a chunk, or as many zeroes as there
     /// are where they need no memory.
     fn next_run(&mut self) -> Option<SourceRun> {
-        let run = self.runs.front_mut()?;
+        let run = self.runs.front()?;
         let needs_memory = !run.status.is_zero || self.job.settings.action != CopyAction::Copy;
-        let most = if needs_memory { CHUNK_BYTES as u64 } else { u64::MAX };
+        let chunk = (CHUNK_BYTES as u64).min(self.job.limits().chunk_bytes);
+        let most = if needs_memory { chunk } else { u64::MAX };
         let count = (run.bytes.end - run.bytes.start).min(most);
-        if needs_memory && let Err(later) = self.job.rate.take(count, self.job.clock.now()) {
-            self.later = Some(later);
+        let claim = run.claim.clone();
+        if needs_memory && !self.is_let_through(count, claim.as_ref()) {
             return None;
         }
+        let run = self.runs.front_mut().expect("it was there");
         let bytes = run.bytes.start..run.bytes.start + count;
         run.bytes.start = bytes.end;
         let (status, claim) = (run.status, run.claim.clone());
@@ -233,6 +243,29 @@ impl CopyWorker {
             self.runs.pop_front();
         }
         Some(SourceRun { bytes, status, claim })
+    }
+
+    /// Whether the job's rate allows so many bytes now. What guests wait for is let through as a whole, or given back.
+    fn is_let_through(&mut self, count: u64, claim: Option<&Arc<CopyClaim>>) -> bool {
+        let whole = claim.filter(|_| self.is_of_instant);
+        if whole.is_some_and(|claim| claim.is_charged()) {
+            return true;
+        }
+        let charged = whole.map_or(count, |claim| claim.bytes().end - claim.bytes().start);
+        match (self.job.rate.take(charged, self.job.clock.now()), whole) {
+            (Ok(()), None) => true,
+            (Ok(()), Some(claim)) => {
+                claim.set_charged();
+                true
+            }
+            (Err(later), whole) => {
+                self.later = Some(later);
+                if let Some(claim) = whole {
+                    self.forget(claim);
+                }
+                false
+            }
+        }
     }
 
     fn begin(
@@ -257,7 +290,8 @@ impl CopyWorker {
         let source = matches!(step, Step::Status(_)) || reads(CopySide::Source);
         let source = source.then(&mut memory);
         let target = reads(CopySide::Target).then(&mut memory);
-        let chunk = Chunk { bytes, steps, step, source, target, claim };
+        let pauses = self.job.pauses();
+        let chunk = Chunk { bytes, steps, step, source, target, pauses, claim };
         self.chunks[usize::from(slot.0)] = Some(chunk);
         slot
     }
@@ -355,6 +389,12 @@ impl CopyWorker {
         }
     }
 
+    /// Begins nothing more of a claim, which is given back when what was begun is over.
+    fn forget(&mut self, claim: &Arc<CopyClaim>) {
+        let is_same = |run: &SourceRun| run.claim.as_ref().is_some_and(|it| Arc::ptr_eq(it, claim));
+        self.runs.retain(|run| !is_same(run));
+    }
+
     fn fail(&mut self, chunk: &Chunk, step: &Step, kind: FailKind) {
         let (side, operation) = match step {
             Step::Status(_) => (CopySide::Source, "block status"),
@@ -367,55 +407,13 @@ impl CopyWorker {
             Step::Zero(range, _) => range.start,
             Step::Status(_) | Step::Read(_) => chunk.bytes.start,
         });
-        self.job.disk_failed(CopyError::Disk { side, operation, offset, kind });
+        let error = CopyError::Disk { side, operation, offset, kind };
+        self.job.disk_failed(error, chunk.pauses);
         // What is left of the claim comes back with the others'.
-        let is_same = |run: &SourceRun| match (&run.claim, &chunk.claim) {
-            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
-            (None, _) | (_, None) => false,
-        };
-        self.runs.retain(|run| !is_same(run));
+        if let Some(claim) = &chunk.claim {
+            self.forget(claim);
+        }
         self.rest = Some(self.job.clock.now() + ERROR_REST);
-    }
-}
-
-/// The first byte in which the memories of a chunk differ; without a source that is zeroes.
-fn first_difference(chunk: &mut Chunk) -> Option<usize> {
-    let count = chunk.len();
-    let target = &chunk.target.as_mut().expect("it was read into memory").bytes()[..count];
-    match chunk.source.as_mut().map(|source| &source.bytes()[..count]) {
-        None if is_zero(target) => None,
-        None => target.iter().position(|byte| *byte != 0),
-        Some(source) if source == target => None,
-        Some(source) => source.iter().zip(target).position(|(one, other)| one != other),
-    }
-}
-
-/// Which disk a step works on, and what it asks of it.
-fn request_of(chunk: &Chunk, settings: &CopySettings) -> (LogicalUnitIndex, Operation) {
-    let on = |side, range: &Range<u64>| -> Extent {
-        let range = settings.on(side, range);
-        let count = ByteCount(range.end - range.start);
-        let checked = DiskSize(ByteCount(range.end)).check(ByteOffset(range.start), count);
-        checked.expect("it ends where the range does")
-    };
-    let (source, target) = (LogicalUnitIndex(0), LogicalUnitIndex(1));
-    match &chunk.step {
-        Step::Status(range) => (source, Operation::Status(on(CopySide::Source, range))),
-        Step::Read(CopySide::Source) => {
-            (source, Operation::Read(on(CopySide::Source, &chunk.bytes)))
-        }
-        Step::Read(CopySide::Target) => {
-            (target, Operation::Read(on(CopySide::Target, &chunk.bytes)))
-        }
-        Step::Write(part) => {
-            let start = chunk.bytes.start;
-            let range = start + part.start as u64..start + part.end as u64;
-            (target, Operation::Write(on(CopySide::Target, &range), Durability::Cached))
-        }
-        Step::Zero(range, unmap) => {
-            let extent = on(CopySide::Target, range);
-            (target, Operation::WriteZeroes(extent, *unmap, Durability::Cached))
-        }
     }
 }
 

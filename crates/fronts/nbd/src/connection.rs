@@ -8,6 +8,7 @@
 //! Threads: belongs to the iothread that serves it, and travels with its requests.
 //! Limits: [`SLOTS`] requests, [`MEMORY_BYTES_MAX`](memory::MEMORY_BYTES_MAX) of memory for their data, and what
 //! [`input`] receives ahead; of an idle connection none of it is kept for longer than [`IDLE_TIME`] twice.
+//! Long because a turn has receiving, answering and sending in one state.
 //! Not here: the handshake ([`crate::Negotiation`]), the end of a connection (its owner, who is told by [`ConnectionEnd`]).
 
 mod idle;

@@ -27,7 +27,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bitmaps::Granularity;
 use block::{
     Access, BlockLimits, Child, Claim, ClaimError, Clock, DiscardPolicy, DiskSize, Lane,
     LaneContext, LaneError, Node, Permission, Permissions, ResizeError, Rights,
@@ -119,27 +118,26 @@ impl CopyBeforeWriteNode {
     /// way.
     pub fn new(
         name: &str,
-        (child, target): (Arc<Child>, Arc<Child>),
-        (access, discards): (Access, DiscardPolicy),
+        children: (Arc<Child>, Arc<Child>),
+        policies: (Access, DiscardPolicy),
         settings: CopyBeforeWriteSettings,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, CopyBeforeWriteError> {
-        let min = settings.min_cluster_bytes;
-        let unit = u64::from(target.node().limits().allocation_unit.get());
-        let cluster = min.max(unit).max(CLUSTER_BYTES_MIN);
-        let cluster = Granularity::new(cluster)
-            .filter(|it| it.bytes() <= CLUSTER_BYTES_MAX && (min == 0 || min.is_power_of_two()))
-            .ok_or(CopyBeforeWriteError::Cluster(min))?;
-        let (source, size) = (child.node(), child.node().size());
-        let found = target.node().size();
-        if found.0 < size.0 {
-            let (target, source_name) = (target.node().name().to_owned(), source.name().to_owned());
-            let (found, wanted) = (found.0.0, size.0.0);
-            return Err(CopyBeforeWriteError::SmallTarget { target, found, source_name, wanted });
-        }
-        let state = Arc::new(SnapshotState::new(name, size, cluster)?);
+        let (source, target) = (children.0.node(), children.1.node());
+        let state = SnapshotState::of(name, (&*source, &*target), settings)?;
+        Ok(Self::with_state(name, children, policies, settings, (state, clock)))
+    }
+
+    /// The same with what was made for these nodes.
+    pub fn with_state(
+        name: &str,
+        (child, target): (Arc<Child>, Arc<Child>),
+        (access, discards): (Access, DiscardPolicy),
+        settings: CopyBeforeWriteSettings,
+        (state, clock): (Arc<SnapshotState>, Arc<dyn Clock>),
+    ) -> Self {
         let name = name.to_owned();
-        Ok(Self { name, child, target, access, discards, settings, clock, state })
+        Self { name, child, target, access, discards, settings, clock, state }
     }
 
     /// What was preserved, and what is still to be.

@@ -1,9 +1,11 @@
 //! What is left of a copy that goes on while its source is written: dirty bytes, and who copies which of them.
 //!
-//! Where it stands: the workers of a job claim parts of it and copy them; what stands on the source adds what was written.
+//! Where it stands: the workers of a job claim parts of it and copy them; what stands on the source adds what was written, or,
+//! where the source is copied as it was at an instant, copies first what is about to be written.
 //!
 //! Invariants: of the same bytes one copy is under way at a time, and no write that holds their range. A claim cleans its
-//! bytes before they are read, and has its range until they are on the target; what it does not finish is dirty again.
+//! bytes before they are read, and has its range until they are on the target; what it does not finish is dirty again. Of an
+//! instant a claim has only what is pending, which it is until a claim or a write has it on the target.
 //! Threads: any. Limits: the memory of two bitmaps; as many claims as there are requests of workers.
 
 use std::ops::Range;
@@ -23,8 +25,7 @@ const LOOKS_MAX: usize = 64;
 #[derive(Debug)]
 pub struct CopyBacklog {
     dirty: DirtyBitmap,
-    /// Where the target is not as it was before the job.
-    written: DirtyBitmap,
+    kind: BacklogKind,
     ranges: RangeLock,
     /// Where a worker looks next.
     cursor: AtomicU64,
@@ -32,10 +33,21 @@ pub struct CopyBacklog {
     claims: Mutex<usize>,
     /// How many bytes they have that are not finished.
     claimed_bytes: AtomicU64,
+    /// How many bytes were copied by others than workers.
+    copied_bytes: AtomicU64,
     unclaimed: Condvar,
     /// Whether a worker waits for something to be added.
     is_awaited: AtomicBool,
     workers: Mutex<Vec<Waker>>,
+}
+
+/// What is copied: a disk as it becomes, or as it was.
+#[derive(Debug)]
+enum BacklogKind {
+    /// As it becomes. Where the target is not as it was before the job.
+    Current(DirtyBitmap),
+    /// As it was at an instant. What only the source has of that.
+    Instant(Arc<DirtyBitmap>),
 }
 
 /// Bytes that one worker copies. Dropped before all of them were finished, they are dirty again.
@@ -47,6 +59,8 @@ pub struct CopyClaim {
     /// Whether the target has there what it had before the job.
     is_first: bool,
     finished: AtomicU64,
+    /// Whether a limit of speed has let it through.
+    is_charged: AtomicBool,
     guard: Option<RangeGuard>,
 }
 
@@ -66,17 +80,37 @@ impl CopyBacklog {
     /// With these dirty bytes.
     pub fn new(dirty: DirtyBitmap) -> Result<Arc<Self>, BitmapError> {
         let written = DirtyBitmap::new(dirty.size(), dirty.granularity())?;
-        Ok(Arc::new(Self {
+        Ok(Self::of(dirty, BacklogKind::Current(written), RangeLock::default()))
+    }
+
+    /// With these dirty bytes of a disk as it was at an instant, of which only the source has what is pending; of the same
+    /// granularity. What is about to be changed there is copied by whoever changes it, under a lock of the same ranges.
+    pub fn of_instant(
+        dirty: DirtyBitmap,
+        pending: Arc<DirtyBitmap>,
+        ranges: RangeLock,
+    ) -> Arc<Self> {
+        Self::of(dirty, BacklogKind::Instant(pending), ranges)
+    }
+
+    fn of(dirty: DirtyBitmap, kind: BacklogKind, ranges: RangeLock) -> Arc<Self> {
+        Arc::new(Self {
             dirty,
-            written,
-            ranges: RangeLock::default(),
+            kind,
+            ranges,
             cursor: AtomicU64::new(0),
             claims: Mutex::default(),
             claimed_bytes: AtomicU64::new(0),
+            copied_bytes: AtomicU64::new(0),
             unclaimed: Condvar::new(),
             is_awaited: AtomicBool::new(false),
             workers: Mutex::default(),
-        }))
+        })
+    }
+
+    /// Whether the disk is copied as it was at an instant: guests wait for who has a claim on what they write.
+    pub fn is_of_instant(&self) -> bool {
+        matches!(self.kind, BacklogKind::Instant(_))
     }
 
     /// What is dirty.
@@ -101,7 +135,30 @@ impl CopyBacklog {
 
     /// These bytes of the target are written, by somebody else than a worker.
     pub fn target_written(&self, bytes: Range<u64>) {
-        self.written.set(bytes);
+        if let BacklogKind::Current(written) = &self.kind {
+            written.set(bytes);
+        }
+    }
+
+    /// These bytes, whose range the caller has, are on the target by somebody else than a worker.
+    pub fn copied(&self, bytes: Range<u64>) {
+        let mut at = bytes.start;
+        while let Some(run) = self.dirty.next_dirty(at..bytes.end) {
+            at = run.end;
+            self.copied_bytes.fetch_add(run.end - run.start, Ordering::Relaxed);
+            self.dirty.clear(run);
+        }
+    }
+
+    /// These bytes of an instant need not be copied, nor what shares no granule with others.
+    pub fn skip(&self, bytes: Range<u64>) {
+        let BacklogKind::Instant(pending) = &self.kind else { return };
+        let (granule, size) = (self.dirty.granularity().bytes(), self.dirty.size().0.0);
+        let start = bytes.start.next_multiple_of(granule);
+        let end = if bytes.end >= size { size } else { bytes.end - bytes.end % granule };
+        if start < end {
+            pending.clear(start..end);
+        }
     }
 
     /// Has this waker used when something is added or given back, until the backlog is gone.
@@ -145,26 +202,54 @@ impl CopyBacklog {
         for _ in 0..LOOKS_MAX {
             let run = self.dirty.next_dirty(range.clone())?;
             let bytes = run.start..run.end.min(run.start.saturating_add(most));
-            if let Some(guard) = self.ranges.try_lock(bytes.clone(), worker) {
-                *self.claims() += 1;
-                self.claimed_bytes.fetch_add(bytes.end - bytes.start, Ordering::Relaxed);
-                self.cursor.store(bytes.end, Ordering::Relaxed);
-                self.dirty.clear(bytes.clone());
-                let is_first = !self.written.is_any_dirty(bytes.clone());
-                self.written.set(bytes.clone());
-                let (backlog, finished) = (Arc::clone(self), AtomicU64::new(0));
-                let guard = Some(guard);
-                return Some(CopyClaim { backlog, bytes, is_first, finished, guard });
-            }
             range.start = bytes.end;
+            if let Some(guard) = self.ranges.try_lock(bytes.clone(), worker) {
+                let Some(bytes) = self.take(bytes) else { continue };
+                let is_first = match &self.kind {
+                    BacklogKind::Current(written) => {
+                        let is_first = !written.is_any_dirty(bytes.clone());
+                        written.set(bytes.clone());
+                        is_first
+                    }
+                    BacklogKind::Instant(_) => true,
+                };
+                let (backlog, finished) = (Arc::clone(self), AtomicU64::new(0));
+                let (guard, is_charged) = (Some(guard), AtomicBool::new(false));
+                return Some(CopyClaim { backlog, bytes, is_first, finished, is_charged, guard });
+            }
         }
         None
+    }
+
+    /// Cleans these bytes, whose range is locked, as far as they are claimed.
+    fn take(&self, mut bytes: Range<u64>) -> Option<Range<u64>> {
+        if let BacklogKind::Instant(pending) = &self.kind {
+            // What is not pending any more is on the target, or is not wanted.
+            let Some(run) = pending.next_dirty(bytes.clone()) else {
+                self.dirty.clear(bytes);
+                return None;
+            };
+            if bytes.start < run.start {
+                self.dirty.clear(bytes.start..run.start);
+            }
+            bytes = run;
+        }
+        *self.claims() += 1;
+        self.claimed_bytes.fetch_add(bytes.end - bytes.start, Ordering::Relaxed);
+        self.cursor.store(bytes.end, Ordering::Relaxed);
+        self.dirty.clear(bytes.clone());
+        Some(bytes)
     }
 
     /// How many bytes are left, those that are being copied among them. About so many while others work.
     pub fn left_bytes(&self) -> u64 {
         let claimed = self.claimed_bytes.load(Ordering::Relaxed);
         self.dirty.count_bytes().saturating_add(claimed)
+    }
+
+    /// How many bytes others than workers have copied.
+    pub fn copied_bytes(&self) -> u64 {
+        self.copied_bytes.load(Ordering::Relaxed)
     }
 
     /// Waits until nobody has a claim; whether that is so in time.
@@ -195,6 +280,16 @@ impl CopyClaim {
         self.is_first
     }
 
+    /// Whether a limit of speed has let it through.
+    pub fn is_charged(&self) -> bool {
+        self.is_charged.load(Ordering::Relaxed)
+    }
+
+    /// A limit of speed has let it through.
+    pub fn set_charged(&self) {
+        self.is_charged.store(true, Ordering::Relaxed);
+    }
+
     /// So many more of the bytes are on the target.
     pub fn finish(&self, bytes: u64) {
         self.finished.fetch_add(bytes, Ordering::Relaxed);
@@ -206,6 +301,9 @@ impl Drop for CopyClaim {
     fn drop(&mut self) {
         let left = self.bytes.end - self.bytes.start - *self.finished.get_mut();
         let is_finished = left == 0;
+        if let (true, BacklogKind::Instant(pending)) = (is_finished, &self.backlog.kind) {
+            pending.clear(self.bytes.clone());
+        }
         if !is_finished {
             self.backlog.dirty.set(self.bytes.clone());
             self.backlog.claimed_bytes.fetch_sub(left, Ordering::Relaxed);
@@ -269,6 +367,43 @@ mod tests {
         drop((again, second));
         assert!(backlog.wait_unclaimed(Duration::ZERO));
         assert!(matches!(backlog.claim(GRANULE, Waker::noop()), ClaimResult::Nothing));
+    }
+
+    #[test]
+    fn of_an_instant_a_claim_has_what_is_pending_until_it_is_finished() {
+        let size = DiskSize(ByteCount(8 * GRANULE));
+        let bitmap = || DirtyBitmap::new(size, Granularity::new(GRANULE).unwrap()).unwrap();
+        let (dirty, pending, ranges) = (bitmap(), Arc::new(bitmap()), RangeLock::default());
+        dirty.set_all();
+        pending.set_all();
+        let backlog = CopyBacklog::of_instant(dirty, Arc::clone(&pending), ranges.clone());
+        // A guest has its first two granules copied, and the last one is not wanted.
+        let held = ranges.try_lock(0..2 * GRANULE, Waker::noop()).unwrap();
+        pending.clear(0..2 * GRANULE);
+        backlog.copied(0..2 * GRANULE);
+        drop(held);
+        backlog.skip(7 * GRANULE - 100..8 * GRANULE);
+        assert_eq!(backlog.copied_bytes(), 2 * GRANULE);
+        // The next one was copied as well, and the bit is not cleaned yet.
+        pending.clear(2 * GRANULE..3 * GRANULE);
+        let claim = claimed(&backlog, 4);
+        assert_eq!(claim.bytes(), 3 * GRANULE..6 * GRANULE);
+        assert!(pending.is_dirty(3 * GRANULE), "a guest might change it before it is copied");
+        assert!(ranges.try_lock(5 * GRANULE..6 * GRANULE, Waker::noop()).is_none());
+        claim.finish(GRANULE);
+        drop(claim);
+        assert!(pending.is_dirty(3 * GRANULE));
+        let claim = claimed(&backlog, 8);
+        assert_eq!(claim.bytes(), 6 * GRANULE..7 * GRANULE);
+        claim.finish(GRANULE);
+        drop(claim);
+        let claim = claimed(&backlog, 8);
+        assert_eq!(claim.bytes(), 3 * GRANULE..6 * GRANULE);
+        claim.finish(3 * GRANULE);
+        drop(claim);
+        assert!(matches!(backlog.claim(GRANULE, Waker::noop()), ClaimResult::Nothing));
+        assert!(!pending.is_any_dirty(0..8 * GRANULE));
+        assert_eq!(backlog.left_bytes(), 0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A running daemon takes commands (QMP): what they change, and what is there after a restart.
 
 mod active;
+mod backup;
 mod chains;
 mod changes;
 mod clients;

@@ -7,6 +7,7 @@
 //! uses, it rests: it holds no range that a guest could wait for.
 //! Threads: the first one; iothreads tell the observer.
 
+mod backup;
 mod commit;
 mod mirror;
 mod stream;
@@ -17,20 +18,21 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use bitmaps::BitmapError;
+use bitmaps::{BitmapError, BitmapRefusal, FrozenBitmap};
 use block::{Claim, ClaimError, LaneError, Node};
 use copy::{CopyEnd, CopyError, CopyJob, CopyObserver, CopyProgress, CopyWorker, ErrorAction};
 use exports::ServingIothreads;
 use graph::{EdgeChange, FilterKind, ModelError, NodeUser};
 use iothread::{Iothread, PlacedFrontEnd, SourceName, SourceObserver, SpawnError};
 use kernel_io::Notifier;
-use layers::MirrorNode;
+use layers::{CopyBeforeWriteError, MirrorNode, SnapshotState};
 use qcow2::ChangeBackingError;
 use request_path::FrontEndSource;
 
 use super::change::{DRAIN_MAX, WhenDrained};
 use super::{DaemonState, GraphChangeError};
 
+pub use backup::{BackupOptions, BackupSync, BitmapSync};
 pub use commit::CommitOptions;
 pub use mirror::{MirrorEnd, MirrorOptions, MirrorSync};
 pub use stream::StreamOptions;
@@ -76,6 +78,37 @@ pub enum BlockJobError {
     /// The header of an image could not be changed.
     #[error(transparent)]
     Backing(#[from] ChangeBackingError),
+    /// The source of a backup is its own target. QEMU's sentence.
+    #[error("Source and target cannot be the same")]
+    Same,
+    /// A backup's target has another size. QEMU's sentence, and what they have.
+    #[error(
+        "Source and target image have different sizes: '{node}' has {wanted} bytes, '{target}' {found}"
+    )]
+    OtherSize {
+        /// The target.
+        target: String,
+        /// Its size.
+        found: u64,
+        /// The source.
+        node: String,
+        /// Its size.
+        wanted: u64,
+    },
+    /// Less at once than is preserved together. QEMU's sentence.
+    #[error("Required max-chunk ({chunk}) is less than backup cluster size ({cluster})")]
+    SmallChunk {
+        /// The most at once.
+        chunk: u64,
+        /// What is preserved together.
+        cluster: u64,
+    },
+    /// The source cannot be kept as it is.
+    #[error(transparent)]
+    Instant(#[from] CopyBeforeWriteError),
+    /// A bitmap cannot be used.
+    #[error(transparent)]
+    NamedBitmap(#[from] BitmapRefusal),
     /// The target is too small.
     #[error(
         "Source and target image have different sizes: node '{target}' has {found} bytes, and node '{node}' has {wanted}"
@@ -201,6 +234,37 @@ enum JobWork {
     Commit { backing: NewBacking },
     /// It has its source stand on that backing file, or on none.
     Stream { backing: NewBacking },
+    /// Its target has what the source was.
+    Backup(BackupWork),
+}
+
+/// What a backup has besides its copy.
+#[derive(Debug)]
+struct BackupWork {
+    /// How many bytes it copies, if that is known from the beginning.
+    bytes: Option<u64>,
+    /// The bitmap that says what it copies.
+    bitmap: Option<JobBitmap>,
+}
+
+/// The bitmap of a backup, what becomes of it, and what of it is left.
+#[derive(Debug)]
+struct JobBitmap {
+    frozen: FrozenBitmap,
+    sync: BitmapSync,
+    state: Arc<SnapshotState>,
+}
+
+impl JobBitmap {
+    /// The job is over.
+    fn end(self, is_done: bool) {
+        let Self { frozen, sync, state } = self;
+        match (sync, is_done) {
+            (BitmapSync::OnSuccess | BitmapSync::Always, true) => frozen.succeed(),
+            (BitmapSync::Always, false) => frozen.succeed_but(state.pending()),
+            (BitmapSync::Never, _) | (BitmapSync::OnSuccess, false) => drop(frozen),
+        }
+    }
 }
 
 /// Another backing file for an image.
@@ -290,8 +354,13 @@ impl DaemonState {
     pub fn block_job_progress(&self, id: &str) -> Option<BlockJobProgress> {
         let job = self.jobs.get(id)?;
         let CopyProgress { done, .. } = job.copy.progress();
-        let left = job.copy.backlog().map_or(0, |it| it.backlog.left_bytes());
-        Some(BlockJobProgress { current: done, total: done.saturating_add(left) })
+        let backlog = job.copy.backlog().map(|it| &it.backlog);
+        let current = done.saturating_add(backlog.map_or(0, |it| it.copied_bytes()));
+        if let JobWork::Backup(BackupWork { bytes: Some(total), .. }) = job.work {
+            return Some(BlockJobProgress { current: current.min(total), total });
+        }
+        let left = backlog.map_or(0, |it| it.left_bytes());
+        Some(BlockJobProgress { current, total: current.saturating_add(left) })
     }
 
     /// Ends a job without its result: the guests stay where they are. Blocks, as long as the longest request in flight, or 30
@@ -306,8 +375,7 @@ impl DaemonState {
         if self.graph.has_filter(&source, FilterKind::Job)? {
             self.take_filter(&source, FilterKind::Job)?;
         }
-        self.graph.remove_job(id);
-        self.jobs.remove(id);
+        self.forget_job(id, false);
         Ok(())
     }
 
@@ -329,6 +397,7 @@ impl DaemonState {
                 let backing = backing.clone();
                 self.finish_with_backing(id, &backing)
             }
+            JobWork::Backup(_) => self.finish_backup(id),
         }
     }
 

@@ -45,8 +45,8 @@ pub struct GraphChange {
     pub successions: Vec<FileReplacement>,
     /// Nodes that are made anew, with other options.
     pub(super) remade: Vec<(String, Vertex)>,
-    /// A node that has these filters then.
-    pub(super) filtered: Option<(String, Vec<ImplicitFilter>)>,
+    /// Nodes that have these filters then.
+    pub(super) filtered: Vec<(String, Vec<ImplicitFilter>)>,
     /// The graph with it.
     pub(super) model: GraphModel,
 }
@@ -98,6 +98,16 @@ impl GraphChange {
     /// The node below an export with it.
     pub fn root(&self, export: &str) -> Option<&str> {
         self.model.root(export)
+    }
+
+    /// Both changes, which have filters come or go on different nodes, at once.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.places.extend(other.places);
+        self.exports.extend(other.exports);
+        self.jobs.extend(other.jobs);
+        self.filtered.extend(other.filtered);
+        self
     }
 
     /// The nodes that go into the places.
@@ -236,7 +246,7 @@ impl Graph {
                 ChangedPlace::Node { child, node: Arc::clone(node) }
             }));
         }
-        let filtered = None;
+        let filtered = Vec::new();
         Ok(GraphChange { places, exports, jobs, successions, remade, filtered, model })
     }
 
@@ -288,7 +298,7 @@ impl Graph {
             }
             self.vertices.insert(name, vertex);
         }
-        if let Some((name, filters)) = change.filtered {
+        for (name, filters) in change.filtered {
             self.vertices.get_mut(&name).expect("it was found before").filters = filters;
         }
         for place in change.places {

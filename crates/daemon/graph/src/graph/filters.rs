@@ -111,7 +111,7 @@ impl Graph {
             jobs: model.jobs_above(&user),
             successions: Vec::new(),
             remade: Vec::new(),
-            filtered: Some((name.to_owned(), filters)),
+            filtered: vec![(name.to_owned(), filters)],
             model,
         }
     }

@@ -15,6 +15,7 @@ use qcow2::CreateOptions;
 use serde_json::{Map, Value, json};
 use syntax::{Key, Keys, OptionFields, Union, ValueType, is_identifier, optional, required};
 
+use super::backup::{self, BACKUP, ReadBackup};
 use super::bitmaps::{self, BitmapAction, BitmapActions};
 use super::filters::{INSERT, REMOVE};
 use super::nodes::node_or_device;
@@ -149,6 +150,17 @@ static ACTION: Union = Union {
             },
         ),
         (
+            "blockdev-backup",
+            Keys {
+                of: "transaction blockdev-backup",
+                supported: &[&[
+                    required("type", ValueType::Text),
+                    required("data", ValueType::Object(&BACKUP)),
+                ]],
+                later: &[],
+            },
+        ),
+        (
             "blockdev-snapshot",
             Keys {
                 of: "transaction blockdev-snapshot",
@@ -193,7 +205,7 @@ static ACTION: Union = Union {
             },
         ),
     ],
-    later: &["blockdev-backup", "blockdev-snapshot-internal-sync", "drive-backup"],
+    later: &["blockdev-snapshot-internal-sync", "drive-backup"],
 };
 
 static PROPERTIES: Keys = Keys {
@@ -225,6 +237,8 @@ pub(super) struct Preparation {
     bitmaps: Vec<BitmapAction>,
     /// Whether it is taken back after that.
     aborts: bool,
+    /// Backups that begin.
+    backups: Vec<ReadBackup>,
 }
 
 pub(super) fn snapshot(
@@ -301,9 +315,8 @@ pub(super) fn transaction(
 ) -> Result<Value, QmpError> {
     let missing = || QmpError::generic("parameter 'actions' is missing");
     let actions = fields.list("actions")?.ok_or_else(missing)?;
-    if let Some(mut properties) = fields.object("properties")? {
-        properties.word("completion-mode")?;
-    }
+    let mode = fields.object("properties")?.map(|mut it| it.word("completion-mode"));
+    let is_grouped = mode.transpose()?.flatten() == Some("grouped");
     change(context, |context, preparation| {
         for (kind, mut action) in actions {
             let missing = || QmpError::generic("parameter 'data' is missing");
@@ -311,6 +324,9 @@ pub(super) fn transaction(
             match kind {
                 Some(name) if name.starts_with("block-dirty-bitmap-") => {
                     preparation.add_bitmap_action(context, name, &mut data)?;
+                }
+                Some("blockdev-backup") => {
+                    preparation.backups.push(backup::read(context, &mut data)?);
                 }
                 Some("blockdev-snapshot") => preparation.add_snapshot(context, &mut data)?,
                 Some("blockdev-snapshot-sync") => {
@@ -325,6 +341,10 @@ pub(super) fn transaction(
                 }
                 _ => return Err(aborted()),
             }
+        }
+        if is_grouped && !preparation.backups.is_empty() {
+            let desc = "completion-mode 'grouped' is not supported yet for backups";
+            return Err(QmpError::generic(desc));
         }
         Ok(())
     })
@@ -348,13 +368,23 @@ pub(super) fn change(
         files: Vec::new(),
         bitmaps: Vec::new(),
         aborts: false,
+        backups: Vec::new(),
     };
     let prepared = prepare(context, &mut preparation);
     let after = if preparation.aborts { Err(aborted()) } else { Ok(()) };
     let mut bitmaps = BitmapActions::new(std::mem::take(&mut preparation.bitmaps), after);
     let changed = prepared.and_then(|()| {
+        let backups = std::mem::take(&mut preparation.backups);
         let Preparation { edges, reopened, policy, .. } = &preparation;
-        context.state.replace_at_once(edges, reopened, *policy, &mut bitmaps)
+        if backups.is_empty() {
+            return context.state.replace_at_once(edges, reopened, *policy, &mut bitmaps);
+        }
+        if !edges.is_empty() || !reopened.is_empty() {
+            let desc = "backups cannot begin at the instant of snapshots and filters yet: use two \
+                        transactions";
+            return Err(QmpError::generic(desc));
+        }
+        backup::begin(context, backups, &mut bitmaps)
     });
     if let Err(error) = changed {
         preparation.take_back(context);

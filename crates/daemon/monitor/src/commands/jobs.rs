@@ -186,7 +186,7 @@ pub(super) fn query_block(
             device: job.id().to_owned(),
             length: progress.total,
             offset: progress.current,
-            is_busy: job.status() == ::jobs::JobStatus::Running,
+            is_busy: job.status() == ::jobs::JobStatus::Running && !entry.is_idle,
             is_paused: job.is_paused(),
             speed: settings.speed,
             io_status: IoStatus(entry.io_status),

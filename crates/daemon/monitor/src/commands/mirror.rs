@@ -109,7 +109,7 @@ pub(super) fn block_job_settings(
 }
 
 /// A node that is there. QEMU's sentence.
-fn node(
+pub(super) fn node(
     context: &CommandContext<'_>,
     fields: &mut OptionFields,
     key: &str,

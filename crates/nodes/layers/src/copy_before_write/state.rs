@@ -7,11 +7,14 @@
 //! A snapshot that is broken stays so; a read that began before looks once more when it is over.
 //! Threads: any.
 
+use std::fmt;
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use bitmaps::{BitmapError, DirtyBitmap, Granularity};
+use bitmaps::{BitmapError, CopyBacklog, DirtyBitmap, Granularity};
 use block::{DiskSize, FailKind, LaneError, Node, RangeGuard, RangeLock};
+
+use super::{CLUSTER_BYTES_MAX, CLUSTER_BYTES_MIN, CopyBeforeWriteError, CopyBeforeWriteSettings};
 
 /// What was preserved of a disk as it was at an instant, and what is still to be.
 #[derive(Debug)]
@@ -19,25 +22,99 @@ pub struct SnapshotState {
     name: String,
     size: DiskSize,
     /// The clusters whose bytes only the source has.
-    pending: DirtyBitmap,
+    pending: Arc<DirtyBitmap>,
     /// Those that cannot be read any more.
     gone: DirtyBitmap,
     locks: RangeLock,
     broken: OnceLock<FailKind>,
+    /// What a job has to copy that copies all of it to the same target, if there is one.
+    job: OnceLock<Arc<CopyBacklog>>,
+    watcher: OnceLock<BreakWatcher>,
+}
+
+/// Who is told when a snapshot breaks.
+struct BreakWatcher(Box<dyn Fn(FailKind) + Send + Sync>);
+
+impl fmt::Debug for BreakWatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BreakWatcher")
+    }
 }
 
 impl SnapshotState {
-    /// Nothing is preserved of a disk of that size.
-    pub(super) fn new(
+    /// Nothing is preserved of a source, which is as large as its target at most.
+    pub fn of(
         name: &str,
-        size: DiskSize,
-        cluster: Granularity,
-    ) -> Result<Self, BitmapError> {
-        let pending = DirtyBitmap::new(size, cluster)?;
+        (source, target): (&dyn Node, &dyn Node),
+        settings: CopyBeforeWriteSettings,
+    ) -> Result<Arc<Self>, CopyBeforeWriteError> {
+        let min = settings.min_cluster_bytes;
+        let unit = u64::from(target.limits().allocation_unit.get());
+        let cluster = min.max(unit).max(CLUSTER_BYTES_MIN);
+        let cluster = Granularity::new(cluster)
+            .filter(|it| it.bytes() <= CLUSTER_BYTES_MAX && (min == 0 || min.is_power_of_two()))
+            .ok_or(CopyBeforeWriteError::Cluster(min))?;
+        let (size, found) = (source.size(), target.size());
+        if found.0 < size.0 {
+            let (target, source_name) = (target.name().to_owned(), source.name().to_owned());
+            let (found, wanted) = (found.0.0, size.0.0);
+            return Err(CopyBeforeWriteError::SmallTarget { target, found, source_name, wanted });
+        }
+        Ok(Arc::new(Self::new(name, size, cluster)?))
+    }
+
+    /// Nothing is preserved of a disk of that size.
+    fn new(name: &str, size: DiskSize, cluster: Granularity) -> Result<Self, BitmapError> {
+        let pending = Arc::new(DirtyBitmap::new(size, cluster)?);
         pending.set_all();
         let gone = DirtyBitmap::new(size, cluster)?;
-        let (locks, broken) = (RangeLock::default(), OnceLock::new());
-        Ok(Self { name: name.to_owned(), size, pending, gone, locks, broken })
+        Ok(Self {
+            name: name.to_owned(),
+            size,
+            pending,
+            gone,
+            locks: RangeLock::default(),
+            broken: OnceLock::new(),
+            job: OnceLock::new(),
+            watcher: OnceLock::new(),
+        })
+    }
+
+    /// What a job has to copy that copies these dirty bytes of the snapshot, of the same granularity, to its target. Once, and
+    /// before the first change can come.
+    ///
+    /// # Panics
+    /// If a job copies it already.
+    pub fn begin_job(&self, dirty: DirtyBitmap) -> Arc<CopyBacklog> {
+        let (pending, locks) = (Arc::clone(&self.pending), self.locks.clone());
+        let backlog = CopyBacklog::of_instant(dirty, pending, locks);
+        self.job.set(Arc::clone(&backlog)).expect("a snapshot has one job");
+        backlog
+    }
+
+    /// Has this called when the snapshot breaks, by the iothread that breaks it: it must not block. Once, and before the first
+    /// change can come.
+    ///
+    /// # Panics
+    /// If somebody else is to be told.
+    pub fn watch(&self, has_broken: impl Fn(FailKind) + Send + Sync + 'static) {
+        let set = self.watcher.set(BreakWatcher(Box::new(has_broken)));
+        assert!(set.is_ok(), "a snapshot has one watcher");
+    }
+
+    /// Nothing is kept but what is marked in bitmaps that come later ([`SnapshotState::keep`]). Before the first change can come.
+    pub fn keep_nothing(&self) {
+        self.pending.clear(0..self.size.0.0);
+    }
+
+    /// What is marked in that bitmap is kept. Before the first change can come.
+    pub fn keep(&self, bitmap: &DirtyBitmap) {
+        self.pending.merge(bitmap);
+    }
+
+    /// The clusters that are still to be preserved.
+    pub fn pending(&self) -> &DirtyBitmap {
+        &self.pending
     }
 
     /// The size of the disk at the instant.
@@ -47,7 +124,12 @@ impl SnapshotState {
 
     /// How many bytes are preserved together.
     pub fn cluster_bytes(&self) -> u64 {
-        self.pending.granularity().bytes()
+        self.cluster().bytes()
+    }
+
+    /// The same as a granularity.
+    pub fn cluster(&self) -> Granularity {
+        self.pending.granularity()
     }
 
     /// The first of these bytes that are still to be preserved: as many as follow each other.
@@ -74,7 +156,10 @@ impl SnapshotState {
 
     /// These whole clusters, which the caller has locked, are on the target, or need not be there.
     pub fn set_preserved(&self, clusters: Range<u64>) {
-        self.pending.clear(clusters);
+        self.pending.clear(clusters.clone());
+        if let Some(job) = self.job.get() {
+            job.copied(clusters);
+        }
     }
 
     /// These whole clusters, which the caller has locked, are not read any more.
@@ -105,6 +190,9 @@ impl SnapshotState {
                 "node {}: a change could not be preserved ({kind:?}); the snapshot is broken",
                 self.name
             );
+            if let Some(BreakWatcher(tell)) = self.watcher.get() {
+                tell(kind);
+            }
         }
     }
 

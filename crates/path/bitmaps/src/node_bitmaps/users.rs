@@ -118,6 +118,14 @@ impl FrozenBitmap {
     pub fn succeed(self) {
         self.of.thaw(&self.name, Kept::Successor);
     }
+
+    /// The same, but for what is marked in that bitmap.
+    pub fn succeed_but(self, left: &DirtyBitmap) {
+        self.of.thaw(&self.name, Kept::Successor);
+        if let Ok(bits) = self.of.bits(&self.name) {
+            bits.merge(left);
+        }
+    }
 }
 
 impl Drop for FrozenBitmap {

@@ -14,21 +14,21 @@ use testkit::qmp::QmpClient;
 use super::{export, monitor_socket, start, state};
 use crate::support::{ringloom, stop, with};
 
-const SECTOR: usize = 512;
+pub(super) const SECTOR: usize = 512;
 const SECTORS: u64 = 8192;
-const BYTES: u64 = SECTORS * SECTOR as u64;
+pub(super) const BYTES: u64 = SECTORS * SECTOR as u64;
 
 /// How often filters come and go.
 const ROUNDS: usize = 6;
 
 /// A file of the bench as a node.
-fn file(bench: &Bench, name: &str) -> Value {
+pub(super) fn file(bench: &Bench, name: &str) -> Value {
     let path = bench.text(&format!("{name}.img"));
     json!({"driver": "file", "node-name": name, "filename": path, "discard": "unmap"})
 }
 
 /// Disks `a` and `b`, each behind two exports, of which one is used.
-fn line(bench: &Bench) -> Vec<String> {
+pub(super) fn line(bench: &Bench) -> Vec<String> {
     let nbd = bench.text("nbd.sock");
     let server = format!("addr.type=unix,addr.path={nbd}");
     let mut line = [state(bench), vec!["--nbd-server".to_owned(), server]].concat();
@@ -41,19 +41,19 @@ fn line(bench: &Bench) -> Vec<String> {
     line
 }
 
-fn sockets(bench: &Bench) -> Vec<PathBuf> {
+pub(super) fn sockets(bench: &Bench) -> Vec<PathBuf> {
     ["a.sock", "a2.sock", "b.sock", "b2.sock"].map(|name| bench.path(name)).to_vec()
 }
 
 /// What the write of that number writes.
-fn stamp(number: u64) -> Vec<u8> {
+pub(super) fn stamp(number: u64) -> Vec<u8> {
     number.to_le_bytes().repeat(SECTOR / 8)
 }
 
 /// Writes to one disk and to the other, one sector after the other, until it is told to end.
-fn write_in_order(bench: &Bench, is_over: &AtomicBool) -> Result<u64> {
-    let connect = |name: &str| Client::connect(&bench.path(name), Shape::small());
-    let (mut a, mut b) = (connect("a.sock")?, connect("b.sock")?);
+pub(super) fn write_in_order(sockets: &[PathBuf; 2], is_over: &AtomicBool) -> Result<u64> {
+    let connect = |path: &PathBuf| Client::connect(path, Shape::small());
+    let (mut a, mut b) = (connect(&sockets[0])?, connect(&sockets[1])?);
     let mut number = 0;
     while !is_over.load(Ordering::Relaxed) {
         number += 1;
@@ -66,7 +66,7 @@ fn write_in_order(bench: &Bench, is_over: &AtomicBool) -> Result<u64> {
 }
 
 /// The number of the last write that is in a copy, which has all before it and none after it.
-fn last_write(copy: &[u8]) -> Result<u64> {
+pub(super) fn last_write(copy: &[u8]) -> Result<u64> {
     ensure!(copy.len() as u64 == BYTES, "{} bytes", copy.len());
     let number = |sector: &[u8]| u64::from_le_bytes(sector[..8].try_into().expect("8 bytes"));
     let last = copy.chunks_exact(SECTOR).map(number).max().unwrap_or(0);
@@ -168,8 +168,9 @@ fn disks_of_one_instant(program: &Program) -> Result<()> {
     }
     let (server, mut qmp) = start(program, &bench, &line(&bench), &sockets(&bench))?;
     let is_over = AtomicBool::new(false);
+    let guests = [bench.path("a.sock"), bench.path("b.sock")];
     std::thread::scope(|scope| -> Result<()> {
-        let guest = scope.spawn(|| write_in_order(&bench, &is_over));
+        let guest = scope.spawn(|| write_in_order(&guests, &is_over));
         let rounds = (0..ROUNDS).try_for_each(|_| round(&mut qmp, &bench));
         is_over.store(true, Ordering::Relaxed);
         let writes = guest.join().expect("it does not panic")?;

@@ -22,8 +22,9 @@ use super::{monitor, monitor_socket, start, state};
 use crate::support::{qemu_img, ringloom, stop};
 use compare::{Difference, compare};
 
-const TABLES: [&str; 7] = [
+const TABLES: [&str; 8] = [
     include_str!("parity/bitmaps.txt"),
+    include_str!("parity/backup.txt"),
     include_str!("parity/objects.txt"),
     include_str!("parity/nodes.txt"),
     include_str!("parity/jobs.txt"),

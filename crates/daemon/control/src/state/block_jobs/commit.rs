@@ -9,8 +9,8 @@ use std::sync::Arc;
 use bitmaps::{CopyBacklog, DirtyBitmap, Granularity};
 use block::{Access, Rights};
 use copy::{
-    BacklogCopy, BacklogEnd, CopyAction, CopyJob, CopySettings, ErrorPolicy, ScanFilter,
-    TargetContent,
+    BacklogCopy, BacklogEnd, BacklogLimits, CopyAction, CopyJob, CopySettings, ErrorPolicy,
+    ScanFilter, TargetContent,
 };
 use graph::{ChildRole, Edge, NodeUser};
 
@@ -69,6 +69,7 @@ impl DaemonState {
             end: BacklogEnd::WhenEmpty,
             on_source_error: options.on_error,
             on_target_error: options.on_error,
+            limits: BacklogLimits::DEFAULT,
             observer: Arc::new(CopyNews(Arc::clone(observer))),
         };
         let copy = CopyJob::of_backlog(settings, backlog, Arc::clone(&self.clock));

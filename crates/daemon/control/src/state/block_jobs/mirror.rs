@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bitmaps::{CopyBacklog, DirtyBitmap, Granularity};
 use block::{Access, Node, Permission, Permissions, Rights};
 use copy::{
-    BacklogCopy, BacklogEnd, CopyAction, CopyJob, CopySettings, ErrorPolicy, ScanFilter,
-    TargetContent,
+    BacklogCopy, BacklogEnd, BacklogLimits, CopyAction, CopyJob, CopySettings, ErrorPolicy,
+    ScanFilter, TargetContent,
 };
 use graph::{ChildRole, Edge, FilterKind, NodeUser};
 use layers::{MirrorMode, MirrorNode};
@@ -166,7 +166,9 @@ impl DaemonState {
     pub fn is_mirror_synchronous(&self, id: &str) -> bool {
         match self.jobs.get(id).map(|job| &job.work) {
             Some(JobWork::Mirror { filter, .. }) => filter.mode() == MirrorMode::WriteBlocking,
-            Some(JobWork::Commit { .. } | JobWork::Stream { .. }) | None => false,
+            Some(JobWork::Commit { .. } | JobWork::Stream { .. } | JobWork::Backup(_)) | None => {
+                false
+            }
         }
     }
 
@@ -280,6 +282,7 @@ fn mirror_copy(
         end: BacklogEnd::WhenCancelled,
         on_source_error: options.on_source_error,
         on_target_error: options.on_target_error,
+        limits: BacklogLimits::DEFAULT,
         observer: Arc::new(CopyNews(Arc::clone(observer))),
     };
     CopyJob::of_backlog(settings, backlog, clock)

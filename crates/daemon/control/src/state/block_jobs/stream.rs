@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bitmaps::{CopyBacklog, DirtyBitmap, Granularity};
 use block::{Access, Permission, Permissions, Rights};
 use copy::{
-    BacklogCopy, BacklogEnd, CopyAction, CopyJob, CopySettings, ErrorPolicy, ScanFilter,
-    TargetContent,
+    BacklogCopy, BacklogEnd, BacklogLimits, CopyAction, CopyJob, CopySettings, ErrorPolicy,
+    ScanFilter, TargetContent,
 };
 use graph::{ChildRole, FilterKind};
 use layers::{CopyOnReadNode, CopySource};
@@ -67,6 +67,7 @@ impl DaemonState {
             end: BacklogEnd::WhenEmpty,
             on_source_error: options.on_error,
             on_target_error: options.on_error,
+            limits: BacklogLimits::DEFAULT,
             observer: Arc::new(CopyNews(Arc::clone(observer))),
         };
         let copy = CopyJob::of_backlog(settings, backlog, Arc::clone(&self.clock));

@@ -37,6 +37,7 @@ const NOT_THERE: [&str; 2] =
 /// What ringloom has besides: commands, members and cases of its own.
 const MORE: &[&str] = &[
     "block-export-add(vhost-user-blk).pin",
+    "blockdev-backup.on-cbw-error",
     "blockdev-add.driver=delay",
     "blockdev-add.driver=stripe",
     // The peer's schema has authz-listfile, of which it can make none: its type has this name.

@@ -1,0 +1,387 @@
+//! Backups: disks are copied to others as they are at one instant, while their guests run.
+//!
+//! Invariants: all that one command begins is of one instant: nothing is in flight on any of the disks when their filters are
+//! put there. What a guest is about to change is copied by whoever is first, the job or the guest's own request.
+
+use std::sync::{Arc, Weak};
+
+use bitmaps::{CopyBacklog, DirtyBitmap, FrozenBitmap, NodeBitmaps};
+use block::{Access, ByteOffset, Child, Claim, DiscardPolicy, FailKind, Node, Rights};
+use copy::{
+    BacklogCopy, BacklogEnd, BacklogLimits, CopyAction, CopyError, CopyJob, CopySettings, CopySide,
+    ErrorPolicy, ScanFilter, TargetContent,
+};
+use graph::{ChildRole, FilterKind, GraphChange, NodeUser};
+use layers::{CbwErrorPolicy, CopyBeforeWriteNode, CopyBeforeWriteSettings, SnapshotState};
+
+use super::mirror::{WRITES, ZERO_UNIT, edge};
+use super::{BackupWork, BlockJob, BlockJobError, CopyNews, JobBitmap, JobObserver, JobWork};
+use crate::state::{AtOnce, DaemonState};
+
+/// What is copied at all (QEMU's MirrorSyncMode).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BackupSync {
+    /// The whole disk.
+    Full,
+    /// What its image has, and not what is only in backing files.
+    Top,
+    /// What guests change, until the job is cancelled.
+    Changed,
+    /// What is marked in a dirty bitmap of the source.
+    Bitmap {
+        /// Its name.
+        name: String,
+        /// What becomes of it.
+        sync: BitmapSync,
+    },
+}
+
+/// What becomes of a bitmap when its job is over (QEMU's BitmapSyncMode).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BitmapSync {
+    /// It has what was changed since the job began if that was done, and what it had as well if it was not.
+    OnSuccess,
+    /// It has what it had, and what was changed.
+    Never,
+    /// It has what was changed, and what was not copied.
+    Always,
+}
+
+/// A backup that is to be begun.
+#[derive(Debug, Clone)]
+pub struct BackupOptions {
+    /// Its id.
+    pub id: String,
+    /// The node that is copied.
+    pub source: String,
+    /// The node that becomes what the source is now.
+    pub target: String,
+    /// What is copied at all.
+    pub sync: BackupSync,
+    /// The most bytes in a second; 0 is no limit.
+    pub speed: u64,
+    /// What becomes of errors of the source.
+    pub on_source_error: ErrorPolicy,
+    /// What becomes of errors of the target.
+    pub on_target_error: ErrorPolicy,
+    /// What becomes of a guest's change that cannot be copied before.
+    pub on_cbw_error: CbwErrorPolicy,
+    /// The most requests at once; 0 is no limit.
+    pub workers_max: u64,
+    /// The most bytes of a request; 0 is no limit.
+    pub chunk_max: u64,
+    /// The fewest bytes that are preserved together, a power of two; 0 is no limit.
+    pub min_cluster_bytes: u64,
+}
+
+/// A backup whose filter is not on its source yet.
+struct PreparedBackup<'a> {
+    options: &'a BackupOptions,
+    observer: &'a Arc<dyn JobObserver>,
+    copy: Arc<CopyJob>,
+    nodes: Vec<Arc<dyn Node>>,
+    claims: [Claim; 2],
+    change: GraphChange,
+    state: Arc<SnapshotState>,
+}
+
+/// A backup whose workers are to begin.
+struct BackupBegin<'a> {
+    options: &'a BackupOptions,
+    observer: &'a Arc<dyn JobObserver>,
+    nodes: Vec<Arc<dyn Node>>,
+}
+
+/// A bitmap that is taken as it is when nothing is in flight.
+struct Freeze {
+    of: Arc<NodeBitmaps>,
+    name: String,
+    state: Arc<SnapshotState>,
+    backlog: Arc<CopyBacklog>,
+    /// Once it is.
+    frozen: Option<FrozenBitmap>,
+}
+
+/// What is done at the instant of backups: what others have asked for, and bitmaps are taken.
+struct AtInstant<'a, A> {
+    more: &'a mut A,
+    freezes: Vec<Option<Freeze>>,
+}
+
+impl<A: AtOnce<Error: From<BlockJobError>>> AtOnce for AtInstant<'_, A> {
+    type Error = A::Error;
+
+    fn nodes(&self) -> Vec<String> {
+        self.more.nodes()
+    }
+
+    fn apply(&mut self) -> Result<(), A::Error> {
+        self.more.apply()?;
+        for freeze in self.freezes.iter_mut().flatten() {
+            match freeze.of.freeze(&freeze.name) {
+                Ok(frozen) => {
+                    freeze.state.keep(frozen.bits());
+                    freeze.backlog.dirty().merge(frozen.bits());
+                    freeze.frozen = Some(frozen);
+                }
+                Err(refusal) => {
+                    self.take_back();
+                    return Err(BlockJobError::from(refusal).into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take_back(&mut self) {
+        self.freezes.iter_mut().flatten().for_each(|freeze| drop(freeze.frozen.take()));
+        self.more.take_back();
+    }
+}
+
+impl DaemonState {
+    /// Begins backups, all at one instant, with what else is to be done then, or nothing of it. Blocks, as long as the longest
+    /// request in flight, or 30 seconds.
+    pub fn start_backups<A: AtOnce<Error: From<BlockJobError>>>(
+        &mut self,
+        all: &[(BackupOptions, Arc<dyn JobObserver>)],
+        more: &mut A,
+    ) -> Result<(), A::Error> {
+        let prepared = self.prepare_backups(all).map_err(A::Error::from);
+        let result = prepared.and_then(|prepared| self.begin_backups(prepared, more));
+        if result.is_err() {
+            for (options, _) in all {
+                // It has no filter any more, or never had one.
+                self.graph.remove_job(&options.id);
+            }
+        }
+        result
+    }
+
+    fn prepare_backups<'a>(
+        &mut self,
+        all: &'a [(BackupOptions, Arc<dyn JobObserver>)],
+    ) -> Result<Vec<PreparedBackup<'a>>, BlockJobError> {
+        all.iter().map(|(options, observer)| self.prepare_backup(options, observer)).collect()
+    }
+
+    fn prepare_backup<'a>(
+        &mut self,
+        options: &'a BackupOptions,
+        observer: &'a Arc<dyn JobObserver>,
+    ) -> Result<PreparedBackup<'a>, BlockJobError> {
+        let BackupOptions { id, source, target, .. } = options;
+        self.check_backup(source, target)?;
+        let (from, to) =
+            (Arc::clone(self.graph.node(source)?), Arc::clone(self.graph.node(target)?));
+        let settings = CopyBeforeWriteSettings {
+            on_error: options.on_cbw_error,
+            timeout: None,
+            min_cluster_bytes: options.min_cluster_bytes,
+        };
+        let state = SnapshotState::of(source, (&*from, &*to), settings)?;
+        let (chunk, cluster) = (options.chunk_max, state.cluster_bytes());
+        if chunk > 0 && chunk < cluster {
+            return Err(BlockJobError::SmallChunk { chunk, cluster });
+        }
+        let claims = [to.claim(WRITES)?, from.claim(Rights::of_user(Access::ReadOnly))?];
+        let copy = self.backup_copy(options, &state, observer)?;
+        let nodes = self.graph.add_job(
+            id,
+            vec![
+                edge("source", ChildRole::JobSource, source),
+                edge("target", ChildRole::JobTarget, target),
+            ],
+        )?;
+        let kept = Arc::clone(&state);
+        let (target, clock) = (Child::new(Arc::clone(&nodes[1])), Arc::clone(&self.clock));
+        let change = self.graph.put_filter(source, FilterKind::Job, |child| {
+            let (access, state) = (child.node().access(), (state, clock));
+            let policies = (access, DiscardPolicy::Unmap);
+            let children = (child, target);
+            Arc::new(CopyBeforeWriteNode::with_state(source, children, policies, settings, state))
+        })?;
+        Ok(PreparedBackup { options, observer, copy, nodes, claims, change, state: kept })
+    }
+
+    /// Whether one node can be copied to the other.
+    fn check_backup(&self, source: &str, target: &str) -> Result<(), BlockJobError> {
+        let (from, to) = (self.graph.node(source)?, self.graph.node(target)?);
+        if source == target {
+            return Err(BlockJobError::Same);
+        }
+        let model = self.graph.model();
+        model.check_no_job(source)?;
+        model.check_no_job(target)?;
+        let (wanted, found) = (from.size().0.0, to.size().0.0);
+        if found != wanted {
+            let (target, node) = (target.to_owned(), source.to_owned());
+            return Err(BlockJobError::OtherSize { target, found, node, wanted });
+        }
+        Ok(())
+    }
+
+    fn backup_copy(
+        &self,
+        options: &BackupOptions,
+        state: &Arc<SnapshotState>,
+        observer: &Arc<dyn JobObserver>,
+    ) -> Result<Arc<CopyJob>, BlockJobError> {
+        let dirty = DirtyBitmap::new(state.size(), state.cluster())?;
+        let (scan, end) = match &options.sync {
+            BackupSync::Bitmap { .. } => {
+                // It is filled when nothing is in flight.
+                state.keep_nothing();
+                (None, BacklogEnd::WhenEmpty)
+            }
+            BackupSync::Full => {
+                dirty.set_all();
+                (None, BacklogEnd::WhenEmpty)
+            }
+            BackupSync::Top => (Some(ScanFilter::AllocatedAbove(1)), BacklogEnd::WhenEmpty),
+            BackupSync::Changed => (None, BacklogEnd::WhenCancelled),
+        };
+        let settings = CopySettings {
+            action: CopyAction::Copy,
+            bytes: state.size().0.0,
+            target_bytes: state.size().0.0,
+            target: TargetContent::Unknown,
+            zero_unit: ZERO_UNIT,
+            bytes_per_second: Some(options.speed).filter(|speed| *speed > 0),
+        };
+        let limited = |most: u64| if most == 0 { u64::MAX } else { most };
+        let chunks = usize::try_from(limited(options.workers_max)).unwrap_or(usize::MAX);
+        let chunk_bytes = limited(options.chunk_max);
+        let chunk_bytes = chunk_bytes - chunk_bytes % state.cluster_bytes();
+        let backlog = BacklogCopy {
+            backlog: state.begin_job(dirty),
+            scan,
+            end,
+            on_source_error: options.on_source_error,
+            on_target_error: options.on_target_error,
+            limits: BacklogLimits { chunks, chunk_bytes },
+            observer: Arc::new(CopyNews(Arc::clone(observer))),
+        };
+        let copy = CopyJob::of_backlog(settings, backlog, Arc::clone(&self.clock));
+        let weak = Arc::downgrade(&copy);
+        state.watch(move |kind| fail(&weak, kind));
+        Ok(copy)
+    }
+
+    fn begin_backups<A: AtOnce<Error: From<BlockJobError>>>(
+        &mut self,
+        all: Vec<PreparedBackup<'_>>,
+        more: &mut A,
+    ) -> Result<(), A::Error> {
+        let (mut changes, mut begun, mut freezes) = (Vec::new(), Vec::new(), Vec::new());
+        for prepared in all {
+            freezes.push(self.freeze_of(&prepared)?);
+            let PreparedBackup { options, observer, copy, nodes, claims, change, .. } = prepared;
+            changes.push(change);
+            let bytes = match &options.sync {
+                BackupSync::Full | BackupSync::Changed => {
+                    copy.backlog().map(|it| it.backlog.dirty().size().0.0)
+                }
+                BackupSync::Top | BackupSync::Bitmap { .. } => None,
+            };
+            let job = BlockJob {
+                workers: Vec::new(),
+                copy,
+                work: JobWork::Backup(BackupWork { bytes, bitmap: None }),
+                source: options.source.clone(),
+                claims: claims.into(),
+                is_paused: false,
+                working: 0,
+            };
+            begun.push((BackupBegin { options, observer, nodes }, job));
+        }
+        let Some(mut change) = changes.into_iter().reduce(GraphChange::and) else { return Ok(()) };
+        let mut at_instant = AtInstant { more, freezes };
+        change.reach_to(&at_instant.nodes());
+        self.carry_out(change, None, &mut at_instant)?;
+        let AtInstant { more, freezes } = at_instant;
+        let mut all = Vec::new();
+        for ((work, mut job), freeze) in begun.into_iter().zip(freezes) {
+            let bitmap = freeze.and_then(|freeze| taken(work.options, freeze));
+            if let JobWork::Backup(backup) = &mut job.work {
+                backup.bitmap = bitmap;
+            }
+            self.jobs.insert(work.options.id.clone(), job);
+            all.push(work);
+        }
+        self.begin_work_of(&all).map_err(|error| {
+            more.take_back();
+            error.into()
+        })
+    }
+
+    /// What is to be taken of a bitmap for a backup.
+    fn freeze_of(&self, backup: &PreparedBackup<'_>) -> Result<Option<Freeze>, BlockJobError> {
+        let BackupSync::Bitmap { name, .. } = &backup.options.sync else { return Ok(None) };
+        let of = Arc::clone(self.graph.bitmaps(&backup.options.source)?);
+        let backlog = &backup.copy.backlog().expect("a backup has one").backlog;
+        let (name, state) = (name.clone(), Arc::clone(&backup.state));
+        Ok(Some(Freeze { of, name, state, backlog: Arc::clone(backlog), frozen: None }))
+    }
+
+    /// Has workers of all these jobs begin, or takes all jobs back.
+    fn begin_work_of(&mut self, all: &[BackupBegin<'_>]) -> Result<(), BlockJobError> {
+        for BackupBegin { options, observer, nodes } in all {
+            let iothreads = self.iothreads_for_job(&options.source);
+            let begun = iothreads
+                .map_err(BlockJobError::from)
+                .and_then(|iothreads| self.start_workers(&options.id, nodes, &iothreads, observer));
+            if let Err(error) = begun {
+                for work in all {
+                    self.abort_block_job(&work.options.id)?;
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a backup that has copied everything, and whose workers have ended: its target is durable, and its guests write on as
+    /// before. Blocks, as long as the longest request in flight, or 30 seconds.
+    pub(super) fn finish_backup(&mut self, id: &str) -> Result<(), BlockJobError> {
+        let Some(job) = self.jobs.get(id) else { return Ok(()) };
+        let (source, target) = (job.source.clone(), self.target_of(id));
+        let failed = |source| BlockJobError::Flush { target: target.clone(), source };
+        job.flush().map_err(failed)?;
+        self.take_filter(&source, FilterKind::Job)?;
+        // A change may have been copied until now.
+        let flushed = self.jobs[id].flush().map_err(failed);
+        self.forget_job(id, flushed.is_ok());
+        flushed
+    }
+
+    /// Lets go of a job that has no filter any more, and of its bitmap if it has one.
+    pub(super) fn forget_job(&mut self, id: &str, is_done: bool) {
+        self.graph.remove_job(id);
+        if let Some(BlockJob { work: JobWork::Backup(work), .. }) = self.jobs.remove(id) {
+            work.bitmap.into_iter().for_each(|bitmap| bitmap.end(is_done));
+        }
+    }
+
+    /// The node that a job writes.
+    fn target_of(&self, id: &str) -> String {
+        let edges = self.graph.model().below(&NodeUser::Job(id.to_owned()));
+        let target = edges.iter().find(|edge| edge.key == "target");
+        target.map_or_else(String::new, |edge| edge.node.clone())
+    }
+}
+
+/// The bitmap that a backup has taken.
+fn taken(options: &BackupOptions, freeze: Freeze) -> Option<JobBitmap> {
+    let BackupSync::Bitmap { sync, .. } = options.sync else { return None };
+    let Freeze { state, frozen, .. } = freeze;
+    Some(JobBitmap { frozen: frozen?, sync, state })
+}
+
+/// A guest has changed what could not be copied before.
+fn fail(copy: &Weak<CopyJob>, kind: FailKind) {
+    if let Some(copy) = copy.upgrade() {
+        let (side, operation) = (CopySide::Target, "copy before a guest's change");
+        copy.fail(CopyError::Disk { side, operation, offset: ByteOffset(0), kind });
+    }
+}

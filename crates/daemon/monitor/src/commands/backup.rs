@@ -1,0 +1,189 @@
+//! `blockdev-backup`: a disk is copied to another node as it is now, while its guest runs; several disks at one instant by
+//! `transaction`.
+
+use std::sync::Arc;
+
+use control::{BackupOptions, BackupSync, BitmapSync, JobObserver, StatePolicy};
+use jobs::{JobKind, JobSettings};
+use layers::CbwErrorPolicy;
+use serde_json::Value;
+use syntax::{Keys, OptionFields, ValueType, optional, required};
+
+use super::bitmaps::BitmapActions;
+use super::mirror::{BLOCK_JOB_KEYS, ON_ERROR, block_job_settings, error_policy, node};
+use super::{CommandContext, done};
+use crate::jobs::JobSerial;
+use crate::qmp_error::QmpError;
+
+pub(super) static BACKUP: Keys = Keys {
+    of: "blockdev-backup",
+    supported: &[
+        BLOCK_JOB_KEYS,
+        &[
+            required("device", ValueType::Text),
+            required("target", ValueType::Text),
+            required("sync", ValueType::Word(&["top", "full", "none", "incremental", "bitmap"])),
+            optional("bitmap", ValueType::Text),
+            optional("bitmap-mode", ValueType::Word(&["on-success", "never", "always"])),
+            optional("compress", ValueType::Flag),
+            optional("on-source-error", ON_ERROR),
+            optional("on-target-error", ON_ERROR),
+            optional("on-cbw-error", ValueType::Word(&["break-guest-write", "break-snapshot"])),
+            optional("x-perf", ValueType::Object(&PERF)),
+        ],
+    ],
+    later: &[&["filter-node-name", "discard-source"]],
+};
+
+static PERF: Keys = Keys {
+    of: "blockdev-backup x-perf",
+    supported: &[&[
+        optional("use-copy-range", ValueType::Flag),
+        optional("max-workers", ValueType::Int),
+        optional("max-chunk", ValueType::Int),
+        optional("min-cluster-size", ValueType::Size),
+    ]],
+    later: &[],
+};
+
+/// What the peer's number of workers fits.
+const WORKERS_MAX: u64 = 0x7fff_ffff;
+
+/// A backup that was read and is to be begun.
+pub(super) struct ReadBackup {
+    serial: JobSerial,
+    options: BackupOptions,
+    observer: Arc<dyn JobObserver>,
+    settings: JobSettings,
+}
+
+pub(super) fn backup(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    let backup = read(context, &mut fields)?;
+    begin(context, vec![backup], &mut BitmapActions::new(Vec::new(), Ok(())))?;
+    done()
+}
+
+/// Begins backups of one instant, with what is done with bitmaps then: all of it, or nothing.
+pub(super) fn begin(
+    context: &mut CommandContext<'_>,
+    all: Vec<ReadBackup>,
+    bitmaps: &mut BitmapActions,
+) -> Result<(), QmpError> {
+    for (place, backup) in all.iter().enumerate() {
+        let id = &backup.options.id;
+        if all[..place].iter().any(|other| other.options.id == *id) {
+            return Err(QmpError::generic(format!("Job ID '{id}' already in use")));
+        }
+    }
+    let options = |it: &ReadBackup| (it.options.clone(), Arc::clone(&it.observer));
+    let started: Vec<_> = all.iter().map(options).collect();
+    context.state.start_backups(&started, bitmaps)?;
+    for ReadBackup { serial, options, settings, .. } in all {
+        let begun = (options.id.as_str(), JobKind::Backup, settings);
+        let events = context.jobs.begin(serial, begun, Vec::new(), StatePolicy::Volatile);
+        context.events.extend(events);
+        if options.sync == BackupSync::Changed {
+            context.jobs.get(&options.id).expect("it has begun").is_idle = true;
+        }
+    }
+    Ok(())
+}
+
+/// Reads what a backup is to be; nothing is begun.
+pub(super) fn read(
+    context: &mut CommandContext<'_>,
+    fields: &mut OptionFields,
+) -> Result<ReadBackup, QmpError> {
+    let (id, settings) = block_job_settings(fields)?;
+    let source = node(context, fields, "device")?;
+    let target = node(context, fields, "target")?;
+    let sync = sync(fields)?;
+    if fields.flag("compress")?.unwrap_or(false) {
+        let desc = format!("Compression is not supported for this drive {source}");
+        return Err(QmpError::generic(desc));
+    }
+    let on_cbw_error = match fields.word("on-cbw-error")? {
+        Some("break-snapshot") => CbwErrorPolicy::BreakSnapshot,
+        _ => CbwErrorPolicy::BreakGuestWrite,
+    };
+    let (workers_max, chunk_max, min_cluster_bytes) = performance(fields)?;
+    let (on_source_error, on_target_error) =
+        (error_policy(fields, "on-source-error")?, error_policy(fields, "on-target-error")?);
+    let (serial, observer) = context.jobs.prepare(&id, &context.inbox)?;
+    let options = BackupOptions {
+        id,
+        source,
+        target,
+        sync,
+        speed: settings.speed,
+        on_source_error,
+        on_target_error,
+        on_cbw_error,
+        workers_max,
+        chunk_max,
+        min_cluster_bytes,
+    };
+    Ok(ReadBackup { serial, options, observer, settings })
+}
+
+/// What is copied, and what becomes of a bitmap that says so. QEMU's sentences.
+fn sync(fields: &mut OptionFields) -> Result<BackupSync, QmpError> {
+    let word = fields.word("sync")?;
+    let word = word.ok_or_else(|| QmpError::generic("parameter 'sync' is missing"))?;
+    let bitmap = fields.text("bitmap")?;
+    let mode = fields.word("bitmap-mode")?;
+    let refused = |desc: String| Err(QmpError::generic(desc));
+    let is_by_bitmap = matches!(word, "incremental" | "bitmap");
+    let Some(name) = bitmap else {
+        return match word {
+            _ if is_by_bitmap => {
+                refused(format!("must provide a valid bitmap name for '{word}' sync mode"))
+            }
+            _ if mode.is_some() => {
+                refused("Cannot specify bitmap sync mode without a bitmap".to_owned())
+            }
+            "top" => Ok(BackupSync::Top),
+            "none" => Ok(BackupSync::Changed),
+            _ => Ok(BackupSync::Full),
+        };
+    };
+    let sync = match (word, mode) {
+        ("incremental", None | Some("on-success")) => BitmapSync::OnSuccess,
+        ("incremental", Some(_)) => {
+            let desc = "Bitmap sync mode must be 'on-success' when using sync mode 'incremental'";
+            return refused(desc.to_owned());
+        }
+        (_, None) => {
+            return refused("Bitmap sync mode must be given when providing a bitmap".to_owned());
+        }
+        ("none", Some(_)) => {
+            return refused(
+                "sync mode 'none' does not produce meaningful bitmap outputs".to_owned(),
+            );
+        }
+        (word, Some(_)) if !is_by_bitmap => {
+            return refused(format!("a bitmap is not supported yet for sync mode '{word}'"));
+        }
+        (_, Some("never")) => BitmapSync::Never,
+        (_, Some("always")) => BitmapSync::Always,
+        (_, Some(_)) => BitmapSync::OnSuccess,
+    };
+    Ok(BackupSync::Bitmap { name, sync })
+}
+
+/// How many requests at once, how large, and what is preserved together; 0 is no limit. Copying within the kernel is left out, as
+/// with the peer where that cannot do it.
+fn performance(fields: &mut OptionFields) -> Result<(u64, u64, u64), QmpError> {
+    let Some(mut fields) = fields.object("x-perf")? else { return Ok((0, 0, 0)) };
+    fields.flag("use-copy-range")?;
+    let workers = fields.int("max-workers")?;
+    if workers.is_some_and(|workers| !(1..=WORKERS_MAX).contains(&workers)) {
+        let desc = format!("max-workers must be between 1 and {WORKERS_MAX}");
+        return Err(QmpError::generic(desc));
+    }
+    let chunk = fields.int("max-chunk")?.unwrap_or(0);
+    Ok((workers.unwrap_or(0), chunk, fields.size("min-cluster-size")?.unwrap_or(0)))
+}
