@@ -282,7 +282,11 @@ const TABLE: &[Row] = &[
         &["bitmaps", "block", "tasks"],
         &["disk", "iothread", "kernel_io", "request_path", "virtio"],
     ),
-    row("qcow2", &["block", "tasks"], &["disk", "iothread", "kernel_io", "request_path", "virtio"]),
+    row(
+        "qcow2",
+        &["bitmaps", "block", "tasks"],
+        &["disk", "iothread", "kernel_io", "request_path", "virtio"],
+    ),
     row("nbd_client", &["block", "nbd_wire"], &[]),
     row("credentials", &[], &[]),
     row("tasks", &["block"], &[]),

@@ -25,7 +25,6 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::bitmaps::BusyBitmap;
 use block::{Clock, Durability};
 use credentials::{Authorization, X509Credentials};
 use exports::{
@@ -129,8 +128,8 @@ pub struct PreparedExport {
 pub enum PreparedProtocol {
     /// A device of virtio.
     VhostUserBlk(Arc<VhostUserBlkDisk>),
-    /// A name on the NBD server, and the bitmaps that are shown.
-    Nbd(Arc<[BusyBitmap]>),
+    /// A name on the NBD server.
+    Nbd,
 }
 
 impl PreparedExport {
@@ -138,7 +137,7 @@ impl PreparedExport {
     pub fn vhost_user_blk(&self) -> Option<&Arc<VhostUserBlkDisk>> {
         match &self.protocol {
             PreparedProtocol::VhostUserBlk(offer) => Some(offer),
-            PreparedProtocol::Nbd(_) => None,
+            PreparedProtocol::Nbd => None,
         }
     }
 }
@@ -259,7 +258,6 @@ impl DaemonState {
             let parts =
                 DiskParts { node, access, logical_block, activity, files, iothreads, clock };
             let disk = Arc::new(ExportedDisk::new(&options.id, parts));
-            let bitmaps = self.exported_bitmaps(options)?;
             let protocol = match config {
                 Some(config) => PreparedProtocol::VhostUserBlk(Arc::new(VhostUserBlkDisk::new(
                     Arc::clone(&disk),
@@ -268,7 +266,7 @@ impl DaemonState {
                     &self.descriptor_check,
                     &self.clock,
                 )?)),
-                None => PreparedProtocol::Nbd(bitmaps.into()),
+                None => PreparedProtocol::Nbd,
             };
             Ok((PreparedExport { options: options.clone(), disk, protocol }, storage))
         });
@@ -319,14 +317,15 @@ impl DaemonState {
                 self.exports.push(RunningExport::VhostUserBlk(started?));
                 tracing::info!("export {id}: listening on {}, served by {names}", path.display());
             }
-            (PreparedProtocol::Nbd(bitmaps), ExportKind::Nbd(own), _) => {
+            (PreparedProtocol::Nbd, ExportKind::Nbd(own), _) => {
+                let bitmaps = self.exported_bitmaps(&options)?.into();
                 let durability =
                     if options.writethrough { Durability::Stable } else { Durability::Cached };
                 let export = NbdExport::start(disk, own, bitmaps, durability, &self.nbd_catalog);
                 tracing::info!("export {id}: NBD export '{}', served by {names}", export.name());
                 self.exports.push(RunningExport::Nbd(export));
             }
-            (PreparedProtocol::VhostUserBlk(_), _, None) | (PreparedProtocol::Nbd(_), _, _) => {
+            (PreparedProtocol::VhostUserBlk(_), _, None) | (PreparedProtocol::Nbd, _, _) => {
                 panic!("export {id} was prepared as another type than it is")
             }
         }

@@ -543,7 +543,7 @@ impl Graph {
             written.insert("node-name".to_owned(), name.as_str().into());
         }
         let base = blockdev.base;
-        let (filters, bitmaps) = (Vec::new(), NodeBitmaps::new(made.node.size()));
+        let (filters, bitmaps) = self.recording_of(name, &made, before);
         Ok(Vertex { made, filters, bitmaps, places, options, driver, base, written })
     }
 

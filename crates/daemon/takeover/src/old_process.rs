@@ -112,7 +112,7 @@ enum Rejection {
     Snapshot { node: String },
     #[error("block job '{job}' runs, and cannot be handed over; wait for its end, or cancel it")]
     Job { job: String },
-    #[error("node {node}: its dirty bitmap '{bitmap}' is in memory only, and would be lost")]
+    #[error("node {node}: its dirty bitmap '{bitmap}' is in memory, and would be lost")]
     Bitmap { node: String, bitmap: String },
     #[error("disk {path}: an earlier flush failed, which a new process would not know")]
     FailedFlush { path: String },
@@ -239,9 +239,9 @@ fn configuration_text(built: &DaemonState) -> String {
 fn check_bitmaps(built: &DaemonState) -> Result<(), Rejection> {
     let graph = built.graph();
     for node in graph.nodes_with_bitmaps() {
-        let lost = graph.bitmaps(node).ok().and_then(|bitmaps| bitmaps.volatile().pop());
-        if let Some(bitmap) = lost {
-            return Err(Rejection::Bitmap { node: node.to_owned(), bitmap });
+        let all = graph.bitmaps(node).map(|bitmaps| bitmaps.describe()).unwrap_or_default();
+        if let Some(bitmap) = all.into_iter().find(|it| !it.is_inconsistent) {
+            return Err(Rejection::Bitmap { node: node.to_owned(), bitmap: bitmap.name });
         }
     }
     Ok(())

@@ -20,10 +20,9 @@ mod slots;
 mod tls;
 
 use std::collections::VecDeque;
-use std::fmt;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::{fmt, io};
 
 use bitmaps::BusyBitmap;
 use block::{
@@ -45,7 +44,6 @@ use self::output::Output;
 use self::slots::{SLOTS, SlotWork, Slots};
 use self::tls::TlsSession;
 use crate::transmission::request::{RequestHeader, RequestRules, error_of};
-use crate::transmission::status;
 use crate::wire::error;
 use crate::{ConnectionEnd, HeaderStyle, LostConnection, ProtocolFault, TransmissionSettings};
 
@@ -279,12 +277,9 @@ impl NbdConnection {
                     return self.output.push_long(slot, from..data + count);
                 }
                 (SlotWork::Status(question), Some(memory)) => {
-                    let (records, _) = status::room(question.records(), 0);
-                    let (records, reply) = memory.bytes()[HEAD_BYTES..].split_at_mut(records);
-                    let count =
-                        status::write_reply(request.to, &question, records, &self.bitmaps, reply);
-                    let from = HEAD_BYTES + records.len();
-                    return self.output.push_long(slot, from..from + count);
+                    let reply =
+                        request.to.of_status(&question, &self.bitmaps, memory.bytes(), HEAD_BYTES);
+                    return self.output.push_long(slot, reply);
                 }
                 _ => {}
             }

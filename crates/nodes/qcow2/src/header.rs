@@ -404,7 +404,7 @@ struct HeaderExtensions {
 pub(crate) const END: u32 = 0;
 pub(crate) const BACKING_FORMAT: u32 = 0xe279_2aca;
 pub(crate) const FEATURE_NAMES: u32 = 0x6803_f857;
-const BITMAPS: u32 = 0x2385_2875;
+pub(crate) const BITMAPS: u32 = 0x2385_2875;
 pub(crate) const DATA_FILE: u32 = 0x4441_5441;
 const ENCRYPTION: u32 = 0x0537_be77;
 

@@ -10,6 +10,7 @@
 
 pub(crate) mod backing_name;
 mod cut;
+pub(crate) mod stored_bitmaps;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -33,7 +34,7 @@ use crate::table_reader::{may_have, words, write_table_word};
 
 /// Where fields are in the header.
 const SIZE_AT: usize = 24;
-const AUTOCLEAR_AT: usize = 88;
+pub(crate) const AUTOCLEAR_AT: usize = 88;
 /// The incompatible bit that says that the image is damaged.
 const CORRUPT: u8 = 2;
 /// The autoclear bit that says that the bitmaps are consistent.

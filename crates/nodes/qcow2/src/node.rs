@@ -8,6 +8,7 @@
 //! that may be written changes its file also when its users only read, unless nobody may write: below another image.
 //! Threads: control threads, but for [`Node::open_lane`].
 
+mod bitmaps;
 mod resize;
 
 use std::io;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
+use ::bitmaps::NodeBitmaps;
 use block::{
     Access, BlockLimits, ByteCount, Child, Claim, ClaimError, ClaimGuard, DiskSize, EngineFactory,
     FailKind, HostMemory, Lane, LaneContext, LaneError, Node, Permission, Permissions, ResizeError,
@@ -32,7 +34,7 @@ use crate::image::backing_name::{BackingNameError, ChangeBackingError};
 use crate::image::{CacheSizes, Image};
 use crate::lane::Qcow2Lane;
 use crate::lane_core::{BackingFile, DataLocation, DataStore, LaneCore};
-use crate::open::{OpenError, make_writable, read_header};
+use crate::open::{OpenError, make_writable_with, read_header};
 use crate::overlap::{MetadataClusters, OverlapCheck};
 use crate::table_reader::TableReader;
 
@@ -81,6 +83,8 @@ struct Shared {
     /// The backing file now; that of `children` is the first one.
     backing: Mutex<Option<Arc<Child>>>,
     settings: Qcow2Settings,
+    /// Where changes are recorded, if they are.
+    bitmaps: OnceLock<Arc<NodeBitmaps>>,
     /// Who is told of damage.
     reports: OnceLock<Arc<CorruptionReports>>,
     engines: Arc<dyn EngineFactory>,
@@ -100,6 +104,8 @@ struct UseState {
     owner: TakeoverOwner,
     /// What another process knew of it, until it is loaded.
     inherited: Option<ImageState>,
+    /// Whether its bitmaps were loaded: what is in memory is all there is.
+    has_bitmaps: bool,
 }
 
 impl Qcow2Node {
@@ -122,8 +128,9 @@ impl Qcow2Node {
         }
         let (name, header) = (name.to_owned(), Mutex::new(Arc::new(header)));
         let (state, backing) = (Mutex::default(), Mutex::new(children.backing.clone()));
-        let reports = OnceLock::new();
-        let shared = Shared { name, children, backing, settings, reports, engines, header, state };
+        let (bitmaps, reports) = (OnceLock::new(), OnceLock::new());
+        let shared =
+            Shared { name, children, backing, settings, bitmaps, reports, engines, header, state };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -273,7 +280,9 @@ impl Shared {
     ) -> Result<Image, OpenError> {
         let file = self.children.file.node();
         let mut header = match (access, &inherited) {
-            (Access::ReadWrite, None) => make_writable(&file, &*self.engines)?,
+            (Access::ReadWrite, None) => {
+                make_writable_with(&file, &*self.engines, self.marked_bitmaps())?
+            }
             (Access::ReadWrite, Some(_)) | (Access::ReadOnly, _) => {
                 read_header(&file, &*self.engines)?
             }
@@ -364,13 +373,18 @@ impl Shared {
 
     /// The files are claimed: has the image be there, for being written if it shall be.
     fn begin(&self, used: &mut UseState, access: Access) -> Result<(), OpenError> {
-        let known = used.image.as_ref();
+        let known = used.image.clone();
         match (known, access) {
             (Some(_), Access::ReadOnly) => {}
             (Some(image), Access::ReadWrite) if image.is_written() => {}
             (Some(image), Access::ReadWrite) if image.was_written() => {
                 // Nobody has written since.
-                make_writable(&self.children.file.node(), &*self.engines)?;
+                self.load_bitmaps(used)?;
+                make_writable_with(
+                    &self.children.file.node(),
+                    &*self.engines,
+                    self.marked_bitmaps(),
+                )?;
                 self.run(async |storage| image.begin_writing(storage).await)?;
                 image.set_writing(true);
             }
@@ -380,6 +394,9 @@ impl Shared {
                     Access::ReadOnly => None,
                     Access::ReadWrite => used.inherited.take(),
                 };
+                if access == Access::ReadWrite {
+                    self.load_bitmaps(used)?;
+                }
                 used.image = Some(Arc::new(self.load(access, inherited, None)?));
             }
         }
@@ -392,6 +409,9 @@ impl Shared {
         used.writers -= usize::from(access == Access::ReadWrite);
         let (Some(image), is_over) = (used.image.clone(), used.claims == 0) else { return };
         let stops = image.is_written() && used.writers == 0;
+        if stops && used.owner == TakeoverOwner::This {
+            self.store_bitmaps(used, &image);
+        }
         if stops {
             image.set_writing(false);
         }

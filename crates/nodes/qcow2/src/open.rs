@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use ::bitmaps::BitmapRefusal;
 use block::{EngineFactory, FailKind, LaneError, Node, display_name};
 use tasks::ControlExecutor;
 
-use crate::bitmaps::mark_in_use;
+use crate::bitmaps::{MarkedBitmaps, mark_in_use};
 use crate::handover::InvalidImageState;
 use crate::header::{Header, HeaderError};
 use crate::repair::{RepairSummary, repair};
@@ -64,6 +65,14 @@ pub enum OpenError {
         /// What the image is known as: its file.
         image: String,
     },
+    /// There is no memory for its bitmaps.
+    #[error("{image}")]
+    Bitmaps {
+        /// What the image is known as: its file.
+        image: String,
+        /// Why.
+        source: BitmapRefusal,
+    },
     /// The process whose place is taken says of it what cannot be.
     #[error("{image}")]
     Foreign {
@@ -109,6 +118,15 @@ pub fn make_writable(
     file: &Arc<dyn Node>,
     engines: &dyn EngineFactory,
 ) -> Result<Header, OpenError> {
+    make_writable_with(file, engines, MarkedBitmaps::MissingChanges)
+}
+
+/// The same, with these bitmaps marked.
+pub(crate) fn make_writable_with(
+    file: &Arc<dyn Node>,
+    engines: &dyn EngineFactory,
+    bitmaps: MarkedBitmaps,
+) -> Result<Header, OpenError> {
     let mut header = read_header(file, engines)?;
     let image = || display_name(&**file);
     if header.features.corrupt {
@@ -128,6 +146,6 @@ pub fn make_writable(
         header = read_header(file, engines)?;
     }
     let tables = TableReader::new(&header, &storage, file.size().0.0);
-    control.run(mark_in_use(&tables)).map_err(damaged)?;
+    control.run(mark_in_use(&tables, bitmaps)).map_err(damaged)?;
     Ok(header)
 }

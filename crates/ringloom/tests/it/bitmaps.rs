@@ -1,5 +1,7 @@
 //! Dirty bitmaps, beside those of qemu-storage-daemon: the same writes leave the same bits.
 
+mod persistent;
+
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
@@ -24,10 +26,18 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// One that serves a disk over NBD, as export and node `d`.
+    /// One with a disk, node `d`.
     fn start(program: &Program) -> Result<Self> {
         let bench = Bench::new()?;
         image::create_filled(&bench.path("disk"), usize::try_from(DISK)?, 5)?;
+        let file = bench.text("disk");
+        let node =
+            json!({"driver": "file", "node-name": "d", "filename": file, "discard": "unmap"});
+        Self::start_with(program, bench, node)
+    }
+
+    /// One with that node.
+    fn start_with(program: &Program, bench: Bench, node: Value) -> Result<Self> {
         let mut arguments = monitor(&bench);
         if program.name() != "ringloom" {
             arguments.truncate(4);
@@ -38,9 +48,6 @@ impl Daemon {
         let socket = daemon.nbd_socket();
         daemon
             .run("nbd-server-start", json!({"addr": {"type": "unix", "data": {"path": socket}}}))?;
-        let file = daemon.bench.text("disk");
-        let node =
-            json!({"driver": "file", "node-name": "d", "filename": file, "discard": "unmap"});
         daemon.run("blockdev-add", node)?;
         Ok(daemon)
     }

@@ -1,13 +1,14 @@
-//! The dirty bitmaps that an NBD export shows.
+//! Dirty bitmaps in images that nobody uses, and those that an NBD export shows.
 
 use std::sync::Arc;
 
 use bitmaps::{BitmapRefusal, BusyBitmap, NodeBitmaps};
-use block::Access;
+use block::{Access, Claim, Permissions, Rights};
 use exports::{ExportKind, ExportOptions, ExportedBitmap};
+use graph::Activity;
 use nbd_server::EXPORT_BITMAPS_MAX;
 
-use super::DaemonState;
+use super::{ControlError, DaemonState, GraphChangeError};
 
 /// A bitmap cannot be shown by an export. QEMU's sentences where it has some.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +31,21 @@ pub enum ExportedBitmapError {
 }
 
 impl DaemonState {
+    /// Has the bitmaps of an image be in memory as long as the claim is held, if they can be; afterwards they are in the image
+    /// again, unless somebody else uses it.
+    pub fn hold_bitmaps(&self, node: &str) -> Result<Option<Claim>, ControlError> {
+        let info = self.graph.node_info(node)?;
+        let is_held = info.image.is_some_and(|image| image.check_bitmaps().is_ok())
+            && info.access == Access::ReadWrite
+            && info.activity == Activity::Active;
+        if !is_held {
+            return Ok(None);
+        }
+        let rights = Rights { uses: Permissions::WRITES, shares: Permissions::ALL };
+        let claim = self.graph.node(node)?.claim(rights).map_err(GraphChangeError::from)?;
+        Ok(Some(claim))
+    }
+
     /// Takes the bitmaps into use that an export is to show.
     pub(super) fn exported_bitmaps(
         &self,

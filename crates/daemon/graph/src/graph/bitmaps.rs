@@ -5,15 +5,42 @@
 use std::sync::Arc;
 
 use bitmaps::{Granularity, NodeBitmaps};
+use block::{Access, Node};
 use layers::RecorderNode;
 
-use super::{FilterKind, Graph, GraphChange};
+use super::{FilterKind, Graph, GraphChange, ImplicitFilter};
+use crate::drivers::MadeNode;
 use crate::model::{ChildRole, Edge, ModelError, NodeUser};
 
 /// The smallest granularity that is taken for an image because of its clusters, as in QEMU.
 const CLUSTER_MIN: u64 = 4096;
 
+/// What records the changes of an image that may have bitmaps in it: from the beginning, since they are found only when it is
+/// claimed.
+fn recorder_of_image(made: &MadeNode, bitmaps: &Arc<NodeBitmaps>) -> Option<ImplicitFilter> {
+    let image = made.image.as_ref()?;
+    if made.node.access() == Access::ReadOnly || image.check_bitmaps().is_err() {
+        return None;
+    }
+    image.record_in(bitmaps);
+    let make = |child| Arc::new(RecorderNode::new(child, Arc::clone(bitmaps))) as Arc<dyn Node>;
+    Some(ImplicitFilter::first(FilterKind::Recorder, &made.node, make))
+}
+
 impl Graph {
+    /// What a new node begins with. One that takes the place of another has its bitmaps, and gets its filters.
+    pub(super) fn recording_of(
+        &self,
+        name: &str,
+        made: &MadeNode,
+        before: Option<&MadeNode>,
+    ) -> (Vec<ImplicitFilter>, Arc<NodeBitmaps>) {
+        let known = self.vertices.get(name).filter(|_| before.is_some());
+        let bitmaps = known.map(|it| Arc::clone(&it.bitmaps));
+        let bitmaps = bitmaps.unwrap_or_else(|| NodeBitmaps::new(made.node.size()));
+        (Vec::from_iter(recorder_of_image(made, &bitmaps)), bitmaps)
+    }
+
     /// The bitmaps of a node, of the size that it has by now.
     pub fn bitmaps(&self, name: &str) -> Result<&Arc<NodeBitmaps>, ModelError> {
         let size = self.node(name)?.size();

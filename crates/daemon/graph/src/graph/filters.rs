@@ -33,6 +33,16 @@ pub(super) struct ImplicitFilter {
 }
 
 impl ImplicitFilter {
+    /// The first one on a node that nobody uses yet.
+    pub(super) fn first(
+        kind: FilterKind,
+        node: &Arc<dyn Node>,
+        make: impl FnOnce(Arc<Child>) -> Arc<dyn Node>,
+    ) -> Self {
+        let below = Child::new(Arc::clone(node));
+        Self { kind, node: make(Arc::clone(&below)), below }
+    }
+
     /// Puts a node below it.
     pub(super) fn place_below(&self, node: &Arc<dyn Node>) -> ChangedPlace {
         ChangedPlace::Node { child: Arc::clone(&self.below), node: Arc::clone(node) }

@@ -7,9 +7,10 @@
 use std::sync::Arc;
 
 use bitmaps::{
-    BitmapRefusal, BitmapUndo, BusyBitmap, Granularity, NewBitmap, NodeBitmaps, Persistence,
-    Recording,
+    BitmapRefusal, BitmapUndo, BusyBitmap, Granularity, NAME_BYTES_MAX, NewBitmap, NodeBitmaps,
+    Persistence, Recording,
 };
+use block::{Access, Claim};
 use control::{AtOnce, StatePolicy};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -56,6 +57,8 @@ pub(super) struct BitmapAction {
     node: String,
     of: Arc<NodeBitmaps>,
     what: Deed,
+    /// The bitmaps of images are in memory until then.
+    _held: Vec<Claim>,
 }
 
 /// What is done with it.
@@ -132,7 +135,7 @@ pub(super) fn sha256(
     context: &mut CommandContext<'_>,
     mut fields: OptionFields,
 ) -> Result<Value, QmpError> {
-    let (_, of) = bitmaps_of(context, &mut fields)?;
+    let NodeInUse { of, .. } = bitmaps_of(context, &mut fields)?;
     let bits = of.bits(&fields.required_text("name")?)?;
     let mut hash = Sha256::new();
     let mut words = [0; HASHED_WORDS];
@@ -151,11 +154,27 @@ pub(super) fn sha256(
 fn bitmaps_of(
     context: &CommandContext<'_>,
     fields: &mut OptionFields,
-) -> Result<(String, Arc<NodeBitmaps>), QmpError> {
+) -> Result<NodeInUse, QmpError> {
     let node = fields.required_text("node")?;
     let of = context.state.graph().bitmaps(&node).map(Arc::clone);
     let of = of.map_err(|_missing| no_node(&node))?;
-    Ok((node, of))
+    let held = Vec::from_iter(context.state.hold_bitmaps(&node)?);
+    Ok(NodeInUse { node, of, held })
+}
+
+/// A node whose bitmaps are in memory.
+struct NodeInUse {
+    node: String,
+    of: Arc<NodeBitmaps>,
+    held: Vec<Claim>,
+}
+
+impl NodeInUse {
+    /// What is done with one of them.
+    fn action(self, what: Deed) -> BitmapAction {
+        let Self { node, of, held } = self;
+        BitmapAction { node, of, what, _held: held }
+    }
 }
 
 /// QEMU's sentence of these commands.
@@ -192,26 +211,27 @@ impl BitmapAction {
         };
         let new = NewBitmap { name, granularity, recording, persistence };
         if persistence == Persistence::Kept {
-            check_storable(context, &node)?;
+            check_storable(context, &node, &new.name)?;
         }
         context.state.put_recorder(&node)?;
-        Ok(Self { node, of, what: Deed::Add(new) })
+        let held = Vec::from_iter(context.state.hold_bitmaps(&node)?);
+        Ok(NodeInUse { node, of, held }.action(Deed::Add(new)))
     }
 
     pub(super) fn remove(
         context: &CommandContext<'_>,
         fields: &mut OptionFields,
     ) -> Result<Self, QmpError> {
-        let (node, of) = bitmaps_of(context, fields)?;
-        Ok(Self { node, of, what: Deed::Remove(fields.required_text("name")?) })
+        let found = bitmaps_of(context, fields)?;
+        Ok(found.action(Deed::Remove(fields.required_text("name")?)))
     }
 
     pub(super) fn clear(
         context: &CommandContext<'_>,
         fields: &mut OptionFields,
     ) -> Result<Self, QmpError> {
-        let (node, of) = bitmaps_of(context, fields)?;
-        Ok(Self { node, of, what: Deed::Clear(fields.required_text("name")?) })
+        let found = bitmaps_of(context, fields)?;
+        Ok(found.action(Deed::Clear(fields.required_text("name")?)))
     }
 
     pub(super) fn record(
@@ -219,28 +239,33 @@ impl BitmapAction {
         fields: &mut OptionFields,
         to: Recording,
     ) -> Result<Self, QmpError> {
-        let (node, of) = bitmaps_of(context, fields)?;
-        Ok(Self { node, of, what: Deed::Record(fields.required_text("name")?, to) })
+        let found = bitmaps_of(context, fields)?;
+        Ok(found.action(Deed::Record(fields.required_text("name")?, to)))
     }
 
     pub(super) fn merge(
         context: &CommandContext<'_>,
         fields: &mut OptionFields,
     ) -> Result<Self, QmpError> {
-        let (node, of) = bitmaps_of(context, fields)?;
+        let mut found = bitmaps_of(context, fields)?;
         let target = fields.required_text("target")?;
         let missing = || QmpError::generic("parameter 'bitmaps' is missing");
         let all = fields.names_or_objects("bitmaps")?.ok_or_else(missing)?;
+        let mut held = Vec::new();
         let source = |it| match it {
-            TextOrObject::Text(name) => Ok(MergeSource { of: Ok(Arc::clone(&of)), name }),
+            TextOrObject::Text(name) => Ok(MergeSource { of: Ok(Arc::clone(&found.of)), name }),
             TextOrObject::Object(mut fields) => {
                 let (node, name) = (fields.required_text("node")?, fields.required_text("name")?);
                 let of = context.state.graph().bitmaps(&node).map(Arc::clone);
+                if of.is_ok() {
+                    held.extend(context.state.hold_bitmaps(&node)?);
+                }
                 Ok(MergeSource { of: of.map_err(|_missing| node), name })
             }
         };
         let sources = all.into_iter().map(source).collect::<Result<_, QmpError>>()?;
-        Ok(Self { node, of, what: Deed::Merge(target, sources) })
+        found.held.extend(held);
+        Ok(found.action(Deed::Merge(target, sources)))
     }
 
     /// Does it by itself. What is in flight meanwhile is recorded, in what is there afterwards.
@@ -272,13 +297,19 @@ impl BitmapAction {
 }
 
 /// Whether the node is an image that can have bitmaps in it. QEMU's sentence.
-fn check_storable(context: &CommandContext<'_>, node: &str) -> Result<(), QmpError> {
+fn check_storable(context: &CommandContext<'_>, node: &str, name: &str) -> Result<(), QmpError> {
     let info = context.state.graph().node_info(node)?;
-    Err(match info.image {
-        Some(_) => QmpError::generic("persistent dirty bitmaps: is not supported yet"),
-        None => QmpError::generic(format!(
-            "Can't store persistent bitmaps to {node}: Operation not supported"
-        )),
+    let cannot =
+        |why: &str| QmpError::generic(format!("Can't store persistent bitmaps to {node}: {why}"));
+    let image = info.image.ok_or_else(|| cannot("Operation not supported"))?;
+    if info.access == Access::ReadOnly {
+        return Err(cannot("the node is read-only"));
+    }
+    let too_long = || format!("Name length exceeds maximum ({NAME_BYTES_MAX} characters)");
+    let fits = if name.len() > NAME_BYTES_MAX { Err(too_long()) } else { Ok(()) };
+    let checked = image.check_bitmaps().map_err(str::to_owned).and(fits);
+    checked.map_err(|why| {
+        QmpError::generic(format!("Can't make bitmap '{name}' persistent in '{node}': {why}"))
     })
 }
 

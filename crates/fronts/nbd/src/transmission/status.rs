@@ -5,6 +5,8 @@
 //! Invariants: extents follow each other from the first byte that was asked about and end with the last one at most;
 //! neighbours differ. Limits: as many extents as there were records.
 
+use std::ops::Range;
+
 use bitmaps::BusyBitmap;
 use block::StatusRecord;
 
@@ -30,8 +32,24 @@ pub(crate) fn room(records: usize, contexts: usize) -> (usize, usize) {
 const EXTENDED_CHUNK_BYTES: usize = 32 + 8;
 const EXTENDED_EXTENT_BYTES: usize = 16;
 
+impl ReplyTo {
+    /// Writes the reply to a block status request into its memory, behind a head and the records of the disk; where it is.
+    pub(crate) fn of_status(
+        self,
+        question: &StatusQuestion,
+        bitmaps: &[BusyBitmap],
+        memory: &mut [u8],
+        head: usize,
+    ) -> Range<usize> {
+        let start = head + room(question.records(), 0).0;
+        let (records, reply) = memory.split_at_mut(start);
+        let count = write_reply(self, question, &records[head..], bitmaps, reply);
+        start..start + count
+    }
+}
+
 /// Writes the reply to a block status request, a chunk for each context; returns its length.
-pub(crate) fn write_reply(
+fn write_reply(
     to: ReplyTo,
     question: &StatusQuestion,
     records: &[u8],

@@ -103,8 +103,20 @@ fn backing_steps(
     let (names, others): (Vec<_>, Vec<_>) = old.into_iter().partition(is_feature_names);
     let others = others.into_iter().filter(|extension| extension.0 != BACKING_FORMAT);
     let short: Vec<Extension> = format.map(backing_format).into_iter().chain(others).collect();
-    let full = with_extensions(fields, &[short.clone(), names].concat());
-    let short = with_extensions(fields, &short);
+    header_steps(cluster, old_end, fields, (&short, &names), name)
+}
+
+/// The first cluster of an image as it becomes, with these fields, extensions (of which the names of features come last) and
+/// name of the backing file.
+pub(super) fn header_steps(
+    cluster: &[u8],
+    old_end: usize,
+    fields: &[u8],
+    (short, names): (&[Extension], &[Extension]),
+    name: &str,
+) -> Result<Vec<Vec<u8>>, BackingNameError> {
+    let full = with_extensions(fields, &[short, names].concat());
+    let short = with_extensions(fields, short);
     let place = place_name(cluster, old_end, full.len(), name.len())?;
     let step = |before: &[u8], extensions: &[u8]| {
         let mut after = before.to_vec();
@@ -127,7 +139,7 @@ fn backing_steps(
 }
 
 /// The extensions of a header that was checked, and where they end.
-fn extensions(cluster: &[u8], start: usize) -> (Vec<Extension>, usize) {
+pub(super) fn extensions(cluster: &[u8], start: usize) -> (Vec<Extension>, usize) {
     let name = old_name(cluster);
     let end = if name.start == 0 { cluster.len() } else { name.start };
     let (mut found, mut at) = (Vec::new(), start);
@@ -170,7 +182,11 @@ fn place_name(
 }
 
 /// Writes a step of a change of the first cluster, durably: its first sector last.
-async fn write_step(storage: &AsyncChild, before: &[u8], after: &[u8]) -> Result<(), FailKind> {
+pub(super) async fn write_step(
+    storage: &AsyncChild,
+    before: &[u8],
+    after: &[u8],
+) -> Result<(), FailKind> {
     let differs = |at: &usize| before[*at] != after[*at];
     let behind = || SECTOR..after.len();
     if let (Some(first), Some(last)) = (behind().find(differs), behind().rfind(differs)) {

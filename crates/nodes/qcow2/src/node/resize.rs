@@ -57,7 +57,7 @@ fn check(node: &Qcow2Node, header: &Header, size: u64) -> Result<Arc<Image>, Res
         (!size.is_multiple_of(512), "The new size must be a multiple of 512"),
         (header.snapshots > 0 && header.version < 3, "Can't resize a v2 image which has snapshots"),
         (
-            header.bitmaps.is_some(),
+            header.bitmaps.is_some() && !shared.used().has_bitmaps,
             "Cannot resize qcow2 with persistent bitmaps that were not loaded into memory",
         ),
         (too_large, "Failed to grow the L1 table: File too large"),

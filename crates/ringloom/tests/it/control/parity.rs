@@ -63,6 +63,7 @@ impl Side {
         image::create_with(&bench.path("garbage"), &[0x55; 65536])?;
         qemu_img(&bench, "create -q -f qcow2 qcow2 4M")?;
         qemu_img(&bench, "create -q -f qcow2 -o cluster_size=512 bitmaps 4M")?;
+        qemu_img(&bench, "create -q -f qcow2 -o compat=0.10 bitmaps2 4M")?;
         qemu_img(&bench, "create -q -f qcow2 -b other -F raw over")?;
         qemu_img(&bench, "create -q -f qcow2 -b other -F raw over2")?;
         qemu_img(&bench, "create -q -f qcow2 -b base -F raw upper")?;

@@ -19,6 +19,7 @@ const PLACES: &[(&str, &str)] = &[
         "how long a file becomes with an image in it is up to who wrote it",
     ),
     ("[made].image.virtual-size", "the same"),
+    ("[bqf].image.virtual-size", "the same"),
     ("[c0].backing_file_depth", "the peer counts a filter as a backing file"),
     ("[th0].backing_file_depth", "the same"),
     ("[base].ro", "the peer opens a base anew to read it only; here claims say who writes"),
