@@ -25,6 +25,7 @@ mod resize_files;
 mod rig;
 mod rights;
 mod snapshots;
+mod stored_bitmaps;
 
 #[global_allocator]
 static COUNTING: testkit::counting::Counting = testkit::counting::Counting;
