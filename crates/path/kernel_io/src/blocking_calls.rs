@@ -69,7 +69,8 @@ pub(crate) unsafe fn perform(
         IoKind::Write(durability) => unsafe { write(raw, place, durability, (iovecs, segments)) },
         IoKind::Sync => return completion(rustix::fs::fdatasync(fd)).into(),
         IoKind::Space(space) => return change(space, raw, place).into(),
-        IoKind::Extent(count) => return FileExtent::find(fd, offset, count).to_result(),
+        // As far as it goes: what is asked next is known then.
+        IoKind::Extent(_) => return FileExtent::find(fd, offset, u64::MAX).to_result(),
     };
     if result < 0 { (-last_errno()).into() } else { i64::try_from(result).unwrap_or(i64::MAX) }
 }

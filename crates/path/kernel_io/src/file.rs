@@ -25,6 +25,7 @@ pub use self::options::{Aio, Caching, FileKind, OpenOptions};
 use crate::allocation::MissingMethods;
 use crate::bounce::BOUNCE_ALIGNMENT;
 use crate::image_lock::Locking;
+use crate::known_data::KnownData;
 use crate::linux_aio::LinuxAio;
 use crate::uring::Uring;
 use crate::{BOUNCE_BYTES, KernelError, Notifier, queue_limits};
@@ -90,6 +91,7 @@ pub struct OpenFile {
     physical_block: u32,
     discard_granularity: u32,
     missing_methods: MissingMethods,
+    known_data: KnownData,
     identity: FileIdentity,
     locking: Locking,
     /// Held while what this description has locked is changed.
@@ -162,6 +164,7 @@ impl OpenFile {
             physical_block,
             discard_granularity,
             missing_methods: MissingMethods::default(),
+            known_data: KnownData::default(),
             identity: FileIdentity::of(&stat),
             locking: options.lock.locking,
             locks: Mutex::default(),
@@ -204,6 +207,7 @@ impl OpenFile {
             physical_block: 512,
             discard_granularity: 1,
             missing_methods: MissingMethods::default(),
+            known_data: KnownData::default(),
         }
     }
 
@@ -301,6 +305,10 @@ impl OpenFile {
     /// How it cannot discard or zero, as far as that was tried.
     pub(crate) fn missing_methods(&self) -> &MissingMethods {
         &self.missing_methods
+    }
+
+    pub(crate) fn known_data(&self) -> &KnownData {
+        &self.known_data
     }
 
     /// Which image it is, whatever its path.

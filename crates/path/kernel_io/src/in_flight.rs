@@ -11,6 +11,7 @@
 use block::{ByteOffset, Durability, FileId, Interest, Segment, Tag};
 
 use crate::allocation::DiscardOrZeroAttempt;
+use crate::known_data::ExtentQuery;
 use crate::{BounceBuffer, StreamTransfer};
 
 /// For so many segments a slot keeps room when its operation is over.
@@ -34,8 +35,8 @@ pub(crate) enum IoKind {
     Sync,
     /// A range that is discarded or zeroed.
     Space(DiscardOrZeroAttempt),
-    /// What the file has at the beginning of a range of so many bytes.
-    Extent(u64),
+    /// What the file has at the beginning of a range.
+    Extent(ExtentQuery),
 }
 
 /// Whether all bytes of a transfer have arrived.

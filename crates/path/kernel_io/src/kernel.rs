@@ -248,11 +248,17 @@ impl EngineKernel for Kernel {
     }
 
     fn find_extent(&mut self, file: FileId, offset: ByteOffset, count: ByteCount, tag: Tag) {
-        if self.iothread_file(file).file.kind() == FileKind::BlockDevice {
-            let found = FileExtent { count, is_hole: false };
-            return self.events.push_back(Event::Extent { tag, found });
+        let open = &self.iothread_file(file).file;
+        let known = match open.kind() {
+            FileKind::BlockDevice => Ok(FileExtent { count, is_hole: false }),
+            FileKind::Regular => open.known_data().look(offset, count),
+        };
+        match known {
+            Ok(found) => self.events.push_back(Event::Extent { tag, found }),
+            Err(query) => {
+                self.start(IoKind::Extent(query), file, offset, std::iter::empty(), None, tag);
+            }
         }
-        self.start(IoKind::Extent(count.0), file, offset, std::iter::empty(), None, tag);
     }
 
     fn forget_files(&mut self) {
@@ -529,8 +535,11 @@ impl Kernel {
         let Some(SlotContent::Operation(parked)) = self.in_flight.get(index) else {
             panic!("slot {} holds no operation", index.0)
         };
-        if let IoKind::Extent(_) = parked.work {
+        if let IoKind::Extent(query) = parked.work {
             let (tag, found) = (parked.tag, FileExtent::of_result(result));
+            let iothread_file = self.files[parked.file.0 as usize].as_ref();
+            let file = &iothread_file.expect("it was opened when it was asked").file;
+            let found = file.known_data().found(parked.offset, query, found, file.bytes());
             self.in_flight.take(index);
             self.events.push_back(Event::Extent { tag, found });
             return RetryDecision::Done;
@@ -545,6 +554,7 @@ impl Kernel {
                 let iothread_file = self.files[parked.file.0 as usize].as_ref();
                 let file =
                     &iothread_file.expect("it was opened when the operation was submitted").file;
+                file.known_data().forget();
                 match follow(parked, space, result, file) {
                     Some(result) => result,
                     None => return RetryDecision::Retry,

@@ -27,6 +27,7 @@ mod image_lock;
 mod in_flight;
 mod inline;
 mod kernel;
+mod known_data;
 mod linux_aio;
 mod notifier;
 mod queue_limits;
