@@ -6,12 +6,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use testkit::deadline::poll_until;
 use testkit::image;
 use testkit::process::{Bench, Program};
 use testkit::rng::Rng;
 
 use super::client::{Client, Command};
-use super::{disk, server, socket, start};
+use super::{disk, server, socket, start, tool, uri};
 use crate::support::{ringloom, stop, with};
 
 const BLOCK: u32 = 4096;
@@ -108,6 +109,51 @@ fn nothing_is_lost(program: &Program) -> Result<()> {
     check(&socket(&bench), &mut blocks)?;
     ensure!(answered > 100, "only {answered} writes were answered");
     stop(server, &[&socket(&bench)]).map(drop)
+}
+
+/// nbdkit's retry filter, as the client of a server that is killed twice while a disk is copied into it.
+fn retries_find_it_again(program: &Program) -> Result<()> {
+    let bench = Bench::new()?;
+    let bytes = image::create_filled(&bench.path("source"), 48 << 20, 5)?;
+    image::create_sparse(&bench.path("a.img"), bytes.len() as u64)?;
+    let mut line = server(&bench, &[]);
+    line.extend(disk(&bench, "a", ""));
+    let mut ours = start(program, &bench, &line)?;
+    let kit = bench.text("kit.sock");
+    let options = ["-f", "--exit-with-parent", "-U", &kit];
+    let uri = format!("uri={}", uri(&bench, "a"));
+    // About a second for the copy, without the retries.
+    let words = ["--filter=retry", "--filter=rate", "nbd", &uri, "rate=400M"];
+    let retries = ["retries=20", "retry-delay=1", "retry-exponential=no"];
+    let words: Vec<String> = words.iter().chain(&retries).map(|word| (*word).to_owned()).collect();
+    let mut between =
+        Program::named("nbdkit", "nbdkit", &options).start(&words, &[bench.path("kit.sock")])?;
+    let target = format!("nbd+unix:///?socket={kit}");
+    let source = bench.text("source");
+    let copy = std::thread::spawn(move || tool("nbdcopy", &["--flush", &source, &target]));
+    for kill in 0..2 {
+        let has_some = |part: usize| -> Result<bool> {
+            let found = std::fs::read(bench.path("a.img"))?;
+            Ok(found[part] == bytes[part] && bytes[part] != 0)
+        };
+        let part = (kill + 1) * bytes.len() / 4;
+        poll_until("a part of the copy", Duration::from_secs(30), || {
+            Ok((has_some(part)? || copy.is_finished()).then_some(()))
+        })?;
+        ensure!(!copy.is_finished(), "the copy was over before kill {kill}");
+        ours.kill()?;
+        std::fs::remove_file(socket(&bench))?;
+        ours = start(program, &bench, &line)?;
+    }
+    copy.join().expect("it does not panic")?;
+    ensure!(std::fs::read(bench.path("a.img"))? == bytes, "another copy");
+    between.kill()?;
+    stop(ours, &[&socket(&bench)]).map(drop)
+}
+
+#[test]
+fn a_client_that_retries_finds_a_server_again_that_was_killed() {
+    with(&ringloom(), retries_find_it_again);
 }
 
 #[test]
