@@ -15,7 +15,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
-use block::{Alignments, DurableWriteMethod, FlushPolicy, Medium, SyncAction, TakeoverOwner};
+use block::{
+    Alignments, ByteCount, ByteOffset, DurableWriteMethod, FlushPolicy, Medium, SyncAction,
+    TakeoverOwner,
+};
 use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
@@ -25,10 +28,10 @@ pub use self::options::{Aio, Caching, FileKind, OpenOptions};
 use crate::allocation::MissingMethods;
 use crate::bounce::BOUNCE_ALIGNMENT;
 use crate::image_lock::Locking;
-use crate::known_data::KnownData;
+use crate::known_data::{ExtentQuery, KnownData};
 use crate::linux_aio::LinuxAio;
 use crate::uring::Uring;
-use crate::{BOUNCE_BYTES, KernelError, Notifier, queue_limits};
+use crate::{BOUNCE_BYTES, FileExtent, KernelError, Notifier, queue_limits};
 
 /// What direct I/O is assumed to need where the kernel does not say.
 const ALIGNMENT_FALLBACK: u32 = 4096;
@@ -309,6 +312,28 @@ impl OpenFile {
 
     pub(crate) fn known_data(&self) -> &KnownData {
         &self.known_data
+    }
+
+    /// What it has there, if that is known, or what has to be asked. Devices do not tell.
+    pub(crate) fn known_extent(
+        &self,
+        offset: ByteOffset,
+        count: ByteCount,
+    ) -> Result<FileExtent, ExtentQuery> {
+        match self.kind {
+            FileKind::BlockDevice => Ok(FileExtent { count, is_hole: false }),
+            FileKind::Regular => self.known_data.look(offset, count),
+        }
+    }
+
+    /// What a query has found, for whoever asked.
+    pub(crate) fn found_extent(
+        &self,
+        offset: ByteOffset,
+        query: ExtentQuery,
+        found: FileExtent,
+    ) -> FileExtent {
+        self.known_data.found(offset, query, found, self.bytes())
     }
 
     /// Which image it is, whatever its path.

@@ -43,8 +43,8 @@ use crate::reactor::{Completion, Reactor, ReactorKind};
 use crate::uring::{UringFd, UringTransfer};
 use crate::workers::Workers;
 use crate::{
-    BOUNCE_BYTES, BounceBuffer, DiscardOrZeroGoal, EngineKernel, FairShareLimit, FileKind,
-    FileTable, Interest, IoFailure, PartyQueues, StreamTransfer, Tag, WaitMode,
+    BOUNCE_BYTES, BounceBuffer, DiscardOrZeroGoal, EngineKernel, FairShareLimit, FileTable,
+    Interest, IoFailure, PartyQueues, StreamTransfer, Tag, WaitMode,
 };
 
 /// Transfers through the page cache that io_uring has at once: for one file 32, if it is alone. For reads the kernel reads ahead
@@ -248,12 +248,7 @@ impl EngineKernel for Kernel {
     }
 
     fn find_extent(&mut self, file: FileId, offset: ByteOffset, count: ByteCount, tag: Tag) {
-        let open = &self.iothread_file(file).file;
-        let known = match open.kind() {
-            FileKind::BlockDevice => Ok(FileExtent { count, is_hole: false }),
-            FileKind::Regular => open.known_data().look(offset, count),
-        };
-        match known {
+        match self.iothread_file(file).file.known_extent(offset, count) {
             Ok(found) => self.events.push_back(Event::Extent { tag, found }),
             Err(query) => {
                 self.start(IoKind::Extent(query), file, offset, std::iter::empty(), None, tag);
@@ -537,9 +532,8 @@ impl Kernel {
         };
         if let IoKind::Extent(query) = parked.work {
             let (tag, found) = (parked.tag, FileExtent::of_result(result));
-            let iothread_file = self.files[parked.file.0 as usize].as_ref();
-            let file = &iothread_file.expect("it was opened when it was asked").file;
-            let found = file.known_data().found(parked.offset, query, found, file.bytes());
+            let file = self.files[parked.file.0 as usize].as_ref().expect("it was opened before");
+            let found = file.file.found_extent(parked.offset, query, found);
             self.in_flight.take(index);
             self.events.push_back(Event::Extent { tag, found });
             return RetryDecision::Done;
