@@ -1,5 +1,5 @@
 //! The commands of the project: `cargo xtask check`, `test`, `bench`, `conform`, `crash`, `fuzz`,
-//! `hostile`, `migrate`, `tidy` and `install`.
+//! `hostile`, `jobs`, `migrate`, `tidy` and `install`.
 //!
 //! Limits: `check`, `tidy` and `install` take no arguments; what CI runs is what a developer runs.
 //! Not here: the steps of each command, which stand in the module of its name.
@@ -18,7 +18,7 @@ mod crash;
 mod fuzz;
 mod hostile;
 mod install;
-mod migrate;
+mod rounds;
 mod steps;
 mod test;
 mod tidy;
@@ -40,6 +40,7 @@ commands:
            [--changed [COMMIT]]  only what a change since COMMIT (where the branch left main) can break
   fuzz     [--seconds N] [TARGET…]  run fuzz targets, N seconds each (20)
   hostile  attack ringloom in all ways at once beside clients that are checked; --help shows its options
+  jobs     [--rounds N]  random jobs on chains of images, N times (100)
   migrate  [--rounds N]  take guests from daemon to daemon, N times (20)
   tidy     the rules of the project that no other tool checks
   install  only install what the tests need
@@ -60,6 +61,8 @@ enum Command {
     /// With the arguments of the campaign.
     Hostile(Vec<String>),
     /// So many rounds.
+    Jobs(u32),
+    /// The same.
     Migrate(u32),
     Tidy,
     Install,
@@ -80,7 +83,8 @@ fn parse(arguments: &[String]) -> Result<Command, String> {
         "test" => return test::Scope::parse(rest).map(Command::Test),
         "fuzz" => return fuzz::Plan::parse(rest).map(Command::Fuzz),
         "hostile" => return Ok(Command::Hostile(rest.to_vec())),
-        "migrate" => return migrate::parse(rest).map(Command::Migrate),
+        "jobs" => return rounds::JOBS.parse(rest).map(Command::Jobs),
+        "migrate" => return rounds::MIGRATE.parse(rest).map(Command::Migrate),
         "tidy" => Command::Tidy,
         "install" => Command::Install,
         "help" | "--help" | "-h" => Command::Help,
@@ -102,7 +106,8 @@ fn run(command: Command) -> Result<()> {
         Command::Test(scope) => test::run(&workspace, &scope),
         Command::Fuzz(plan) => fuzz::run(&workspace, &plan),
         Command::Hostile(arguments) => hostile::run(&workspace, &arguments),
-        Command::Migrate(rounds) => migrate::run(&workspace, rounds),
+        Command::Jobs(rounds) => rounds::JOBS.run(&workspace, rounds),
+        Command::Migrate(rounds) => rounds::MIGRATE.run(&workspace, rounds),
         Command::Tidy => tidy::run(&workspace),
         Command::Install => install::run(&workspace).map(drop),
         Command::Help => {

@@ -23,6 +23,19 @@ pub struct Configuration {
     /// The NBD server (`--nbd-server`), if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nbd_server: Option<Value>,
+    /// The block jobs that run: what a daemon that is killed leaves half done.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub jobs: Vec<KeptJob>,
+}
+
+/// A block job that runs, as it is told of when the daemon was killed meanwhile.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeptJob {
+    /// Its id.
+    pub id: String,
+    /// What it does, as `mirrors node 'a' to node 'b'`.
+    pub what: String,
 }
 
 impl DaemonState {
@@ -49,7 +62,7 @@ impl DaemonState {
         };
         let exports = self.export_options.values().map(export).collect();
         let nbd_server = self.nbd_server().map(|options| options.written().into());
-        Configuration { objects, nodes, exports, nbd_server }
+        Configuration { objects, nodes, exports, nbd_server, jobs: self.kept_jobs() }
     }
 }
 

@@ -12,7 +12,7 @@ mod state;
 mod state_file;
 mod usage;
 
-pub use configuration::Configuration;
+pub use configuration::{Configuration, KeptJob};
 pub use pool_report::{PoolExportReport, PoolReport};
 pub use running_export::RunningExport;
 pub use state::{

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use serde_json::Value;
 
-use crate::units::{Limit, SizeChange, parse_limit, parse_object, parse_queue, parse_size};
+use crate::units::{
+    Limit, SizeChange, parse_bytes, parse_limit, parse_object, parse_queue, parse_size,
+};
 
 /// Which daemon, what to do, and how to print it.
 #[derive(Debug, Args)]
@@ -92,6 +94,11 @@ pub(crate) enum Word {
     /// Put a filter between a node and all who use it, or take it away
     #[command(subcommand)]
     Filter(FilterWord),
+    /// Have a job rest, go on, end or be waited for
+    #[command(subcommand)]
+    Job(JobWord),
+    /// Move a disk to another file while it is used
+    MoveDisk(MoveDiskArgs),
     /// Move a queue, or all of an export, to another iothread
     Move {
         /// With :QUEUE that queue alone, until its client leaves
@@ -136,6 +143,8 @@ pub(crate) enum Kind {
     Queues,
     /// Limits that disks share
     ThrottleGroups,
+    /// What goes on: copies, merges
+    Jobs,
 }
 
 /// What is done with iothreads.
@@ -237,6 +246,83 @@ pub(crate) enum FilterWord {
         #[arg(long)]
         volatile: bool,
     },
+}
+
+/// What is done with jobs.
+#[derive(Debug, Subcommand)]
+pub(crate) enum JobWord {
+    /// Show its progress until it is over, or can be completed
+    Wait {
+        /// The job
+        job: String,
+    },
+    /// Have it rest
+    Pause {
+        /// The job
+        job: String,
+    },
+    /// Have it go on
+    Resume {
+        /// The job
+        job: String,
+    },
+    /// Have it copy at most so much in a second
+    Speed {
+        /// The job
+        job: String,
+        /// As 100M; 0 is no limit
+        #[arg(value_name = "BYTES", value_parser = parse_bytes)]
+        speed: u64,
+    },
+    /// End it with its result: a mirror's guests go on on the target
+    Complete {
+        /// The job
+        job: String,
+    },
+    /// End it without its result
+    Cancel {
+        /// The job
+        job: String,
+        /// The target of a mirror keeps what the disk has at this moment
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Have its result count (auto-finalize=false)
+    Finalize {
+        /// The job
+        job: String,
+    },
+    /// Forget a job that is over (auto-dismiss=false)
+    Dismiss {
+        /// The job
+        job: String,
+    },
+}
+
+/// Which disk moves, and where to.
+#[derive(Debug, Args)]
+pub(crate) struct MoveDiskArgs {
+    /// The export or node
+    #[arg(value_name = "EXPORT|NODE")]
+    pub(crate) target: String,
+    /// The file that the daemon makes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) to: String,
+    /// What the file is to be
+    #[arg(long, value_enum)]
+    pub(crate) format: Format,
+    /// The most that is copied in a second, as 100M
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) speed: Option<u64>,
+    /// The name of the new node
+    #[arg(long = "node", value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// A restart need not know it (daemons without --state)
+    #[arg(long)]
+    pub(crate) volatile: bool,
+    /// The old node stays open
+    #[arg(long)]
+    pub(crate) keep: bool,
 }
 
 /// What is done with nodes.

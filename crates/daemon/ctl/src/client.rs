@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -70,6 +71,18 @@ impl QmpClient {
     /// How long a message may take, or as long as it takes.
     pub(crate) fn wait_at_most(&mut self, limit: Option<Duration>) -> Result<()> {
         self.reader.get_mut().set_read_timeout(limit).context("set a time limit")
+    }
+
+    /// Waits until something has happened, or for that long.
+    pub(crate) fn wait_event(&mut self, limit: Duration) -> Result<()> {
+        let limit = Timespec::try_from(limit).context("a time limit")?;
+        let stream = self.reader.get_ref();
+        let readable = &mut [PollFd::new(stream, PollFlags::IN)];
+        let is_there = !self.reader.buffer().is_empty() || poll(readable, Some(&limit))? > 0;
+        if is_there {
+            self.message("the next event")?;
+        }
+        Ok(())
     }
 
     /// The next message, which a daemon may print over several lines.

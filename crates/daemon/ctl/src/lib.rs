@@ -1,7 +1,8 @@
 //! `ringloom ctl`: what an administrator asks a running daemon for, over its monitor.
 //!
 //! Invariants: it knows a daemon by QMP only, so that it drives other versions, and qemu-storage-daemon as far as that has
-//! the commands. What changes something is one command of the daemon: whoever interrupts it leaves nothing half done.
+//! the commands. What changes something is one command of the daemon, but for a disk that moves (`jobs`): whoever interrupts
+//! it leaves nothing half done.
 //! Threads: one. Limits: those of `client`.
 //! Not here: the daemon's side, which is `monitor`.
 
@@ -11,6 +12,7 @@ mod arguments;
 mod changes;
 mod client;
 mod inventory;
+mod jobs;
 mod run;
 mod show;
 mod table;

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::arguments::{CtlArgs, Kind, Word};
 use crate::changes;
 use crate::client::{QmpClient, write};
+use crate::jobs;
 use crate::show::{list, show};
 use crate::table::Answer;
 
@@ -54,6 +55,8 @@ fn carry_out(client: &mut QmpClient, word: &Word) -> Result<Answer> {
         Word::Nbd(word) => changes::nbd(client, word),
         Word::Disk(word) => changes::disk(client, word),
         Word::Filter(word) => changes::filter(client, word),
+        Word::Job(word) => jobs::job(client, word),
+        Word::MoveDisk(arguments) => jobs::move_disk(client, arguments),
         Word::Move { target: (export, queue), iothread } => {
             changes::move_to(client, export, *queue, iothread)
         }

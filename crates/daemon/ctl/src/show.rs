@@ -26,6 +26,7 @@ pub(crate) fn list(client: &mut QmpClient, what: Kind) -> Result<Answer> {
     match what {
         Kind::Iothreads => iothreads(client),
         Kind::ThrottleGroups => throttle_groups(client),
+        Kind::Jobs => crate::jobs::list(client),
         Kind::Exports => Ok(exports(&Inventory::read(client)?)),
         Kind::Nodes => Ok(nodes(&Inventory::read(client)?)),
         Kind::Queues => {

@@ -20,7 +20,7 @@ pub(crate) fn parse_size(text: &str) -> Result<SizeChange, String> {
 }
 
 /// Bytes with a unit, as QEMU takes them: `20G` is 20 × 1024³.
-fn parse_bytes(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let plain = text.strip_suffix("iB").unwrap_or(text);
     let unit = plain.chars().last().map(|it| it.to_ascii_uppercase());
     let (digits, bits) = match UNITS.iter().find(|(letter, _)| Some(*letter) == unit) {

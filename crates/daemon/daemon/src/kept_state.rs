@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use block::Access;
-use control::{Configuration, StateFile, StateFileError};
+use control::{Configuration, KeptJob, StateFile, StateFileError};
 use graph::{Blockdev, ServerAddress};
 use nbd_server::{ListenAddress, NbdServerOptions};
 use options::{OldState, Plan, PlanStep, TakeoverMode, restored};
@@ -73,6 +73,11 @@ impl State {
         kept: &Configuration,
         place: &str,
     ) -> Result<(), ServeError> {
+        for KeptJob { id, what } in &kept.jobs {
+            tracing::warn!(
+                "{place}: block job '{id}' ended with the daemon, and its result does not count; begin it anew: it {what}"
+            );
+        }
         let wanted = plan.configuration();
         for difference in wanted.differences(kept, "the command line", "the state") {
             self.is_changed = true;

@@ -70,7 +70,7 @@ pub fn restored(
     configuration: &Configuration,
     rights: &SocketRights,
 ) -> Result<(Vec<PlanStep>, Option<NbdServerOptions>), CommandLineError> {
-    let Configuration { objects, nodes, exports, nbd_server } = configuration;
+    let Configuration { objects, nodes, exports, nbd_server, jobs: _ } = configuration;
     let wrong = |option: &'static str, json: &Value, fault: ArgumentError| {
         CommandLineError::Argument { option, text: json.to_string(), fault: Box::new(fault) }
     };

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use bitmaps::CopyClaim;
 use block::{
-    ByteCount, ByteOffset, DiskSize, Durability, Extent, Operation, RequestMemory, Unmap, is_zero,
+    BlockStatus, ByteCount, ByteOffset, DiskSize, Durability, Extent, Operation, RequestMemory,
+    Unmap, is_zero,
 };
 use request_path::LogicalUnitIndex;
 
@@ -46,6 +47,15 @@ pub(crate) struct Chunk {
     /// How often the job had paused when it was begun.
     pub(crate) pauses: u64,
     /// What it is a part of, if it is of a backlog.
+    pub(crate) claim: Option<Arc<CopyClaim>>,
+}
+
+/// Bytes of the source of one status.
+#[derive(Debug)]
+pub(crate) struct SourceRun {
+    pub(crate) bytes: Range<u64>,
+    pub(crate) status: BlockStatus,
+    /// What they are a part of, if they are of a backlog.
     pub(crate) claim: Option<Arc<CopyClaim>>,
 }
 

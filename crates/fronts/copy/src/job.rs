@@ -16,6 +16,7 @@ use bitmaps::{ClaimResult, CopyClaim};
 use block::{BlockStatus, ByteOffset, Clock, FailKind, SECTOR_BYTES};
 
 use crate::backlog::{BacklogCopy, BacklogEnd, BacklogLimits, ErrorAction, ErrorPolicy};
+use crate::look_ahead::LookAhead;
 use crate::rate::RateLimit;
 
 /// How many bytes the source is asked about at once: so many that a file system which looks for the end of a long run
@@ -169,6 +170,7 @@ pub struct CopyJob {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) rate: RateLimit,
     backlog: Option<BacklogCopy>,
+    pub(crate) look_ahead: LookAhead,
     is_paused: AtomicBool,
     /// How often it was paused.
     pauses: AtomicU64,
@@ -200,12 +202,31 @@ struct Work {
 
 /// How a worker is called, by any thread.
 #[derive(Debug)]
-pub(crate) struct WorkerKick(pub(crate) OwnedFd);
+pub(crate) struct WorkerKick {
+    pub(crate) event: OwnedFd,
+    /// Whether it was called since it looked last.
+    is_called: AtomicBool,
+}
 
 impl WorkerKick {
+    pub(crate) fn new(event: OwnedFd) -> Self {
+        Self { event, is_called: AtomicBool::new(false) }
+    }
+
     pub(crate) fn ring(&self) {
+        self.mark();
         // A counter that is full has rung.
-        let _full = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+        let _full = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+    }
+
+    /// It is going to be called by its descriptor.
+    pub(crate) fn mark(&self) {
+        self.is_called.store(true, Ordering::Release);
+    }
+
+    /// Whether it was called since this was asked last.
+    pub(crate) fn take(&self) -> bool {
+        self.is_called.swap(false, Ordering::Acquire)
     }
 }
 
@@ -259,6 +280,7 @@ impl CopyJob {
             clock,
             rate: RateLimit::new(settings.bytes_per_second),
             backlog,
+            look_ahead: LookAhead::default(),
             is_paused: AtomicBool::new(false),
             pauses: AtomicU64::new(0),
             is_hurried: AtomicBool::new(false),
@@ -400,11 +422,13 @@ impl CopyJob {
         let Some(BacklogCopy { backlog, end, limits, observer, .. }) = &self.backlog else {
             return Share::Nothing;
         };
-        let most = if backlog.is_of_instant() {
-            let granule = backlog.dirty().granularity().bytes();
-            CLAIMED_BYTES_OF_INSTANT.min(limits.chunk_bytes).max(granule)
-        } else {
-            CLAIMED_BYTES
+        let granule = backlog.dirty().granularity().bytes();
+        let most = |start| match (backlog.is_of_instant(), self.settings.action) {
+            (true, _) => CLAIMED_BYTES_OF_INSTANT.min(limits.chunk_bytes).max(granule),
+            (false, CopyAction::Copy) => self.look_ahead.claimed(start, CLAIMED_BYTES.max(granule)),
+            (false, CopyAction::Compare | CopyAction::Map | CopyAction::Populate) => {
+                CLAIMED_BYTES.max(granule)
+            }
         };
         match (backlog.claim(most, worker), end) {
             (ClaimResult::Claimed(claim), _) => Share::Claimed(claim),

@@ -10,6 +10,7 @@
 mod backlog;
 mod chunk;
 mod job;
+mod look_ahead;
 mod rate;
 mod worker;
 mod zeroes;

@@ -27,7 +27,7 @@ use request_path::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::chunk::{Chunk, Step, first_difference, request_of};
+use crate::chunk::{Chunk, SourceRun, Step, first_difference, request_of};
 use crate::job::{
     CopyAction, CopyEnd, CopyError, CopyJob, CopySide, Share, TargetContent, WorkerKick,
 };
@@ -92,21 +92,12 @@ pub struct CopyWorker {
     parts: Vec<Part>,
 }
 
-/// Bytes of the source of one status.
-#[derive(Debug)]
-struct SourceRun {
-    bytes: Range<u64>,
-    status: BlockStatus,
-    /// What they are a part of, if they are of a backlog.
-    claim: Option<Arc<CopyClaim>>,
-}
-
 impl CopyWorker {
     /// A worker that is not served yet. Its nodes are the source, and the target if the job has one. Fails if no eventfd
     /// can be made.
     pub fn new(job: &Arc<CopyJob>) -> io::Result<Self> {
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let kick = Arc::new(WorkerKick(kick));
+        let kick = Arc::new(WorkerKick::new(kick));
         job.enter(&kick);
         Ok(Self {
             job: Arc::clone(job),
@@ -206,7 +197,12 @@ impl CopyWorker {
             Share::Claimed(claim) => {
                 self.supply = Supply::Unknown;
                 let (bytes, claim) = (claim.bytes(), Some(Arc::new(claim)));
-                return Some(self.begin(slot, bytes.clone(), Step::Status(bytes), None, claim));
+                if self.job.look_ahead.is_data(&bytes) {
+                    self.runs.push_back(SourceRun { bytes, status: BlockStatus::DATA, claim });
+                    return None;
+                }
+                let asked = self.job.look_ahead.asked(&bytes, self.job.settings.bytes);
+                return Some(self.begin(slot, bytes, Step::Status(asked), None, claim));
             }
             Share::Equal if !self.job.is_hurried() => {
                 self.rest = Some(self.job.clock.now() + EQUAL_REST);
@@ -319,18 +315,34 @@ impl CopyWorker {
         }
         match claim {
             None => self.waiting = self.job.told(runs, at),
-            Some(claim) => {
-                if at < range.end {
-                    runs.push((at..range.end, BlockStatus::DATA));
-                }
-                let run = |(bytes, status)| {
-                    let claim = Some(Arc::clone(&claim));
-                    SourceRun { bytes, status, claim }
-                };
-                self.runs.extend(runs.into_iter().map(run));
-            }
+            Some(claim) => self.claim_told(&range, runs, &claim),
         }
         self.supply = Supply::Unknown;
+    }
+
+    /// The source was asked about what a claim has, and perhaps about more.
+    fn claim_told(
+        &mut self,
+        asked: &Range<u64>,
+        runs: Vec<(Range<u64>, BlockStatus)>,
+        claim: &Arc<CopyClaim>,
+    ) {
+        let mut at = claim.bytes().start;
+        for (run, status) in runs {
+            let bytes = run.start..run.end.min(claim.bytes().end);
+            if bytes.is_empty() {
+                break;
+            }
+            at = bytes.end;
+            if at == claim.bytes().end {
+                self.job.look_ahead.told(asked, run, status);
+            }
+            self.runs.push_back(SourceRun { bytes, status, claim: Some(Arc::clone(claim)) });
+        }
+        if at < claim.bytes().end {
+            let (bytes, status) = (at..claim.bytes().end, BlockStatus::DATA);
+            self.runs.push_back(SourceRun { bytes, status, claim: Some(Arc::clone(claim)) });
+        }
     }
 
     /// Decides what follows a step that has gone well.
@@ -422,7 +434,7 @@ impl FrontEnd for CopyWorker {
     type Fault = CopyEnd;
 
     fn kick(&self) -> BorrowedFd<'_> {
-        self.kick.0.as_fd()
+        self.kick.event.as_fd()
     }
 
     fn interest(&self) -> Interest {
@@ -434,8 +446,7 @@ impl FrontEnd for CopyWorker {
     }
 
     fn begin_batch(&mut self) {
-        // Somebody may have kicked.
-        if self.supply == Supply::Awaited && !self.is_asking() {
+        if self.kick.take() && self.supply == Supply::Awaited && !self.is_asking() {
             self.supply = Supply::Unknown;
         }
         // The limit may be another one by now.
@@ -531,7 +542,8 @@ impl FrontEnd for CopyWorker {
             port.call_at(at);
         }
         for kick in self.waiting.drain(..) {
-            port.signal(kick.0.as_fd(), "kick of a worker");
+            kick.mark();
+            port.signal(kick.event.as_fd(), "kick of a worker");
         }
         if self.has_new() {
             port.call();

@@ -1,6 +1,7 @@
 //! `ringloom ctl`: each word, good and bad, with ringloom and with qemu-storage-daemon.
 
 mod failures;
+mod jobs;
 mod peer;
 mod words;
 

@@ -1,6 +1,9 @@
 //! Block jobs of a running daemon: what they leave is judged by QEMU's tools, while a client writes.
 
+mod campaign;
+
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -15,6 +18,9 @@ use crate::support::{qemu_img, ringloom, stop};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 16 * MIB;
+
+/// For how long it is looked what a daemon costs that has nothing to do.
+const IDLE_TIME: Duration = Duration::from_secs(1);
 
 /// What is read at once.
 const PART: usize = 256 << 10;
@@ -189,6 +195,41 @@ fn a_daemon_that_ends_cancels_its_jobs_and_serves_the_source_afterwards() {
         let mut client = Client::connect(&bench.path("s"), Shape::small())?;
         ensure!(read_all(&mut client)? == content, "the disk is another one");
         drop(client);
+        stop(server, &[&bench.path("s")]).map(drop)
+    };
+    check().unwrap_or_else(|error| panic!("{error:#}"));
+}
+
+#[test]
+fn a_killed_daemon_tells_of_its_jobs_and_one_that_waits_costs_nothing() {
+    let check = || -> Result<()> {
+        let bench = Bench::new()?;
+        image::create_filled(&bench.path("disk"), usize::try_from(SIZE)?, 0x53)?;
+        image::create_sparse(&bench.path("new"), SIZE)?;
+        let (mut server, mut qmp) = serve(&bench)?;
+        let file = json!({"driver": "file", "node-name": "new", "filename": bench.text("new")});
+        qmp.execute("blockdev-add", &file)?;
+        let mirror = json!({"job-id": "j", "device": "disk", "target": "new", "sync": "full"});
+        qmp.execute("blockdev-mirror", &mirror)?;
+        wait(&mut qmp, "BLOCK_JOB_READY")?;
+        let mut client = Client::connect(&bench.path("s"), Shape::small())?;
+        client.write(0, &[1; 4096], 0)?;
+        server.wait_while_running(IDLE_TIME)?;
+        let before = server.cpu_time()?;
+        server.wait_while_running(IDLE_TIME)?;
+        let used = server.cpu_time()? - before;
+        ensure!(used < IDLE_TIME / 50, "{used:?} of CPU time in {IDLE_TIME:?} with nothing to do");
+        server.kill()?;
+        drop((client, qmp));
+        let (server, qmp) = serve(&bench)?;
+        let said = "block job 'j' ended with the daemon, and its result does not count; begin it anew: \
+                    it mirrors node 'disk' to node 'new'";
+        ensure!(server.log().contains(said), "{}", server.log());
+        drop(qmp);
+        let log = stop(server, &[&bench.path("s")])?;
+        let (server, qmp) = serve(&bench)?;
+        ensure!(!server.log().contains("block job"), "it is told twice: {log} {}", server.log());
+        drop(qmp);
         stop(server, &[&bench.path("s")]).map(drop)
     };
     check().unwrap_or_else(|error| panic!("{error:#}"));

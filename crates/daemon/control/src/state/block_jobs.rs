@@ -31,6 +31,8 @@ use request_path::FrontEndSource;
 
 use super::change::{DRAIN_MAX, WhenDrained};
 use super::{DaemonState, GraphChangeError};
+use crate::configuration::KeptJob;
+use crate::state_file::StateFileError;
 
 pub use backup::{BackupOptions, BackupSync, BitmapSync};
 pub use commit::CommitOptions;
@@ -132,6 +134,9 @@ pub enum BlockJobError {
     /// The graph could not be changed.
     #[error(transparent)]
     Change(#[from] GraphChangeError),
+    /// It cannot be kept that it runs.
+    #[error(transparent)]
+    State(#[from] StateFileError),
     /// There is no memory for what is left to copy.
     #[error(transparent)]
     Bitmap(#[from] BitmapError),
@@ -223,6 +228,8 @@ pub(super) struct BlockJob {
     is_paused: bool,
     /// How many workers have something to do.
     working: usize,
+    /// Whether what it has done counts from the next thing on that is kept.
+    is_ending: bool,
 }
 
 /// What a job does besides copying.
@@ -325,6 +332,28 @@ impl DaemonState {
         disks.map(|disk| Arc::clone(&disk.node)).collect()
     }
 
+    /// The jobs that a daemon which is killed leaves half done.
+    pub(crate) fn kept_jobs(&self) -> Vec<KeptJob> {
+        let running = self.jobs.iter().filter(|(_, job)| !job.is_ending);
+        running.map(|(id, job)| KeptJob { id: id.clone(), what: job.describe() }).collect()
+    }
+
+    /// Keeps which jobs run, if anything is kept.
+    fn keep_jobs(&mut self) -> Result<(), BlockJobError> {
+        let Some(mut file) = self.state_file.take() else { return Ok(()) };
+        let now = self.configuration().map_err(BlockJobError::from);
+        let kept = now.and_then(|now| Ok(file.write(&now)?));
+        self.state_file = Some(file);
+        kept
+    }
+
+    /// The same for one that is over: the next start tells of it if that fails.
+    fn keep_end(&mut self, id: &str) {
+        if let Err(error) = self.keep_jobs() {
+            tracing::warn!("block job '{id}': {}", host::chain_of(&error));
+        }
+    }
+
     /// Whether there is a job of that id.
     pub fn has_block_job(&self, id: &str) -> bool {
         self.jobs.contains_key(id)
@@ -425,7 +454,10 @@ impl DaemonState {
             Ok(workers) => {
                 job.working = workers.len();
                 job.workers = workers;
-                Ok(())
+                self.keep_jobs().or_else(|error| {
+                    self.abort_block_job(id)?;
+                    Err(error)
+                })
             }
             Err(error) => {
                 self.abort_block_job(id)?;
@@ -447,9 +479,13 @@ impl DaemonState {
         let found = self.graph.node_info(image)?.image.map(Arc::clone);
         let found = found.ok_or_else(|| BlockJobError::NoImage(image.clone()))?;
         self.name_backing::<BlockJobError>(image, &found, &name.file, name.format.as_deref())?;
+        self.jobs.get_mut(id).expect("it is there").is_ending = true;
         let mut state_file = self.state_file.take();
         let result = self.carry_out(change, state_file.as_mut(), &mut WhenDrained::new(|| Ok(())));
         self.state_file = state_file;
+        if result.is_err() {
+            self.jobs.get_mut(id).expect("it is there").is_ending = false;
+        }
         result?;
         self.is_changed = true;
         self.jobs.remove(id);
@@ -490,6 +526,20 @@ impl BlockJob {
     fn stop_work(&mut self) {
         self.copy.cancel();
         std::mem::take(&mut self.workers).into_iter().for_each(|worker| drop(worker.stop()));
+    }
+
+    /// What it does, in the present tense without a subject.
+    fn describe(&self) -> String {
+        let source = &self.source;
+        match &self.work {
+            JobWork::Mirror { target, .. } => format!("mirrors node '{source}' to node '{target}'"),
+            JobWork::Commit { backing: NewBacking { node, .. } } => {
+                let base = node.as_deref().unwrap_or_default();
+                format!("commits node '{source}' to node '{base}'")
+            }
+            JobWork::Stream { .. } => format!("copies backing files into node '{source}'"),
+            JobWork::Backup(_) => format!("backs up node '{source}'"),
+        }
     }
 
     /// Makes durable what was written to its nodes.

@@ -292,6 +292,7 @@ impl DaemonState {
                 claims: claims.into(),
                 is_paused: false,
                 working: 0,
+                is_ending: false,
             };
             begun.push((BackupBegin { options, observer, nodes }, job));
         }
@@ -361,6 +362,7 @@ impl DaemonState {
         if let Some(BlockJob { work: JobWork::Backup(work), .. }) = self.jobs.remove(id) {
             work.bitmap.into_iter().for_each(|bitmap| bitmap.end(is_done));
         }
+        self.keep_end(id);
     }
 
     /// The node that a job writes.

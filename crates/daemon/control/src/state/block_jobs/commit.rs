@@ -89,6 +89,7 @@ impl DaemonState {
             claims,
             is_paused: false,
             working: 0,
+            is_ending: false,
         };
         self.jobs.insert(id.clone(), job);
         self.start_workers(id, &nodes, &iothreads, observer)

@@ -108,6 +108,7 @@ impl DaemonState {
                 claims: vec![target_claim, source_claim],
                 is_paused: false,
                 working: 0,
+                is_ending: false,
             },
         );
         self.start_workers(id, &nodes, &iothreads, observer)
@@ -218,9 +219,13 @@ impl DaemonState {
             let export = target.clone();
             to.flush().map_err(|source| GraphChangeError::Flush { export, source })
         };
+        self.jobs.get_mut(id).expect("it is there").is_ending = true;
         let result = self.carry_out(change, state_file.as_mut(), &mut WhenDrained::new(drained));
         if end == MirrorEnd::Switch {
             self.state_file = state_file;
+        }
+        if result.is_err() {
+            self.jobs.get_mut(id).expect("it is there").is_ending = false;
         }
         result?;
         self.forget_mirror(id, end);
@@ -244,6 +249,7 @@ impl DaemonState {
                 tracing::error!("block job '{id}': {}", host::chain_of(&error));
             }
         }
+        self.keep_end(id);
     }
 }
 
