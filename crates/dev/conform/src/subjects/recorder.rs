@@ -65,6 +65,10 @@ impl Chosen for ChosenRecorder {
         Home::Child(0, at)
     }
 
+    fn is_told_of_ends(&self) -> bool {
+        true
+    }
+
     fn build(&self, parts: Parts<'_>) -> Result<Arc<dyn Node>> {
         let child = Arc::clone(parts.children.first().context("what is below")?);
         let (bitmaps, bits) = self.bitmaps(&*child.node())?;

@@ -88,6 +88,11 @@ pub trait Chosen: fmt::Debug {
         self.faults().is_some_and(|faults| faults.has_errands())
     }
 
+    /// Whether it wants to be told of the ends of requests: then a layer above it that joins several has one wait for others.
+    fn is_told_of_ends(&self) -> bool {
+        false
+    }
+
     /// Whether a lane's requests are over in the order in which they came.
     fn keeps_order(&self) -> bool {
         false
@@ -339,7 +344,8 @@ impl Layer {
         let complaints = Arc::clone(with.complaints);
         let mut waiting = Waiting::ForTime;
         self.visit(&mut |layer| {
-            if layer.chosen.has_errands() || layer.chosen.keeps_order() {
+            let chosen = &layer.chosen;
+            if chosen.has_errands() || chosen.keeps_order() || chosen.is_told_of_ends() {
                 waiting = Waiting::ForOthers;
             }
         });
