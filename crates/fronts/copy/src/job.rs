@@ -16,7 +16,6 @@ use bitmaps::{ClaimResult, CopyClaim};
 use block::{BlockStatus, ByteOffset, Clock, FailKind, SECTOR_BYTES};
 
 use crate::backlog::{BacklogCopy, BacklogEnd, BacklogLimits, ErrorAction, ErrorPolicy};
-use crate::look_ahead::LookAhead;
 use crate::rate::RateLimit;
 
 /// How many bytes the source is asked about at once: so many that a file system which looks for the end of a long run
@@ -28,6 +27,9 @@ const SHARE_BYTES: u64 = 8 << 20;
 
 /// How many bytes of a backlog a worker claims at once: as long as it copies them, who writes them may have to wait.
 const CLAIMED_BYTES: u64 = 1 << 20;
+
+/// The same after nothing but zeroes was found.
+const CLAIMED_BYTES_OF_ZEROES: u64 = 16 << 20;
 
 /// The same where guests wait for all that is copied: a chunk, or what is preserved together if that is more.
 const CLAIMED_BYTES_OF_INSTANT: u64 = 256 << 10;
@@ -170,7 +172,8 @@ pub struct CopyJob {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) rate: RateLimit,
     backlog: Option<BacklogCopy>,
-    pub(crate) look_ahead: LookAhead,
+    /// How many bytes of a backlog a worker claims: more where zeroes were found, which take no time.
+    claimed_bytes: AtomicU64,
     is_paused: AtomicBool,
     /// How often it was paused.
     pauses: AtomicU64,
@@ -280,7 +283,7 @@ impl CopyJob {
             clock,
             rate: RateLimit::new(settings.bytes_per_second),
             backlog,
-            look_ahead: LookAhead::default(),
+            claimed_bytes: AtomicU64::new(CLAIMED_BYTES),
             is_paused: AtomicBool::new(false),
             pauses: AtomicU64::new(0),
             is_hurried: AtomicBool::new(false),
@@ -423,12 +426,10 @@ impl CopyJob {
             return Share::Nothing;
         };
         let granule = backlog.dirty().granularity().bytes();
-        let most = |start| match (backlog.is_of_instant(), self.settings.action) {
-            (true, _) => CLAIMED_BYTES_OF_INSTANT.min(limits.chunk_bytes).max(granule),
-            (false, CopyAction::Copy) => self.look_ahead.claimed(start, CLAIMED_BYTES.max(granule)),
-            (false, CopyAction::Compare | CopyAction::Map | CopyAction::Populate) => {
-                CLAIMED_BYTES.max(granule)
-            }
+        let most = if backlog.is_of_instant() {
+            CLAIMED_BYTES_OF_INSTANT.min(limits.chunk_bytes).max(granule)
+        } else {
+            self.claimed_bytes.load(Ordering::Relaxed).max(granule)
         };
         match (backlog.claim(most, worker), end) {
             (ClaimResult::Claimed(claim), _) => Share::Claimed(claim),
@@ -439,6 +440,18 @@ impl CopyJob {
                 Share::Equal
             }
         }
+    }
+
+    /// What a worker has claimed was nothing but zeroes, or it was not.
+    pub(crate) fn claim_told(&self, is_zero: bool) {
+        let most = CLAIMED_BYTES_OF_ZEROES;
+        let bytes = match (is_zero, self.settings.action) {
+            (true, CopyAction::Copy) => (self.claimed_bytes.load(Ordering::Relaxed) * 2).min(most),
+            (false, _) | (true, CopyAction::Compare | CopyAction::Map | CopyAction::Populate) => {
+                CLAIMED_BYTES
+            }
+        };
+        self.claimed_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// The source has told of bytes, from the first that it was asked about; `end` is the first one that it told nothing

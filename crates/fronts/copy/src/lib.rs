@@ -10,7 +10,6 @@
 mod backlog;
 mod chunk;
 mod job;
-mod look_ahead;
 mod rate;
 mod worker;
 mod zeroes;

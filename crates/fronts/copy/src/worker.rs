@@ -185,6 +185,10 @@ impl CopyWorker {
             return None;
         }
         self.supply = Supply::Awaited;
+        // Storage may look for the end of a run for long, and then knows it.
+        if self.is_asking() {
+            return None;
+        }
         match self.job.share(&self.waker) {
             Share::Runs(runs) => {
                 let run = |(bytes, status)| SourceRun { bytes, status, claim: None };
@@ -197,12 +201,7 @@ impl CopyWorker {
             Share::Claimed(claim) => {
                 self.supply = Supply::Unknown;
                 let (bytes, claim) = (claim.bytes(), Some(Arc::new(claim)));
-                if self.job.look_ahead.is_data(&bytes) {
-                    self.runs.push_back(SourceRun { bytes, status: BlockStatus::DATA, claim });
-                    return None;
-                }
-                let asked = self.job.look_ahead.asked(&bytes, self.job.settings.bytes);
-                return Some(self.begin(slot, bytes, Step::Status(asked), None, claim));
+                return Some(self.begin(slot, bytes.clone(), Step::Status(bytes), None, claim));
             }
             Share::Equal if !self.job.is_hurried() => {
                 self.rest = Some(self.job.clock.now() + EQUAL_REST);
@@ -315,34 +314,19 @@ impl CopyWorker {
         }
         match claim {
             None => self.waiting = self.job.told(runs, at),
-            Some(claim) => self.claim_told(&range, runs, &claim),
+            Some(claim) => {
+                if at < range.end {
+                    runs.push((at..range.end, BlockStatus::DATA));
+                }
+                self.job.claim_told(runs.iter().all(|(_, status)| status.is_zero));
+                let run = |(bytes, status)| {
+                    let claim = Some(Arc::clone(&claim));
+                    SourceRun { bytes, status, claim }
+                };
+                self.runs.extend(runs.into_iter().map(run));
+            }
         }
         self.supply = Supply::Unknown;
-    }
-
-    /// The source was asked about what a claim has, and perhaps about more.
-    fn claim_told(
-        &mut self,
-        asked: &Range<u64>,
-        runs: Vec<(Range<u64>, BlockStatus)>,
-        claim: &Arc<CopyClaim>,
-    ) {
-        let mut at = claim.bytes().start;
-        for (run, status) in runs {
-            let bytes = run.start..run.end.min(claim.bytes().end);
-            if bytes.is_empty() {
-                break;
-            }
-            at = bytes.end;
-            if at == claim.bytes().end {
-                self.job.look_ahead.told(asked, run, status);
-            }
-            self.runs.push_back(SourceRun { bytes, status, claim: Some(Arc::clone(claim)) });
-        }
-        if at < claim.bytes().end {
-            let (bytes, status) = (at..claim.bytes().end, BlockStatus::DATA);
-            self.runs.push_back(SourceRun { bytes, status, claim: Some(Arc::clone(claim)) });
-        }
     }
 
     /// Decides what follows a step that has gone well.

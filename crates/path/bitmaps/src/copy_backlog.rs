@@ -172,15 +172,14 @@ impl CopyBacklog {
         self.workers().iter().for_each(Waker::wake_by_ref);
     }
 
-    /// Claims dirty bytes that follow each other, at most as many as `most` says from the first one on, a multiple of the
-    /// granularity.
-    pub fn claim(self: &Arc<Self>, most: impl Fn(u64) -> u64, worker: &Waker) -> ClaimResult {
-        if let Some(claim) = self.try_claim(&most, worker) {
+    /// Claims dirty bytes that follow each other, at most that many, a multiple of the granularity.
+    pub fn claim(self: &Arc<Self>, most: u64, worker: &Waker) -> ClaimResult {
+        if let Some(claim) = self.try_claim(most, worker) {
             return ClaimResult::Claimed(claim);
         }
         self.is_awaited.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if let Some(claim) = self.try_claim(&most, worker) {
+        if let Some(claim) = self.try_claim(most, worker) {
             return ClaimResult::Claimed(claim);
         }
         // In this order: what a claim gives back is dirty before it is gone.
@@ -189,7 +188,7 @@ impl CopyBacklog {
         if is_clean && !is_claimed { ClaimResult::Nothing } else { ClaimResult::Wait }
     }
 
-    fn try_claim(self: &Arc<Self>, most: &dyn Fn(u64) -> u64, worker: &Waker) -> Option<CopyClaim> {
+    fn try_claim(self: &Arc<Self>, most: u64, worker: &Waker) -> Option<CopyClaim> {
         let (start, end) = (self.cursor.load(Ordering::Relaxed), self.dirty.size().0.0);
         self.claim_in(start..end, most, worker).or_else(|| self.claim_in(0..start, most, worker))
     }
@@ -197,12 +196,12 @@ impl CopyBacklog {
     fn claim_in(
         self: &Arc<Self>,
         mut range: Range<u64>,
-        most: &dyn Fn(u64) -> u64,
+        most: u64,
         worker: &Waker,
     ) -> Option<CopyClaim> {
         for _ in 0..LOOKS_MAX {
             let run = self.dirty.next_dirty(range.clone())?;
-            let bytes = run.start..run.end.min(run.start.saturating_add(most(run.start)));
+            let bytes = run.start..run.end.min(run.start.saturating_add(most));
             range.start = bytes.end;
             if let Some(guard) = self.ranges.try_lock(bytes.clone(), worker) {
                 let Some(bytes) = self.take(bytes) else { continue };
@@ -341,7 +340,7 @@ mod tests {
 
     #[track_caller]
     fn claimed(backlog: &Arc<CopyBacklog>, most: u64) -> CopyClaim {
-        match backlog.claim(|_| most * GRANULE, Waker::noop()) {
+        match backlog.claim(most * GRANULE, Waker::noop()) {
             ClaimResult::Claimed(claim) => claim,
             other @ (ClaimResult::Wait | ClaimResult::Nothing) => panic!("{other:?}"),
         }
@@ -357,7 +356,7 @@ mod tests {
         assert_eq!(second.bytes(), 4 * GRANULE..8 * GRANULE);
         // A write of now is copied again, after the copy that may have missed it.
         backlog.add(100..200);
-        assert!(matches!(backlog.claim(|_| GRANULE, Waker::noop()), ClaimResult::Wait));
+        assert!(matches!(backlog.claim(GRANULE, Waker::noop()), ClaimResult::Wait));
         first.finish(4 * GRANULE);
         drop(first);
         let again = claimed(&backlog, 8);
@@ -367,7 +366,7 @@ mod tests {
         second.finish(4 * GRANULE);
         drop((again, second));
         assert!(backlog.wait_unclaimed(Duration::ZERO));
-        assert!(matches!(backlog.claim(|_| GRANULE, Waker::noop()), ClaimResult::Nothing));
+        assert!(matches!(backlog.claim(GRANULE, Waker::noop()), ClaimResult::Nothing));
     }
 
     #[test]
@@ -402,7 +401,7 @@ mod tests {
         assert_eq!(claim.bytes(), 3 * GRANULE..6 * GRANULE);
         claim.finish(3 * GRANULE);
         drop(claim);
-        assert!(matches!(backlog.claim(|_| GRANULE, Waker::noop()), ClaimResult::Nothing));
+        assert!(matches!(backlog.claim(GRANULE, Waker::noop()), ClaimResult::Nothing));
         assert!(!pending.is_any_dirty(0..8 * GRANULE));
         assert_eq!(backlog.left_bytes(), 0);
     }
