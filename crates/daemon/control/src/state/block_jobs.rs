@@ -42,6 +42,9 @@ pub use stream::StreamOptions;
 /// The key of a backing file below an image.
 const BACKING: &str = "backing";
 
+/// How many workers a job has at least, if `main` is none of the iothreads of the exports.
+const WORKERS_MIN: usize = 2;
+
 /// The most workers of a job.
 const WORKERS_MAX: usize = 4;
 
@@ -514,8 +517,12 @@ impl DaemonState {
             found.extend(new);
         }
         found.truncate(WORKERS_MAX);
-        if found.is_empty() {
-            found.push(self.main_iothread()?);
+        // One thread copies slower than a disk in memory, or a fast one, could.
+        if found.len() < WORKERS_MIN {
+            let main = self.main_iothread()?;
+            if !found.iter().any(|known| Arc::ptr_eq(known, &main)) {
+                found.push(main);
+            }
         }
         Ok(found)
     }
