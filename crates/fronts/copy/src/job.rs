@@ -523,12 +523,13 @@ impl CopyJob {
         if action == ErrorAction::Stop && pauses != self.pauses() {
             return;
         }
-        // Before any worker ends with it.
+        // A client that hears of it may have it go on at once; and hears of it before any worker ends with it.
+        if action == ErrorAction::Stop {
+            self.pause();
+        }
         it.observer.has_failed(error, action);
-        match action {
-            ErrorAction::Report => self.fail(error),
-            ErrorAction::Stop => self.pause(),
-            ErrorAction::Ignore => {}
+        if action == ErrorAction::Report {
+            self.fail(error);
         }
     }
 
