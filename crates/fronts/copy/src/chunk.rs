@@ -12,7 +12,7 @@ use std::sync::Arc;
 use bitmaps::CopyClaim;
 use block::{
     BlockStatus, ByteCount, ByteOffset, DiskSize, Durability, Extent, Operation, RequestMemory,
-    Unmap, is_zero,
+    StatusRecord, Unmap, is_zero,
 };
 use request_path::LogicalUnitIndex;
 
@@ -113,4 +113,23 @@ pub(crate) fn request_of(chunk: &Chunk, settings: &CopySettings) -> (LogicalUnit
             (target, Operation::WriteZeroes(extent, *unmap, Durability::Cached))
         }
     }
+}
+
+/// What the source has said of bytes, in order, and the first byte of which it has said nothing. What it does not say at all is
+/// taken for data.
+pub(crate) fn runs_of(range: &Range<u64>, memory: &[u8]) -> (Vec<(Range<u64>, BlockStatus)>, u64) {
+    let (mut at, mut runs) = (range.start, Vec::new());
+    for StatusRecord { count, status } in StatusRecord::read_all(memory) {
+        let end = at.saturating_add(count.0).min(range.end);
+        if at == end {
+            break;
+        }
+        runs.push((at..end, status));
+        at = end;
+    }
+    if at == range.start {
+        runs.push((range.clone(), BlockStatus::DATA));
+        at = range.end;
+    }
+    (runs, at)
 }

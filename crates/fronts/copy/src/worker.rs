@@ -20,14 +20,14 @@ use std::time::{Duration, Instant};
 use bitmaps::CopyClaim;
 use block::{
     BlockStatus, Buffers, ByteOffset, FailKind, HostMemory, Outcome, RequestMemory,
-    SourceRequestSlot, StatusRecord, Unmap,
+    SourceRequestSlot, Unmap,
 };
 use request_path::{
     FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision, StreamTransfer,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::chunk::{Chunk, SourceRun, Step, first_difference, request_of};
+use crate::chunk::{Chunk, SourceRun, Step, first_difference, request_of, runs_of};
 use crate::job::{
     CopyAction, CopyEnd, CopyError, CopyJob, CopySide, Share, TargetContent, WorkerKick,
 };
@@ -41,6 +41,10 @@ const SLOTS_AT_ONCE: usize = 2;
 
 /// How many bytes of data: so few that those of all slots stay in the caches of a CPU that copies them.
 const CHUNK_BYTES: usize = 256 << 10;
+
+/// How many questions a worker has under way about what it has claimed: what one answer says may spare the others, and a file
+/// system that looks for the end of a run takes a CPU for it.
+const QUESTIONS_MAX: usize = 2;
 
 /// How long a worker rests that found source and target equal: what is written meanwhile is copied once, however often.
 const EQUAL_REST: Duration = Duration::from_millis(100);
@@ -125,6 +129,12 @@ impl CopyWorker {
         self.chunks.iter().flatten().any(asks)
     }
 
+    /// Whether it may ask about more.
+    fn may_ask(&self) -> bool {
+        let asks = |chunk: &&Chunk| matches!(chunk.step, Step::Status(_));
+        self.chunks.iter().flatten().filter(asks).count() < QUESTIONS_MAX
+    }
+
     fn open(&self) -> usize {
         self.chunks.len() - self.free.len()
     }
@@ -136,6 +146,9 @@ impl CopyWorker {
         }
         while self.may_begin() {
             let slot = *self.free.last()?;
+            if self.runs.is_empty() && !self.may_ask() {
+                return None;
+            }
             if self.runs.is_empty()
                 && let Some(asking) = self.get_share(slot)
             {
@@ -299,19 +312,7 @@ impl CopyWorker {
 
     /// What the source says of bytes, record by record; what it does not tell is asked again, or taken for data.
     fn told(&mut self, range: Range<u64>, memory: &[u8], claim: Option<Arc<CopyClaim>>) {
-        let (mut at, mut runs) = (range.start, Vec::new());
-        for StatusRecord { count, status } in StatusRecord::read_all(memory) {
-            let end = at.saturating_add(count.0).min(range.end);
-            if at == end {
-                break;
-            }
-            runs.push((at..end, status));
-            at = end;
-        }
-        if at == range.start {
-            runs.push((range.clone(), BlockStatus::DATA));
-            at = range.end;
-        }
+        let (runs, at) = runs_of(&range, memory);
         match claim {
             None => self.waiting = self.job.told(runs, at),
             Some(claim) => {
@@ -552,7 +553,8 @@ impl FrontEnd for CopyWorker {
         if self.job.end().is_some() {
             return !self.due.is_empty() || self.open() == 0;
         }
-        let has_runs = !self.runs.is_empty() || self.supply == Supply::Unknown;
+        let may_get_more = self.supply == Supply::Unknown && self.may_ask();
+        let has_runs = !self.runs.is_empty() || may_get_more;
         let may_begin = self.may_begin() && has_runs;
         !self.due.is_empty() || may_begin || (self.open() == 0 && self.supply == Supply::Over)
     }
