@@ -111,10 +111,11 @@ const EXPORT: &str = "  --export [type=]vhost-user-blk,id=ID,node-name=N
                          writethrough: a change is durable when it is answered, until the guest
                          switches to write-back
   --export [type=]nbd,id=ID,node-name=N[,name=NAME][,description=TEXT][,writable=on|off]
-           [,allocation-depth=on|off][,iothread=…][,writethrough=on|off]
+           [,allocation-depth=on|off][,bitmaps.0=NAME…][,iothread=…][,writethrough=on|off]
                          offer a node on the NBD server, under NAME (default: the node's name).
                          Connections go to the iothreads as queues do. allocation-depth: clients may
-                         ask how deep in its backing chain data lie
+                         ask how deep in its backing chain data lie. bitmaps: dirty bitmaps of
+                         which clients may ask what is marked
 ";
 
 const BOTH: &str = "\

@@ -43,6 +43,8 @@ use self::memory::{HEAD_BYTES, MemoryPool};
 use self::output::Output;
 use self::slots::{SLOTS, SlotWork, Slots};
 use self::tls::TlsSession;
+use rustix::io::Errno;
+
 use crate::transmission::request::{RequestHeader, RequestRules, error_of};
 use crate::wire::error;
 use crate::{ConnectionEnd, HeaderStyle, LostConnection, ProtocolFault, TransmissionSettings};
@@ -396,7 +398,10 @@ impl NbdConnection {
         self.is_full = false;
         match end {
             StreamEnd::Done | StreamEnd::Cancelled => {}
-            StreamEnd::EndOfStream => self.give_up(LostConnection::Closed),
+            // Who wants no answers may leave without them.
+            StreamEnd::EndOfStream | StreamEnd::Failed(Errno::PIPE) => {
+                self.give_up(LostConnection::Closed);
+            }
             StreamEnd::Failed(errno) => self.give_up(LostConnection::Failed(errno)),
         }
     }

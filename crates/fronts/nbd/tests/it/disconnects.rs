@@ -47,7 +47,10 @@ fn a_client_that_leaves_has_its_answers_first() {
         }
         disconnect(&mut client);
         drop(client);
-        assert_eq!(wait_for_ends(&server, 2), ConnectionEnd::ClientLeft);
+        // The kernel may refuse its answers before its word is read.
+        let end = wait_for_ends(&server, 2);
+        let closed = ConnectionEnd::Lost(LostConnection::Closed);
+        assert!(end == ConnectionEnd::ClientLeft || end == closed, "{end:?}");
         placed.stop();
     });
 }
