@@ -198,10 +198,6 @@ impl CopyWorker {
             return None;
         }
         self.supply = Supply::Awaited;
-        // Storage may look for the end of a run for long, and then knows it.
-        if self.is_asking() {
-            return None;
-        }
         match self.job.share(&self.waker) {
             Share::Runs(runs) => {
                 let run = |(bytes, status)| SourceRun { bytes, status, claim: None };
@@ -312,7 +308,7 @@ impl CopyWorker {
 
     /// What the source says of bytes, record by record; what it does not tell is asked again, or taken for data.
     fn told(&mut self, range: Range<u64>, memory: &[u8], claim: Option<Arc<CopyClaim>>) {
-        let (runs, at) = runs_of(&range, memory);
+        let (mut runs, at) = runs_of(&range, memory);
         match claim {
             None => self.waiting = self.job.told(runs, at),
             Some(claim) => {
