@@ -529,6 +529,20 @@ impl DaemonState {
 }
 
 impl BlockJob {
+    /// One whose workers have not begun.
+    fn new(copy: Arc<CopyJob>, work: JobWork, source: &str, claims: Vec<Claim>) -> Self {
+        Self {
+            workers: Vec::new(),
+            copy,
+            work,
+            source: source.to_owned(),
+            claims,
+            is_paused: false,
+            working: 0,
+            is_ending: false,
+        }
+    }
+
     /// Has its workers end.
     fn stop_work(&mut self) {
         self.copy.cancel();

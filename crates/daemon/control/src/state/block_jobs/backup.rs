@@ -284,16 +284,12 @@ impl DaemonState {
                 }
                 BackupSync::Top | BackupSync::Bitmap { .. } => None,
             };
-            let job = BlockJob {
-                workers: Vec::new(),
+            let job = BlockJob::new(
                 copy,
-                work: JobWork::Backup(BackupWork { bytes, bitmap: None }),
-                source: options.source.clone(),
-                claims: claims.into(),
-                is_paused: false,
-                working: 0,
-                is_ending: false,
-            };
+                JobWork::Backup(BackupWork { bytes, bitmap: None }),
+                &options.source,
+                claims.into(),
+            );
             begun.push((BackupBegin { options, observer, nodes }, job));
         }
         let Some(mut change) = changes.into_iter().reduce(GraphChange::and) else { return Ok(()) };

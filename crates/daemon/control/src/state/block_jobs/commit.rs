@@ -81,16 +81,7 @@ impl DaemonState {
         let nodes = self.graph.add_job(id, edges)?;
         let backing =
             NewBacking { image: overlay, node: Some(base.clone()), name: options.backing.clone() };
-        let job = BlockJob {
-            workers: Vec::new(),
-            copy,
-            work: JobWork::Commit { backing },
-            source: top.clone(),
-            claims,
-            is_paused: false,
-            working: 0,
-            is_ending: false,
-        };
+        let job = BlockJob::new(copy, JobWork::Commit { backing }, top, claims);
         self.jobs.insert(id.clone(), job);
         self.start_workers(id, &nodes, &iothreads, observer)
     }

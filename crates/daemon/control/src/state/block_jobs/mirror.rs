@@ -90,26 +90,20 @@ impl DaemonState {
         let backlog = CopyBacklog::new(dirty)?;
         let copy = mirror_copy(options, bytes, &backlog, observer, (scan, Arc::clone(&self.clock)));
         let iothreads = self.iothreads_for_job(source)?;
-        let edge =
-            |key: &str, role, node: &str| Edge { key: key.to_owned(), role, node: node.to_owned() };
         let edges =
             vec![edge("source", ChildRole::JobSource, source), edge("target", role, target)];
         let nodes = self.graph.add_job(id, edges)?;
         let filter = self.put_mirror(options, &backlog, &nodes[1]);
         let filter = filter.inspect_err(|_| self.graph.remove_job(id))?;
-        let (source, target) = (source.clone(), target.clone());
+        let target = target.clone();
         self.jobs.insert(
             id.clone(),
-            BlockJob {
-                workers: Vec::new(),
+            BlockJob::new(
                 copy,
-                work: JobWork::Mirror { filter, target },
+                JobWork::Mirror { filter, target },
                 source,
-                claims: vec![target_claim, source_claim],
-                is_paused: false,
-                working: 0,
-                is_ending: false,
-            },
+                vec![target_claim, source_claim],
+            ),
         );
         self.start_workers(id, &nodes, &iothreads, observer)
     }

@@ -85,16 +85,7 @@ impl DaemonState {
         };
         let backing =
             NewBacking { image: top.clone(), node: base.clone(), name: options.backing.clone() };
-        let job = BlockJob {
-            workers: Vec::new(),
-            copy,
-            work: JobWork::Stream { backing },
-            source: top.clone(),
-            claims,
-            is_paused: false,
-            working: 0,
-            is_ending: false,
-        };
+        let job = BlockJob::new(copy, JobWork::Stream { backing }, top, claims);
         self.jobs.insert(id.clone(), job);
         self.start_workers(id, &nodes, &iothreads, observer)
     }
