@@ -4,16 +4,16 @@
 //! completed like a mirror; the others end by themselves.
 
 use bitmaps::Granularity;
-use control::{BackingName, CommitOptions, MirrorOptions, MirrorSync, StatePolicy, StreamOptions};
-use jobs::{JobKind, JobSettings};
+use control::{BackingName, CommitOptions, MirrorOptions, MirrorSync, StreamOptions};
+use jobs::JobKind;
 use layers::MirrorMode;
 use serde_json::Value;
 use syntax::{Keys, OptionFields, ValueType, optional, required};
 
+use super::CommandContext;
 use super::images::VOLATILE;
-use super::mirror::{BLOCK_JOB_KEYS, ON_ERROR, block_job_settings, error_policy};
+use super::mirror::{BLOCK_JOB_KEYS, ON_ERROR, begin, block_job_settings, error_policy, policy};
 use super::queries::GraphReader;
-use super::{CommandContext, done};
 use crate::qmp_error::QmpError;
 
 pub(super) static COMMIT: Keys = Keys {
@@ -133,28 +133,6 @@ pub(super) fn stream(
         state.check_chain_switch(&options.top, policy)?;
         state.start_stream(&options, observer)
     })
-}
-
-/// Begins a job, of which clients are told.
-fn begin(
-    context: &mut CommandContext<'_>,
-    (id, kind, settings): (&str, JobKind, JobSettings),
-    policy: StatePolicy,
-    start: impl FnOnce(
-        &mut control::DaemonState,
-        &std::sync::Arc<dyn control::JobObserver>,
-    ) -> Result<(), control::BlockJobError>,
-) -> Result<Value, QmpError> {
-    let (serial, observer) = context.jobs.prepare(id, &context.inbox)?;
-    start(context.state, &observer)?;
-    let events = context.jobs.begin(serial, (id, kind, settings), Vec::new(), policy);
-    context.events.extend(events);
-    done()
-}
-
-fn policy(fields: &mut OptionFields) -> Result<StatePolicy, QmpError> {
-    let is_volatile = fields.flag("ringloom-volatile")?.unwrap_or(false);
-    Ok(if is_volatile { StatePolicy::Volatile } else { StatePolicy::Kept })
 }
 
 /// A node that is there, if one is named.

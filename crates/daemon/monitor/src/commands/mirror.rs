@@ -1,7 +1,9 @@
 //! `blockdev-mirror`: a disk is copied to another node while it is used, and its users can go on there.
 
+use std::sync::Arc;
+
 use bitmaps::Granularity;
-use control::{MirrorOptions, MirrorSync, StatePolicy};
+use control::{BlockJobError, DaemonState, JobObserver, MirrorOptions, MirrorSync, StatePolicy};
 use copy::ErrorPolicy;
 use jobs::{JobKind, JobSettings};
 use layers::MirrorMode;
@@ -71,11 +73,7 @@ pub(super) fn mirror(
         Some("write-blocking") => MirrorMode::WriteBlocking,
         _ => MirrorMode::Background,
     };
-    let policy = match fields.flag("ringloom-volatile")? {
-        Some(true) => StatePolicy::Volatile,
-        _ => StatePolicy::Kept,
-    };
-    let (serial, observer) = context.jobs.prepare(&id, &context.inbox)?;
+    let policy = policy(&mut fields)?;
     let speed = settings.speed;
     let options = MirrorOptions {
         id,
@@ -88,11 +86,29 @@ pub(super) fn mirror(
         on_source_error,
         on_target_error,
     };
-    context.state.start_mirror(&options, &observer)?;
-    let begun = (options.id.as_str(), JobKind::Mirror, settings);
-    let events = context.jobs.begin(serial, begun, Vec::new(), policy);
+    begin(context, (&options.id, JobKind::Mirror, settings), policy, |state, observer| {
+        state.start_mirror(&options, observer)
+    })
+}
+
+/// Begins a job, of which clients are told.
+pub(super) fn begin(
+    context: &mut CommandContext<'_>,
+    (id, kind, settings): (&str, JobKind, JobSettings),
+    policy: StatePolicy,
+    start: impl FnOnce(&mut DaemonState, &Arc<dyn JobObserver>) -> Result<(), BlockJobError>,
+) -> Result<Value, QmpError> {
+    let (serial, observer) = context.jobs.prepare(id, &context.inbox)?;
+    start(context.state, &observer)?;
+    let events = context.jobs.begin(serial, (id, kind, settings), Vec::new(), policy);
     context.events.extend(events);
     done()
+}
+
+/// Whether a restart has to find what a job changes.
+pub(super) fn policy(fields: &mut OptionFields) -> Result<StatePolicy, QmpError> {
+    let is_volatile = fields.flag("ringloom-volatile")?.unwrap_or(false);
+    Ok(if is_volatile { StatePolicy::Volatile } else { StatePolicy::Kept })
 }
 
 /// The id of a block job, and what it is to be.

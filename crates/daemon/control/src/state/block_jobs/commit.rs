@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use bitmaps::{CopyBacklog, DirtyBitmap, Granularity};
-use block::{Access, Rights};
+use block::{Access, DiskSize, Rights};
 use copy::{
     BacklogCopy, BacklogEnd, BacklogLimits, CopyAction, CopyJob, CopySettings, ErrorPolicy,
     ScanFilter, TargetContent,
@@ -54,25 +54,9 @@ impl DaemonState {
             return Err(BlockJobError::TooSmall { target, found, node, wanted });
         }
         let claims = vec![to.claim(WRITES)?, from.claim(Rights::of_user(Access::ReadOnly))?];
-        let backlog = CopyBacklog::new(DirtyBitmap::new(from.size(), Granularity::DEFAULT)?)?;
-        let settings = CopySettings {
-            action: CopyAction::Copy,
-            bytes: wanted,
-            target_bytes: wanted,
-            target: TargetContent::Unknown,
-            zero_unit: ZERO_UNIT,
-            bytes_per_second: Some(options.speed).filter(|speed| *speed > 0),
-        };
-        let backlog = BacklogCopy {
-            backlog,
-            scan: Some(ScanFilter::AllocatedAbove(depth)),
-            end: BacklogEnd::WhenEmpty,
-            on_source_error: options.on_error,
-            on_target_error: options.on_error,
-            limits: BacklogLimits::DEFAULT,
-            observer: Arc::new(CopyNews(Arc::clone(observer))),
-        };
-        let copy = CopyJob::of_backlog(settings, backlog, Arc::clone(&self.clock));
+        let (size, scan) = (from.size(), ScanFilter::AllocatedAbove(depth));
+        let limits = (options.speed, options.on_error);
+        let copy = self.chain_copy((CopyAction::Copy, scan), size, limits, observer)?;
         let iothreads = self.iothreads_for_job(top)?;
         let edges = vec![
             edge("source", ChildRole::JobSource, top),
@@ -84,6 +68,36 @@ impl DaemonState {
         let job = BlockJob::new(copy, JobWork::Commit { backing }, top, claims);
         self.jobs.insert(id.clone(), job);
         self.start_workers(id, &nodes, &iothreads, observer)
+    }
+
+    /// The copying of a job in a chain of backing files, which ends by itself: what is done, and with which bytes; how fast, and
+    /// what becomes of errors.
+    pub(super) fn chain_copy(
+        &self,
+        (action, scan): (CopyAction, ScanFilter),
+        size: DiskSize,
+        (speed, on_error): (u64, ErrorPolicy),
+        observer: &Arc<dyn JobObserver>,
+    ) -> Result<Arc<CopyJob>, BlockJobError> {
+        let backlog = CopyBacklog::new(DirtyBitmap::new(size, Granularity::DEFAULT)?)?;
+        let settings = CopySettings {
+            action,
+            bytes: size.0.0,
+            target_bytes: size.0.0,
+            target: TargetContent::Unknown,
+            zero_unit: ZERO_UNIT,
+            bytes_per_second: Some(speed).filter(|speed| *speed > 0),
+        };
+        let backlog = BacklogCopy {
+            backlog,
+            scan: Some(scan),
+            end: BacklogEnd::WhenEmpty,
+            on_source_error: on_error,
+            on_target_error: on_error,
+            limits: BacklogLimits::DEFAULT,
+            observer: Arc::new(CopyNews(Arc::clone(observer))),
+        };
+        Ok(CopyJob::of_backlog(settings, backlog, Arc::clone(&self.clock)))
     }
 
     /// Whether what is above a backing file may be copied into it: nobody else sees it. Gives how many images are.

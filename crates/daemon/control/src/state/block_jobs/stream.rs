@@ -5,17 +5,13 @@
 
 use std::sync::Arc;
 
-use bitmaps::{CopyBacklog, DirtyBitmap, Granularity};
 use block::{Access, Permission, Permissions, Rights};
-use copy::{
-    BacklogCopy, BacklogEnd, BacklogLimits, CopyAction, CopyJob, CopySettings, ErrorPolicy,
-    ScanFilter, TargetContent,
-};
+use copy::{CopyAction, ErrorPolicy, ScanFilter};
 use graph::{ChildRole, FilterKind};
 use layers::{CopyOnReadNode, CopySource};
 
-use super::mirror::{ZERO_UNIT, edge};
-use super::{BackingName, BlockJob, BlockJobError, CopyNews, JobObserver, JobWork, NewBacking};
+use super::mirror::edge;
+use super::{BackingName, BlockJob, BlockJobError, JobObserver, JobWork, NewBacking};
 use crate::state::DaemonState;
 
 /// What a stream does with the image: it writes what is there already.
@@ -52,25 +48,8 @@ impl DaemonState {
         let between = self.check_stream(top, base.as_deref())?;
         let node = self.graph.node(top)?;
         let (size, claims) = (node.size(), vec![node.claim(COPIES)?]);
-        let backlog = CopyBacklog::new(DirtyBitmap::new(size, Granularity::DEFAULT)?)?;
-        let settings = CopySettings {
-            action: CopyAction::Populate,
-            bytes: size.0.0,
-            target_bytes: size.0.0,
-            target: TargetContent::Unknown,
-            zero_unit: ZERO_UNIT,
-            bytes_per_second: Some(options.speed).filter(|speed| *speed > 0),
-        };
-        let backlog = BacklogCopy {
-            backlog,
-            scan: Some(ScanFilter::Below(between)),
-            end: BacklogEnd::WhenEmpty,
-            on_source_error: options.on_error,
-            on_target_error: options.on_error,
-            limits: BacklogLimits::DEFAULT,
-            observer: Arc::new(CopyNews(Arc::clone(observer))),
-        };
-        let copy = CopyJob::of_backlog(settings, backlog, Arc::clone(&self.clock));
+        let (scan, limits) = (ScanFilter::Below(between), (options.speed, options.on_error));
+        let copy = self.chain_copy((CopyAction::Populate, scan), size, limits, observer)?;
         let iothreads = self.iothreads_for_job(top)?;
         let source = between.map_or(CopySource::All, CopySource::Nearest);
         self.put_filter(top, FilterKind::Job, |child| {
