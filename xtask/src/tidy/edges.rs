@@ -86,6 +86,7 @@ const TABLE: &[Row] = &[
         &[
             "bitmaps",
             "block",
+            "copy",
             "disk",
             "iothread",
             "kernel_io",

@@ -11,7 +11,7 @@ use testkit::conformance::stack::{Subject, Which};
 use testkit::deadline::Deadline;
 
 use crate::subjects::{self, Pace};
-use crate::{images, instants, live};
+use crate::{images, instants, live, mirrors};
 
 /// One of so many stacks has one subject alone.
 const ALONE_ONE_IN: u64 = 3;
@@ -29,6 +29,8 @@ pub enum Form {
     LiveImages(Vec<PathBuf>),
     /// Disks in memory that are kept as they were at an instant.
     Instants,
+    /// Disks in memory that are copied while guests change them.
+    Mirrors,
 }
 
 /// When a campaign ends, if nothing is found.
@@ -99,6 +101,7 @@ fn one(form: &Form, seed: u64) -> Result<Played> {
         Form::Images => images::play_image(seed),
         Form::LiveImages(directories) => live::play_image(seed, directories),
         Form::Instants => instants::play(seed),
+        Form::Mirrors => mirrors::play(seed),
     }
 }
 

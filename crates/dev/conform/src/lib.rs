@@ -12,4 +12,5 @@ pub mod campaign;
 mod images;
 mod instants;
 mod live;
+mod mirrors;
 mod subjects;

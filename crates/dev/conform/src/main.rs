@@ -19,7 +19,7 @@ use conform::campaign::{End, Form, run};
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask conform")]
 struct Args {
-    /// How long to go on, a fifth of it in each form
+    /// How long to go on, a sixth of it in each form
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
     minutes: u64,
     /// Repeats the stacks and images from this one on; default: new ones
@@ -48,6 +48,8 @@ enum FormName {
     LiveImages,
     /// Disks in memory that are kept as they were at an instant
     Instants,
+    /// Disks in memory that are copied while guests change them
+    Mirrors,
 }
 
 /// Decimal, or with `0x`, as seeds are printed.
@@ -77,9 +79,10 @@ fn conform(args: &Args) -> Result<()> {
         (FormName::Images, Form::Images),
         (FormName::LiveImages, Form::LiveImages(args.directories.clone())),
         (FormName::Instants, Form::Instants),
+        (FormName::Mirrors, Form::Mirrors),
     ] {
         let (is_wanted, share) = match args.form {
-            None => (true, 12),
+            None => (true, 10),
             Some(wanted) => (wanted == name, 60),
         };
         if is_wanted {

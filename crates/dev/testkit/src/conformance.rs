@@ -17,6 +17,7 @@ pub mod faults;
 pub mod history;
 pub mod instant;
 pub mod layout;
+pub mod mirror;
 pub mod play;
 pub mod stack;
 pub mod stamp;

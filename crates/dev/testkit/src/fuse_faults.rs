@@ -1,12 +1,14 @@
-//! A disk whose faults a test chooses: the one file of a FUSE file system that the test itself serves. A server that
+//! A disk whose faults a test chooses: a FUSE file system that the test itself serves. A server that
 //! uses it meets real errors of real system calls, and needs no switch for that.
 //!
 //! Where it stands: `FaultDisk::mount`, then a server on `FaultDisk::image`. The test adds faults while the server runs
-//! and reads the record of calls that arrived.
+//! and reads the record of calls that arrived. Or `FaultDisk::mount_empty`, then a server on files that it or others make
+//! there, whose power is cut.
 //!
 //! Invariants: every read and write of the server arrives here, also of one that uses the page cache (FOPEN_DIRECT_IO).
-//! The disk knows what a power cut would leave (`FaultDisk::durable`): what was synced, or written with O_DSYNC. A failed
-//! sync forgets what it should have stored, as the page cache does.
+//! The disk knows what a power cut would leave for certain (`FaultDisk::durable`): what was synced, or written with O_DSYNC;
+//! of the rest a cut leaves any sectors. A failed sync forgets what it should have stored, as the page cache does. What was
+//! opened before a cut fails after it. The names of files are durable at once.
 //! Threads: one, of the crate `fuser`. Needs root, because only root may mount.
 //! Limits: the disk is held in memory, twice.
 
@@ -21,6 +23,7 @@ pub use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::deadline::poll_until;
+use crate::rng::Rng;
 
 mod file_system;
 mod state;
@@ -113,8 +116,15 @@ impl FaultDisk {
 
     /// Makes the directory and mounts a disk of zeroes there.
     pub fn mount(directory: &Path, bytes: usize) -> Result<Self> {
+        let disk = Self::mount_empty(directory)?;
+        disk.state().add(IMAGE.into(), vec![0; bytes]);
+        Ok(disk)
+    }
+
+    /// Makes the directory and mounts a file system without files there.
+    pub fn mount_empty(directory: &Path) -> Result<Self> {
         std::fs::create_dir(directory).context("make the mount point")?;
-        let state = Arc::new(Mutex::new(State::new(bytes)));
+        let state = Arc::new(Mutex::new(State::new()));
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName("faults".to_owned()), MountOption::NoAtime];
         let system = file_system::FileSystem::new(Arc::clone(&state));
@@ -157,12 +167,18 @@ impl FaultDisk {
 
     /// What a reader finds in the range.
     pub fn content(&self, bytes: Range<usize>) -> Vec<u8> {
-        self.state().content[bytes].to_vec()
+        self.state().files[0].content[bytes].to_vec()
     }
 
     /// What a power cut would leave in the range.
     pub fn durable(&self, bytes: Range<usize>) -> Vec<u8> {
-        self.state().durable[bytes].to_vec()
+        self.state().files[0].durable[bytes].to_vec()
+    }
+
+    /// Cuts the power: of what is not durable any sectors are lost, and what is open fails. To be called when the servers on it
+    /// were killed.
+    pub fn cut_power(&self, rng: &mut Rng) {
+        self.state().cut_power(rng);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

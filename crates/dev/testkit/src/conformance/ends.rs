@@ -1,13 +1,14 @@
-//! Files of the simulated disk, and channels to them: the ends of stacks in the pure form of the suite.
+//! Files of the simulated disk, and channels to them: the ends of stacks in the pure form of the suite, and the disks of its
+//! other forms.
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use block::{Access, FileId, Node};
+use block::{Access, Clock, FileId, Node};
 
-use super::number;
 use super::stack::{Chosen, Home, Parts, Shape, Subject};
 use super::stamp::{SECTOR_BYTES, Stamp};
+use super::{index, number};
 use crate::rng::Rng;
 use crate::simulation::SharedWorld;
 use crate::simulation::channel::{ChannelHabits, ChannelNode};
@@ -100,4 +101,35 @@ impl Chosen for ChosenEnd {
             }
         })
     }
+}
+
+/// Random bytes, none of which is zero.
+pub(super) fn any_content(rng: &mut Rng, size: u64) -> Vec<u8> {
+    let mut bytes = vec![0; index(size)];
+    rng.fill(&mut bytes);
+    bytes.iter_mut().for_each(|byte| *byte |= 1);
+    bytes
+}
+
+/// A file of the disk, or a channel to it.
+pub(super) fn any_end(
+    name: &str,
+    file: FileId,
+    disk: &Arc<Disk>,
+    (world, clock): (&SharedWorld, &Arc<dyn Clock>),
+    rng: &mut Rng,
+) -> Arc<dyn Node> {
+    let child = FileChild {
+        name: name.to_owned(),
+        disk: Arc::clone(disk),
+        file,
+        access: Access::ReadWrite,
+        discards: true,
+        life: Life::new(u64::MAX),
+    };
+    if rng.one_in(3) {
+        let habits = ChannelHabits::choose(rng, 4096);
+        return Arc::new(ChannelNode::new(child, habits, world, Arc::clone(clock)));
+    }
+    Arc::new(child)
 }

@@ -14,15 +14,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use block::{
-    Access, ByteCount, ByteOffset, Child, Clock, DiskSize, Durability, DurableWriteMethod, Extent,
-    FileId, Node, Operation, Outcome, StatusRecord, Unmap,
+    ByteCount, ByteOffset, Child, Clock, DiskSize, Durability, DurableWriteMethod, Extent, Node,
+    Operation, Outcome, StatusRecord, Unmap,
 };
 
+use super::ends::{any_content, any_end};
 use super::{index, number};
 use crate::rng::Rng;
 use crate::simulation::World;
-use crate::simulation::channel::{ChannelHabits, ChannelNode};
-use crate::simulation::child::{FileChild, Life};
 use crate::simulation::disk::Disk;
 use crate::simulation::iothread::media;
 use crate::simulation::kernel::{Kernel, KernelHabits, KernelMischief};
@@ -131,16 +130,16 @@ pub fn play_instant(seed: u64, make: &InstantMaker<'_>) -> Result<InstantTally> 
     let world = World::new(Kernel::new(Arc::clone(&disk), habits), Rng::new(rng.next_u64()));
     let machine = Machine::new(world);
     let size = (1 + rng.below(5 * CLUSTER / 4096)) * 4096;
-    let mut instant = content(rng, size);
+    let mut instant = any_content(rng, size);
     // A part that is not there.
     let hole = rng.below(size) / 512 * 512..size;
     instant[index(hole.start)..index(hole.end.min(hole.start + CLUSTER))].fill(0);
     let rest = rng.below(3) * 4096;
-    let junk = content(rng, size + rest);
+    let junk = any_content(rng, size + rest);
     let clock = machine.clock();
     let mut child = |name: &str, content: &[u8]| -> Arc<Child> {
         let file = disk.add(content);
-        Child::new(end(name, file, &disk, (&machine, &clock), rng))
+        Child::new(any_end(name, file, &disk, (&machine.world, &clock), rng))
     };
     let (source, target) = (child("source", &instant), child("target", &junk));
     let parts = InstantParts { source, target, clock: &clock, breaks_snapshot, timeout };
@@ -162,37 +161,6 @@ pub fn play_instant(seed: u64, make: &InstantMaker<'_>) -> Result<InstantTally> 
         rng: rng.clone(),
     };
     game.run(block).with_context(|| text)
-}
-
-/// Random bytes, none of which is zero.
-fn content(rng: &mut Rng, size: u64) -> Vec<u8> {
-    let mut bytes = vec![0; index(size)];
-    rng.fill(&mut bytes);
-    bytes.iter_mut().for_each(|byte| *byte |= 1);
-    bytes
-}
-
-/// A file of the disk, or a channel to it.
-fn end(
-    name: &str,
-    file: FileId,
-    disk: &Arc<Disk>,
-    (machine, clock): (&Machine, &Arc<dyn Clock>),
-    rng: &mut Rng,
-) -> Arc<dyn Node> {
-    let child = FileChild {
-        name: name.to_owned(),
-        disk: Arc::clone(disk),
-        file,
-        access: Access::ReadWrite,
-        discards: true,
-        life: Life::new(u64::MAX),
-    };
-    if rng.one_in(3) {
-        let habits = ChannelHabits::choose(rng, 4096);
-        return Arc::new(ChannelNode::new(child, habits, &machine.world, Arc::clone(clock)));
-    }
-    Arc::new(child)
 }
 
 fn overlaps(one: &Range<u64>, other: &Range<u64>) -> bool {

@@ -92,6 +92,8 @@ struct Queue {
 pub struct Survivor {
     socket: PathBuf,
     layout: RingLayout,
+    /// Whether what is completed may still be in caches of the server.
+    is_write_back: bool,
     memory: Arc<SharedMemory>,
     queues: Vec<Queue>,
     front_end: FrontEnd,
@@ -106,6 +108,20 @@ pub struct Survivor {
 impl Survivor {
     /// Connects with fresh rings and gets an in-flight region for them.
     pub fn connect(socket: &Path, layout: RingLayout, queues: u16) -> Result<Self> {
+        Self::connected(socket, layout, queues, true)
+    }
+
+    /// The same as a driver that cannot flush, so that what is completed has to be durable (virtio 1.2, section 5.2.5).
+    pub fn connect_write_through(socket: &Path, layout: RingLayout, queues: u16) -> Result<Self> {
+        Self::connected(socket, layout, queues, false)
+    }
+
+    fn connected(
+        socket: &Path,
+        layout: RingLayout,
+        queues: u16,
+        is_write_back: bool,
+    ) -> Result<Self> {
         let count = usize::from(queues);
         let memory = count * (RING_BYTES + usize::from(SLOTS) * SLOT_BYTES);
         let memory = Arc::new(SharedMemory::new(memory)?);
@@ -116,12 +132,13 @@ impl Survivor {
                 Ok(Queue { ring, slots: [Slot::Free; SLOTS as usize], started })
             })
             .collect::<Result<Vec<_>>>()?;
-        let front_end = negotiated(socket, layout)?;
+        let front_end = negotiated(socket, layout, is_write_back)?;
         let size = queues[0].ring.size();
         let inflight = Inflight::get(&front_end, u16::try_from(count).context("queues")?, size)?;
         let mut survivor = Self {
             socket: socket.to_owned(),
             layout,
+            is_write_back,
             memory,
             versions: vec![0; Self::blocks(count)],
             queues,
@@ -136,7 +153,7 @@ impl Survivor {
 
     /// Goes on with the server that now listens on the socket.
     pub fn reconnect(&mut self) -> Result<()> {
-        self.front_end = negotiated(&self.socket, self.layout)?;
+        self.front_end = negotiated(&self.socket, self.layout, self.is_write_back)?;
         self.set_up()
     }
 
@@ -390,13 +407,14 @@ impl Ring {
     }
 }
 
-fn negotiated(socket: &Path, layout: RingLayout) -> Result<FrontEnd> {
+fn negotiated(socket: &Path, layout: RingLayout, is_write_back: bool) -> Result<FrontEnd> {
     let mut front_end = FrontEnd::connect(socket)?;
     let packed = match layout {
         RingLayout::Split => 0,
         RingLayout::Packed => feature::RING_PACKED,
     };
-    let wanted = feature::VERSION_1 | feature::BLK_FLUSH | feature::BLK_MQ | packed;
+    let flush = if is_write_back { feature::BLK_FLUSH } else { 0 };
+    let wanted = feature::VERSION_1 | flush | feature::BLK_MQ | packed;
     let protocol =
         protocol_feature::MQ | protocol_feature::REPLY_ACK | protocol_feature::INFLIGHT_SHMFD;
     let features = front_end.negotiate(wanted, protocol)?;

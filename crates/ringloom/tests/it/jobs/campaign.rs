@@ -1,5 +1,5 @@
 //! Random jobs on random chains, under a client that knows what each completed write was: jobs end well, are cancelled, have
-//! targets that fail, or the daemon is killed.
+//! targets that fail, the daemon is killed, or the power is cut.
 //!
 //! `RINGLOOM_JOB_ROUNDS` says how many rounds (`cargo xtask jobs --rounds N`), `RINGLOOM_JOB_SEED` repeats the choices of a
 //! run, not how threads interleave.
@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use testkit::client::RingLayout;
 use testkit::deadline::{Deadline, poll_until};
+use testkit::fuse_faults::FaultDisk;
 use testkit::image;
 use testkit::process::{Bench, START_LIMIT, Server};
 use testkit::qmp::QmpClient;
@@ -20,7 +21,7 @@ use testkit::rawring::{Collected, Survivor};
 use testkit::report::note;
 use testkit::rng::Rng;
 
-use crate::control::{monitor, monitor_socket, state};
+use crate::control::{monitor, monitor_socket};
 use crate::support::{qemu_img, ringloom, stop};
 
 const ROUNDS: u64 = 16;
@@ -32,6 +33,9 @@ const CHAIN_MAX: u64 = 4;
 
 /// The latest time of a kill after a job has begun.
 const KILL_MAX_MS: u64 = 120;
+
+/// The directory of a disk whose power is cut.
+const POWER: &str = "power/";
 
 /// A daemon that was killed is gone by then.
 const GONE_LIMIT: Duration = Duration::from_secs(20);
@@ -47,6 +51,8 @@ enum Course {
     Cancel,
     /// The daemon is killed.
     Kill,
+    /// It is killed, and what it had not made durable is lost in part. Its client does not flush.
+    PowerCut,
 }
 
 /// One round: a chain, and a job on it.
@@ -56,6 +62,10 @@ struct Round {
     images: Vec<String>,
     course: Course,
     rng: Rng,
+    /// Where the files are, if the power is to be cut; then their names begin with [`POWER`].
+    power: Option<FaultDisk>,
+    /// What a disk was when a backup began, and its target.
+    instant: Option<(Vec<u8>, &'static str)>,
     /// A server of a target that fails now and then.
     peer: Option<Child>,
 }
@@ -77,26 +87,44 @@ fn bytes() -> u64 {
 impl Round {
     fn new(seed: u64) -> Result<Self> {
         let (bench, mut rng) = (Bench::new()?, Rng::new(seed));
-        let count = 1 + rng.below(CHAIN_MAX);
-        let names: Vec<String> = (0..count).rev().map(|number| format!("c{number}")).collect();
-        image::create_sparse(&bench.path("c0"), bytes())?;
-        for pair in names.windows(2).rev() {
-            let [name, below] = pair else { bail!("a pair") };
-            let format = if below == "c0" { "raw" } else { "qcow2" };
-            qemu_img(&bench, &format!("create -q -f qcow2 -b {below} -F {format} {name}"))?;
-        }
-        let course = match rng.below(6) {
+        let course = match rng.below(8) {
             0 => Course::Keep,
             1 => Course::Cancel,
             2 | 3 => Course::Kill,
+            4 | 5 if FaultDisk::missing().is_none() => Course::PowerCut,
             _ => Course::Complete,
         };
-        Ok(Self { bench, images: names, course, rng, peer: None })
+        let is_cut = course == Course::PowerCut;
+        let power = is_cut.then(|| FaultDisk::mount_empty(&bench.path(POWER))).transpose()?;
+        let count = 1 + rng.below(CHAIN_MAX);
+        let images = (0..count).rev().map(|number| format!("c{number}")).collect();
+        let round = Self { bench, images, course, rng, power, instant: None, peer: None };
+        round.make_raw("c0")?;
+        for pair in round.images.windows(2).rev() {
+            let [name, below] = pair else { bail!("a pair") };
+            let (format, file) = (if below == "c0" { "raw" } else { "qcow2" }, round.file(name));
+            qemu_img(&round.bench, &format!("create -q -f qcow2 -b {below} -F {format} {file}"))?;
+        }
+        Ok(round)
+    }
+
+    /// The file of an image, inside the bench.
+    fn file(&self, name: &str) -> String {
+        // What a server has is of another machine.
+        let is_there = self.power.is_some() && !(name == "raw" && self.peer.is_some());
+        format!("{}{name}", if is_there { POWER } else { "" })
+    }
+
+    /// A durable file of zeroes.
+    fn make_raw(&self, name: &str) -> Result<()> {
+        let path = self.bench.path(&self.file(name));
+        image::create_sparse(&path, bytes())?;
+        Ok(std::fs::File::open(path)?.sync_all()?)
     }
 
     fn node(&self, name: &str, backing: Option<&str>) -> Value {
         let file = json!({
-            "driver": "file", "filename": self.bench.text(name), "discard": "unmap", "read-only": false,
+            "driver": "file", "filename": self.bench.text(&self.file(name)), "discard": "unmap", "read-only": false,
         });
         if name == "c0" || name == "raw" {
             let mut node = file;
@@ -109,7 +137,8 @@ impl Round {
     }
 
     fn serve(&self) -> Result<Server> {
-        let mut arguments = [monitor(&self.bench), state(&self.bench)].concat();
+        let state = ["--state".to_owned(), self.bench.text(&self.file("state"))];
+        let mut arguments = [monitor(&self.bench), state.to_vec()].concat();
         for id in ["t0", "t1"] {
             arguments.extend(["--object".to_owned(), format!("iothread,id={id}")]);
         }
@@ -135,11 +164,12 @@ impl Round {
     fn target(&mut self) -> Result<Value> {
         match self.rng.below(4) {
             0 | 1 => {
-                image::create_sparse(&self.bench.path("raw"), bytes())?;
+                self.make_raw("raw")?;
                 Ok(self.node("raw", None))
             }
             2 => {
-                qemu_img(&self.bench, &format!("create -q -f qcow2 new {}", bytes()))?;
+                let file = self.file("new");
+                qemu_img(&self.bench, &format!("create -q -f qcow2 {file} {}", bytes()))?;
                 Ok(self.node("new", None))
             }
             _ => self.failing_target(),
@@ -170,7 +200,7 @@ impl Round {
     /// The commands that begin a job; whether it is one that waits to be completed.
     fn job(&mut self) -> Result<(Vec<(&'static str, Value)>, bool)> {
         let last = self.images.len() - 1;
-        let kind = if last == 0 { 0 } else { self.rng.below(4) };
+        let kind = if last == 0 { [0, 4][self.rng.index(2)] } else { self.rng.below(5) };
         let speed = [0, 0, 1 << 20][self.rng.index(3)];
         match kind {
             0 | 1 => {
@@ -198,7 +228,7 @@ impl Round {
                 });
                 Ok((vec![("block-commit", commit)], top == 0))
             }
-            _ => {
+            3 => {
                 let top = self.rng.index(last);
                 let mut stream = json!({
                     "job-id": "j", "device": self.images[top], "speed": speed, "auto-dismiss": false,
@@ -209,6 +239,16 @@ impl Round {
                 }
                 Ok((vec![("block-stream", stream)], false))
             }
+            _ => {
+                let target = self.target()?;
+                let policy = if self.peer.is_some() { "ignore" } else { "report" };
+                let backup = json!({
+                    "job-id": "j", "device": self.images[0], "target": target["node-name"], "sync": "full",
+                    "speed": speed, "on-target-error": policy, "on-cbw-error": "break-snapshot",
+                    "auto-dismiss": false,
+                });
+                Ok((vec![("blockdev-add", target), ("blockdev-backup", backup)], false))
+            }
         }
     }
 
@@ -216,7 +256,11 @@ impl Round {
     /// what it had written when that was asked for.
     fn run(mut self) -> Result<String> {
         let server = self.serve()?;
-        let mut client = Survivor::connect(&self.bench.path("e.sock"), RingLayout::Split, QUEUES)?;
+        let connect = match self.power {
+            Some(_) => Survivor::connect_write_through,
+            None => Survivor::connect,
+        };
+        let mut client = connect(&self.bench.path("e.sock"), RingLayout::Split, QUEUES)?;
         let (commands, is_completed) = self.job()?;
         let what = format!("{:?} of {:?}: {commands:?}", self.course, self.images);
         self.carry_out(server, &mut client, &commands, is_completed).context(what.clone())?;
@@ -236,37 +280,19 @@ impl Round {
             ensure!(client.collect()? != Collected::Gone, "gone before the job: {}", server.log());
         }
         let mut qmp = QmpClient::connect(&monitor_socket(&self.bench))?;
-        for (command, arguments) in commands {
-            qmp.execute(command, arguments)?;
-        }
-        let killer = (self.course == Course::Kill)
+        self.begin(&mut qmp, client, commands)?;
+        let killer = matches!(self.course, Course::Kill | Course::PowerCut)
             .then(|| server.kill_after(Duration::from_millis(self.rng.below(KILL_MAX_MS))));
-        let course = self.course;
-        let is_over = AtomicBool::new(false);
-        let ended = std::thread::scope(|scope| -> Result<Result<()>> {
-            let asking = scope.spawn(|| {
-                let result = if is_completed { wait_ready(&mut qmp) } else { wait_end(&mut qmp) };
-                let result = match (result, course, is_completed) {
-                    (Ok(()), Course::Complete | Course::Kill, true) => complete(&mut qmp),
-                    (Ok(()), Course::Cancel, true) => {
-                        qmp.ask("job-cancel", &json!({"id": "j"})).map(drop)
-                    }
-                    (result, _, _) => result,
-                };
-                is_over.store(true, Ordering::Relaxed);
-                result
-            });
-            while !is_over.load(Ordering::Relaxed) {
-                client.submit(&mut rng)?;
-                if client.collect()? == Collected::Gone {
-                    break;
-                }
-            }
-            Ok(asking.join().expect("it does not panic"))
-        })?;
+        let ended = self.go_on(&mut qmp, client, &mut rng, is_completed)?;
+        if ended.is_err() {
+            self.instant = None;
+        }
         if let Some(killer) = killer {
             killer.wait()?;
             server.wait(GONE_LIMIT)?;
+            if let Some(disk) = &self.power {
+                disk.cut_power(&mut rng);
+            }
             server = self.serve().context("started again")?;
             client.reconnect()?;
             qmp = QmpClient::connect(&monitor_socket(&self.bench))?;
@@ -284,12 +310,72 @@ impl Round {
         }
         client.drain()?;
         let root = root(&mut qmp)?;
-        let expected = client.expected();
         drop(qmp);
         let log = stop(server, &[&self.bench.path("e.sock")])?;
         ensure!(!log.contains("panicked"), "{log}");
-        let found = self.content(&root)?;
-        ensure!(found[..expected.len()] == expected[..], "{root} lacks completed writes: {log}");
+        self.judge(&root, &client.expected()).context(log)
+    }
+
+    /// Has the job begin.
+    fn begin(
+        &mut self,
+        qmp: &mut QmpClient,
+        client: &mut Survivor,
+        commands: &[(&'static str, Value)],
+    ) -> Result<()> {
+        for (command, arguments) in commands {
+            if *command == "blockdev-backup" {
+                client.drain()?;
+                let target = if arguments["target"] == "new" { "new" } else { "raw" };
+                self.instant = Some((client.expected(), target));
+            }
+            qmp.execute(command, arguments)?;
+        }
+        Ok(())
+    }
+
+    /// Has the client write until the job has ended as it should, or the daemon is gone; gives how the job has ended.
+    fn go_on(
+        &self,
+        qmp: &mut QmpClient,
+        client: &mut Survivor,
+        rng: &mut Rng,
+        is_completed: bool,
+    ) -> Result<Result<()>> {
+        let (course, is_over) = (self.course, AtomicBool::new(false));
+        let completes = matches!(course, Course::Complete | Course::Kill | Course::PowerCut);
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| {
+                let result = if is_completed { wait_ready(qmp) } else { wait_end(qmp) };
+                let result = match (result, is_completed) {
+                    (Ok(()), true) if completes => complete(qmp),
+                    (Ok(()), true) if course == Course::Cancel => {
+                        qmp.ask("job-cancel", &json!({"id": "j"})).map(drop)
+                    }
+                    (result, _) => result,
+                };
+                is_over.store(true, Ordering::Relaxed);
+                result
+            });
+            while !is_over.load(Ordering::Relaxed) {
+                client.submit(rng)?;
+                if client.collect()? == Collected::Gone {
+                    break;
+                }
+            }
+            Ok(asking.join().expect("it does not panic"))
+        })
+    }
+
+    /// What is served has all completed writes, and a backup what was there when it began.
+    fn judge(&self, root: &str, expected: &[u8]) -> Result<()> {
+        let found = self.content(root)?;
+        ensure!(found[..expected.len()] == *expected, "{root} lacks completed writes");
+        if let Some((instant, target)) = &self.instant {
+            let found = self.content(target)?;
+            let is_equal = found[..instant.len()] == instant[..];
+            ensure!(is_equal, "{target} is not what the disk was when the backup began");
+        }
         Ok(())
     }
 
@@ -306,7 +392,8 @@ impl Round {
             ensure!(ended.is_ok() || self.peer.is_some(), "{ended:?}");
             return Ok(());
         }
-        let name = if self.bench.path("new").exists() { "new" } else { "raw" };
+        let has_new = self.bench.path(&self.file("new")).exists();
+        let name = if has_new { "new" } else { "raw" };
         let expected = client.expected();
         let node = if self.peer.is_some() { None } else { Some(name) };
         if let Some(node) = node {
@@ -320,11 +407,12 @@ impl Round {
     /// What an image shows, by the names that headers have.
     fn content(&self, name: &str) -> Result<Vec<u8>> {
         if name == "c0" || name == "raw" {
-            return Ok(std::fs::read(self.bench.path(name))?);
+            return Ok(std::fs::read(self.bench.path(&self.file(name)))?);
         }
         // A killed daemon leaks clusters at worst.
-        qemu_img(&self.bench, &format!("check -q -f qcow2 -r leaks {name}"))?;
-        qemu_img(&self.bench, &format!("convert -f qcow2 -O raw {name} flat"))?;
+        let file = self.file(name);
+        qemu_img(&self.bench, &format!("check -q -f qcow2 -r leaks {file}"))?;
+        qemu_img(&self.bench, &format!("convert -f qcow2 -O raw {file} flat"))?;
         Ok(std::fs::read(self.bench.path("flat"))?)
     }
 }

@@ -188,8 +188,10 @@ fn a_stderr_that_cannot_be_written_ends_nothing() {
             ]
             .map(str::to_owned);
             let mut shell = program.start(&line, std::slice::from_ref(&socket))?;
-            poll_until("the pidfile", STOP_LIMIT, || Ok(bench.path("pid").exists().then_some(())))?;
-            let daemon = Daemon::from_pidfile(&bench.path("pid"))?;
+            // It is there before it is written.
+            let daemon = poll_until("the pidfile", STOP_LIMIT, || {
+                Ok(Daemon::from_pidfile(&bench.path("pid")).ok())
+            })?;
             for _ in 0..3 {
                 // Each client makes lines.
                 Client::connect(&socket, Shape::small())?.read(0, 4096, 0)?;
