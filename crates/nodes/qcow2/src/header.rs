@@ -30,7 +30,7 @@ pub(crate) const INCOMPATIBLE_LOW_AT: usize = 72 + 7;
 const PLACE_OF_A_TABLE: &str = "it is a multiple of the cluster size below 2^56";
 
 /// The most snapshots, as in QEMU.
-const SNAPSHOTS_MAX: u32 = 65536;
+pub(crate) const SNAPSHOTS_MAX: u32 = 65536;
 
 /// The most bitmaps, as in QEMU.
 const BITMAPS_MAX: u32 = 65535;

@@ -19,7 +19,8 @@
 //! All I/O, also that of opening and closing an image, is internal I/O; a thread that owns no ring makes an engine for
 //! them (`tasks::ControlExecutor`). So a test can cut the power after any of them (`testkit::qcow2rig`).
 //!
-//! A control thread makes new images, too (`create`), and gives them other sizes while no lane is open (`node::resize`).
+//! A control thread makes new images, too (`create`), and gives them other sizes and makes and deletes internal snapshots while
+//! no lane is open (`node::resize`, `node::snapshots`).
 //!
 //! Invariants: one image has one metadata instance, shared by all lanes, while its node is claimed (`node`). What a request
 //! that is over needs to be found again was handed to the kernel before. After a power loss at any time refcounts
@@ -52,6 +53,7 @@ mod refcount;
 mod repair;
 mod serve;
 mod slice;
+mod snapshot_change;
 mod snapshots;
 mod table_reader;
 mod task_limits;
@@ -63,7 +65,9 @@ pub use create::{CreateError, CreateOptions, ImagePreallocation, ImageVersion, c
 pub use handover::{ImageHandOverError, ImageState, InvalidImageState};
 pub use header::{Features, Header, HeaderError};
 pub use image::backing_name::{BackingNameError, ChangeBackingError};
+pub use node::snapshots::{NewSnapshot, SnapshotError, SnapshotSelector};
 pub use node::{Children, Qcow2Node, Qcow2Settings};
 pub use open::{OpenError, make_writable, read_header};
 pub use overlap::OverlapCheck;
+pub use snapshots::SnapshotInfo;
 pub use table_reader::MetadataError;

@@ -10,6 +10,7 @@
 
 mod bitmaps;
 mod resize;
+pub(crate) mod snapshots;
 
 use std::io;
 use std::num::NonZeroU32;
@@ -20,8 +21,8 @@ use std::time::Duration;
 use ::bitmaps::NodeBitmaps;
 use block::{
     Access, BlockLimits, ByteCount, Child, Claim, ClaimError, ClaimGuard, DiskSize, EngineFactory,
-    FailKind, HostMemory, Lane, LaneContext, LaneError, Node, Permission, Permissions, ResizeError,
-    RetryHint, Rights, TakeoverOwner, display_name,
+    FailKind, Lane, LaneContext, LaneError, Node, Permission, Permissions, ResizeError, RetryHint,
+    Rights, TakeoverOwner, display_name,
 };
 use tasks::{AsyncChild, ControlExecutor, TaskExecutor, block_on};
 
@@ -34,8 +35,9 @@ use crate::image::backing_name::{BackingNameError, ChangeBackingError};
 use crate::image::{CacheSizes, Image};
 use crate::lane::Qcow2Lane;
 use crate::lane_core::{BackingFile, DataLocation, DataStore, LaneCore};
-use crate::open::{OpenError, make_writable_with, read_header};
+use crate::open::{OpenError, fill_up, make_writable_with, read_header};
 use crate::overlap::{MetadataClusters, OverlapCheck};
+use crate::snapshots::SnapshotInfo;
 use crate::table_reader::TableReader;
 
 /// How long a lane that no ring uses any more may take to end what it has begun.
@@ -90,6 +92,8 @@ struct Shared {
     engines: Arc<dyn EngineFactory>,
     /// As it was when the node was made, or got another size.
     header: Mutex<Arc<Header>>,
+    /// Its internal snapshots then, and since.
+    snapshots: Mutex<Arc<[SnapshotInfo]>>,
     state: Mutex<UseState>,
 }
 
@@ -129,8 +133,19 @@ impl Qcow2Node {
         let (name, header) = (name.to_owned(), Mutex::new(Arc::new(header)));
         let (state, backing) = (Mutex::default(), Mutex::new(children.backing.clone()));
         let (bitmaps, reports) = (OnceLock::new(), OnceLock::new());
-        let shared =
-            Shared { name, children, backing, settings, bitmaps, reports, engines, header, state };
+        let shared = Shared {
+            name,
+            children,
+            backing,
+            settings,
+            bitmaps,
+            reports,
+            engines,
+            header,
+            snapshots: Mutex::new(Arc::from([])),
+            state,
+        };
+        shared.look_for_snapshots();
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -299,6 +314,7 @@ impl Shared {
         let mut control = ControlExecutor::open(&*self.engines, &file)?;
         let storage = control.storage();
         let bytes = file.size().0.0;
+        self.note_snapshots(&mut control, &header, bytes);
         let writing = match access {
             Access::ReadOnly => None,
             Access::ReadWrite => {
@@ -436,19 +452,6 @@ impl Shared {
         }
         self.run(async |storage| image.close(storage).await)
     }
-}
-
-/// Has a file that is going to be written end with a cluster: part of the last one, or of the L1 table,
-/// may be missing. Returns how long it is; a device stays as it is.
-async fn fill_up(header: &Header, storage: &AsyncChild, bytes: u64) -> u64 {
-    let cluster = 1_u64 << header.cluster_bits;
-    let l1_end = header.l1_offset + u64::from(header.l1_entries) * 8;
-    // What counts as the size may lack a part of a block.
-    let end = bytes.max(l1_end).next_multiple_of(cluster);
-    if end == bytes || storage.write(end - 1, HostMemory::zeroed(1)).await.is_err() {
-        return bytes;
-    }
-    end
 }
 
 /// A claim on an image.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ::bitmaps::BitmapRefusal;
-use block::{EngineFactory, FailKind, LaneError, Node, display_name};
-use tasks::ControlExecutor;
+use block::{EngineFactory, FailKind, HostMemory, LaneError, Node, display_name};
+use tasks::{AsyncChild, ControlExecutor};
 
 use crate::bitmaps::{MarkedBitmaps, mark_in_use};
 use crate::handover::InvalidImageState;
@@ -148,4 +148,17 @@ pub(crate) fn make_writable_with(
     let tables = TableReader::new(&header, &storage, file.size().0.0);
     control.run(mark_in_use(&tables, bitmaps)).map_err(damaged)?;
     Ok(header)
+}
+
+/// Has a file that is going to be written end with a cluster: part of the last one, or of the L1 table,
+/// may be missing. Returns how long it is; a device stays as it is.
+pub(crate) async fn fill_up(header: &Header, storage: &AsyncChild, bytes: u64) -> u64 {
+    let cluster = 1_u64 << header.cluster_bits;
+    let l1_end = header.l1_offset + u64::from(header.l1_entries) * 8;
+    // What counts as the size may lack a part of a block.
+    let end = bytes.max(l1_end).next_multiple_of(cluster);
+    if end == bytes || storage.write(end - 1, HostMemory::zeroed(1)).await.is_err() {
+        return bytes;
+    }
+    end
 }

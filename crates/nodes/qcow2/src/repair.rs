@@ -10,6 +10,7 @@
 //! the refcount table: until then another repair finds what this one has found.
 //! Limits: [`REFCOUNT_TABLE_BYTES_MAX`] of the table are read, those of each kind by a pass over the file and not by a
 //! pass for each snapshot; counts take [`BYTES_MAX`] of memory, twice.
+//! Whoever changes internal snapshots counts in the same way (`snapshot_change`).
 //! Not here: data that is lost, and refcounts of images that claim to be clean: `qemu-img check`.
 
 mod counts;
@@ -26,8 +27,8 @@ use crate::refcount::HostClusters;
 use crate::snapshots::Snapshot;
 use crate::table_reader::{MetadataError, MetadataTables, TableReader, number, wrong};
 
-use counts::{BYTES_MAX, ReferenceCounts};
-use write::RefcountLayout;
+pub(crate) use counts::{BYTES_MAX, ReferenceCounts};
+pub(crate) use write::RefcountLayout;
 
 /// Bits of an L1 entry that are reserved.
 const L1_RESERVED: u64 = !(COPIED | OFFSET);
@@ -55,32 +56,36 @@ pub(crate) async fn repair(
     let mut walk = ImageWalk::new(&tables);
     walk.count().await?;
     walk.check_metadata()?;
-    let target = walk.make_room()?;
+    let target = walk.make_room(header.refcount_table_clusters.into())?;
     walk.write(&target).await
 }
 
 /// A walk through all tables of an image, which counts references to clusters.
 #[derive(Debug)]
-struct ImageWalk<'a> {
-    tables: &'a TableReader<'a>,
-    geometry: Geometry,
-    counts: ReferenceCounts,
+pub(crate) struct ImageWalk<'a> {
+    pub(crate) tables: &'a TableReader<'a>,
+    pub(crate) geometry: Geometry,
+    pub(crate) counts: ReferenceCounts,
+    /// Clusters that are not counted, and not free yet either.
+    pub(crate) leaving: ReferenceCounts,
     /// Where the last search for free clusters ended: none begins at the start again.
     searched: u64,
     /// How many L1 entries name each L2 table.
-    l2: ReferenceCounts,
+    pub(crate) l2: ReferenceCounts,
     /// What has a cluster for itself: what it is, its first cluster and the one behind its last.
     metadata: Vec<(&'static str, HostClusters)>,
-    refcount_table: Vec<u64>,
+    /// The blocks that stay where they are.
+    pub(crate) refcount_table: Vec<u64>,
 }
 
 impl<'a> ImageWalk<'a> {
-    fn new(tables: &'a TableReader<'a>) -> Self {
+    pub(crate) fn new(tables: &'a TableReader<'a>) -> Self {
         let bits = tables.header.cluster_bits;
         Self {
             tables,
             geometry: Geometry::new(tables.header),
             counts: ReferenceCounts::new(bits, BYTES_MAX),
+            leaving: ReferenceCounts::new(bits, BYTES_MAX),
             searched: 0,
             l2: ReferenceCounts::new(bits, BYTES_MAX),
             metadata: Vec::new(),
@@ -90,27 +95,40 @@ impl<'a> ImageWalk<'a> {
 
     /// Counts all references there are.
     async fn count(&mut self) -> Result<(), MetadataError> {
-        let (tables, header) = (self.tables, self.tables.header);
+        let header = self.tables.header;
+        let MetadataTables { refcount_table, snapshots, .. } = self.count_metadata().await?;
+        self.refcount_table = refcount_table;
+        self.count_l1(header.l1_offset, header.l1_entries.into(), 1).await?;
+        for Snapshot { l1_offset, l1_entries } in snapshots {
+            self.count_l1(l1_offset, l1_entries, 1).await?;
+        }
+        self.count_l2().await
+    }
+
+    /// Counts all but L2 tables and what they name.
+    pub(crate) async fn count_metadata(&mut self) -> Result<MetadataTables, MetadataError> {
+        let tables = self.tables;
         let note = |what, clusters: HostClusters| {
             clusters.clone().try_for_each(|cluster| self.counts.add(cluster, 1))?;
             self.metadata.push((what, clusters));
             Ok(())
         };
-        let MetadataTables { refcount_table, snapshots, bitmaps } = tables.metadata(note).await?;
-        self.refcount_table = refcount_table;
-        self.count_l1(header.l1_offset, header.l1_entries.into()).await?;
-        for Snapshot { l1_offset, l1_entries } in snapshots {
-            self.count_l1(l1_offset, l1_entries).await?;
-        }
-        for bitmap in bitmaps {
+        let found = tables.metadata(note).await?;
+        for bitmap in &found.bitmaps {
             let (offset, bytes) = (bitmap.table_offset, bitmap.table_entries * 8);
             let count = |word, at| self.count_bitmap_entry(word, at);
             tables.for_words("a bitmap table", offset, bytes, count).await?;
         }
-        self.count_l2().await
+        Ok(found)
     }
 
-    async fn count_l1(&mut self, offset: u64, entries: u64) -> Result<(), MetadataError> {
+    /// Counts what an L1 table names, as if there were so many of it.
+    pub(crate) async fn count_l1(
+        &mut self,
+        offset: u64,
+        entries: u64,
+        times: u16,
+    ) -> Result<(), MetadataError> {
         let (tables, l2) = (self.tables, &mut self.l2);
         let count = |word, at| {
             if word & L1_RESERVED != 0 {
@@ -120,7 +138,7 @@ impl<'a> ImageWalk<'a> {
                 0 => Ok(()),
                 table => {
                     tables.check_place("an L2 table", table, tables.cluster_bytes())?;
-                    l2.add(table >> tables.header.cluster_bits, 1)
+                    l2.add(table >> tables.header.cluster_bits, times)
                 }
             }
         };
@@ -140,7 +158,7 @@ impl<'a> ImageWalk<'a> {
     }
 
     /// Counts the L2 tables and what they name: each is read once, however many snapshots have it.
-    async fn count_l2(&mut self) -> Result<(), MetadataError> {
+    pub(crate) async fn count_l2(&mut self) -> Result<(), MetadataError> {
         let bits = self.tables.header.cluster_bits;
         // Of a hostile image most are holes.
         let empty = vec![0; usize::try_from(1_u64 << bits).expect("at most 2 MiB")];
@@ -206,7 +224,7 @@ impl<'a> ImageWalk<'a> {
     }
 
     /// Proves that no cluster of metadata is anything else.
-    fn check_metadata(&self) -> Result<(), MetadataError> {
+    pub(crate) fn check_metadata(&self) -> Result<(), MetadataError> {
         let bits = self.tables.header.cluster_bits;
         for (what, clusters) in &self.metadata {
             let is_shared = |cluster: &u64| self.counts.get(*cluster) != 1;
@@ -218,8 +236,12 @@ impl<'a> ImageWalk<'a> {
         shared.map_or(Ok(()), |(cluster, _)| Err(wrong("an L2 table", cluster << bits, PROBLEM)))
     }
 
-    /// Finds free clusters for refcount blocks that are missing, and for a larger table if need be.
-    fn make_room(&mut self) -> Result<RefcountLayout, MetadataError> {
+    /// Finds free clusters for refcount blocks that are missing, and for a larger table if the one that is there, which has
+    /// so many clusters, is too small.
+    pub(crate) fn make_room(
+        &mut self,
+        table_clusters: u64,
+    ) -> Result<RefcountLayout, MetadataError> {
         let bits = self.tables.header.cluster_bits;
         let mut table = self.refcount_table.clone();
         let mut moved: Option<(u64, u64)> = None;
@@ -250,7 +272,7 @@ impl<'a> ImageWalk<'a> {
                 table[place] = self.allocate(1)? << bits;
             }
             let clusters = (table.len() as u64 * 8).div_ceil(self.tables.cluster_bytes());
-            let there = moved.map_or(self.tables.header.refcount_table_clusters.into(), |it| it.1);
+            let there = moved.map_or(table_clusters, |it| it.1);
             if clusters > there {
                 if let Some((first, count)) = moved {
                     (first..first + count).for_each(|cluster| self.counts.forget(cluster));
@@ -268,8 +290,9 @@ impl<'a> ImageWalk<'a> {
         Ok(RefcountLayout { table, moved })
     }
 
-    fn allocate(&mut self, count: u64) -> Result<u64, MetadataError> {
-        let first = self.counts.free(self.searched, count);
+    /// Takes free clusters that follow each other, which are counted once then; the first of them.
+    pub(crate) fn allocate(&mut self, count: u64) -> Result<u64, MetadataError> {
+        let first = self.counts.free_beside(&self.leaving, self.searched, count);
         self.searched = first + count;
         if (first + count) << self.tables.header.cluster_bits > OFFSET_END {
             return Err(MetadataError::Io(FailKind::NoSpace));
@@ -279,7 +302,7 @@ impl<'a> ImageWalk<'a> {
     }
 
     /// Refcounts in a block.
-    fn per_block(&self) -> u64 {
+    pub(crate) fn per_block(&self) -> u64 {
         (self.tables.cluster_bytes() * 8) >> self.tables.header.refcount_order
     }
 }

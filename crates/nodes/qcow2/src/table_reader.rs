@@ -100,6 +100,11 @@ impl<'a> TableReader<'a> {
         Self { header, storage, file_bytes, left: Cell::new(TABLE_BYTES_MAX) }
     }
 
+    /// How long the file is.
+    pub(crate) fn storage_bytes(&self) -> u64 {
+        self.file_bytes - BLOCK_MAX
+    }
+
     pub(crate) fn cluster_bytes(&self) -> u64 {
         1 << self.header.cluster_bits
     }

@@ -230,13 +230,72 @@ pub enum Content {
     Backing,
 }
 
+/// An internal snapshot, as the table says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InternalSnapshot {
+    /// Its identity.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// Where its L1 table is.
+    pub l1_offset: u64,
+    /// How large the disk was.
+    pub disk_bytes: u64,
+}
+
+/// The internal snapshots of an image.
+pub fn snapshots(image: &Snapshot) -> Result<Vec<InternalSnapshot>, String> {
+    let header = Header::read(image)?;
+    bound(header.snapshots.into(), image.bytes())?;
+    let mut at = header.snapshots_offset;
+    let mut all = Vec::new();
+    for _ in 0..header.snapshots {
+        let (id, name) = (u64::from(be16(image, at + 12)), u64::from(be16(image, at + 14)));
+        let extra = u64::from(be32(image, at + 36));
+        let text = |at: u64, count: u64| {
+            let mut bytes = vec![0; index(count)];
+            image.read(at, &mut bytes);
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let names = at + 40 + extra;
+        all.push(InternalSnapshot {
+            id: text(names, id),
+            name: text(names + id, name),
+            l1_offset: be64(image, at),
+            disk_bytes: if extra >= 16 { be64(image, at + 48) } else { header.size },
+        });
+        at = (names + id + name).next_multiple_of(8);
+    }
+    Ok(all)
+}
+
+/// Reads what an internal snapshot holds.
+pub fn read_snapshot(
+    image: &Snapshot,
+    backing: Option<&[u8]>,
+    snapshot: &InternalSnapshot,
+) -> Result<Vec<u8>, String> {
+    let header = Header::read(image)?;
+    let InternalSnapshot { l1_offset, disk_bytes, .. } = *snapshot;
+    read_table(image, None, backing, Header { l1_offset, size: disk_bytes, ..header })
+}
+
 /// Reads the whole disk.
 pub fn read_all(
     image: &Snapshot,
     data: Option<&Snapshot>,
     backing: Option<&[u8]>,
 ) -> Result<Vec<u8>, String> {
-    let header = Header::read(image)?;
+    read_table(image, data, backing, Header::read(image)?)
+}
+
+/// Reads what the L1 table names that the header says.
+fn read_table(
+    image: &Snapshot,
+    data: Option<&Snapshot>,
+    backing: Option<&[u8]>,
+    header: Header,
+) -> Result<Vec<u8>, String> {
     let from = match (header.has(DATA_FILE), data) {
         (false, _) => image,
         (true, Some(data)) => data,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use block::{Access, ByteCount, Child, DiskSize, Node, ResizeError, Rights};
 use tasks::ControlExecutor;
 
-use super::{Qcow2Node, Shared};
+use super::{Qcow2Node, Shared, UseState};
 use crate::header::{Header, L1_BYTES_MAX};
 use crate::image::Image;
 use crate::open::{OpenError, read_header};
@@ -150,7 +150,7 @@ impl Shared {
     }
 
     /// Asks how long the file is now.
-    fn measure(&self) -> Result<(), OpenError> {
+    pub(super) fn measure(&self) -> Result<(), OpenError> {
         let rights = Rights::unchanged_by_others(Access::ReadWrite);
         let claim = self.children.file.node().claim(rights).map_err(Into::into);
         let measured = claim.and_then(|claim| claim.refresh().map_err(Into::into));
@@ -167,6 +167,15 @@ impl Shared {
                 tracing::warn!("some clusters of the image leak: {error}");
             }
         }
+        self.load_again(&mut used, size)
+    }
+
+    /// Loads what the file says now, for writing, after the image that was in use is closed.
+    pub(super) fn load_again(
+        &self,
+        used: &mut UseState,
+        size: Option<u64>,
+    ) -> Result<(), OpenError> {
         self.measure()?;
         self.set_header(read_header(&self.children.file.node(), &*self.engines)?);
         used.image = Some(Arc::new(self.load(Access::ReadWrite, None, size)?));

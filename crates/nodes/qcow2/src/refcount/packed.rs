@@ -18,11 +18,16 @@ impl RefcountBlock {
         Self { bytes: vec![0; bytes], changed: None }
     }
 
+    /// One that is in the file.
+    pub(crate) fn of(bytes: Vec<u8>) -> Self {
+        Self { bytes, changed: None }
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    pub(super) fn get(&self, order: u32, index: u64) -> u64 {
+    pub(crate) fn get(&self, order: u32, index: u64) -> u64 {
         let index = usize::try_from(index).expect("a block has at most 2^24 refcounts");
         match order {
             0..=2 => {

@@ -100,17 +100,44 @@ impl ReferenceCounts {
         })
     }
 
-    /// The first run of so many clusters, not before `from`, that nobody refers to.
-    pub(crate) fn free(&self, from: u64, count: u64) -> u64 {
-        let mut start = from;
-        let mut at = from;
-        while at < start + count {
-            if self.get(at) > 0 {
-                start = at + 1;
+    /// How often each of these clusters is referred to.
+    pub(crate) fn copy_to(&self, clusters: Range<u64>, counts: &mut Vec<u16>) {
+        counts.clear();
+        let mut at = clusters.start;
+        while at < clusters.end {
+            let end = clusters.end.min((at / CHUNK + 1) * CHUNK);
+            let count = usize::try_from(end - at).expect("a chunk is small");
+            match self.chunk_of(at / CHUNK) {
+                Some(chunk) => counts.extend(&chunk[index(at)..index(at) + count]),
+                None => counts.resize(counts.len() + count, 0),
             }
-            at += 1;
+            at = end;
+        }
+    }
+
+    /// The first run of so many clusters, not before `from`, that nobody refers to here or there.
+    pub(crate) fn free_beside(&self, other: &Self, from: u64, count: u64) -> u64 {
+        let (mut start, mut at) = (from, from);
+        while at < start + count {
+            let number = at / CHUNK;
+            let end = (number + 1) * CHUNK;
+            let chunks = [self.chunk_of(number), other.chunk_of(number)];
+            if chunks == [None, None] {
+                at = end;
+            }
+            let is_used = |at| chunks.iter().flatten().any(|chunk| chunk[index(at)] > 0);
+            while at < end && at < start + count {
+                if is_used(at) {
+                    start = at + 1;
+                }
+                at += 1;
+            }
         }
         start
+    }
+
+    fn chunk_of(&self, number: u64) -> Option<&[u16]> {
+        self.places.get(&number).map(|place| &*self.chunks[*place])
     }
 }
 
@@ -141,6 +168,16 @@ mod tests {
     }
 
     #[test]
+    fn counts_of_neighbours_are_copied() {
+        let mut counts = ReferenceCounts::new(16, BYTES_MAX);
+        [4095, 4096, 9000].into_iter().for_each(|cluster| counts.add(cluster, 2).unwrap());
+        let mut copied = vec![7];
+        counts.copy_to(4094..9001, &mut copied);
+        let used: Vec<usize> = (0..copied.len()).filter(|at| copied[*at] == 2).collect();
+        assert_eq!((copied.len(), used), (4907, vec![1, 2, 4906]));
+    }
+
+    #[test]
     fn memory_has_a_bound() {
         let mut counts = ReferenceCounts::new(16, 3 * 2 * CHUNK);
         let added = (0..10).filter(|at| counts.add(at * CHUNK * 7, 1).is_ok()).count();
@@ -151,7 +188,11 @@ mod tests {
     fn free_runs_lie_between_what_is_used() {
         let mut counts = ReferenceCounts::new(16, BYTES_MAX);
         [0, 1, 3, 6, 4095].into_iter().for_each(|cluster| counts.add(cluster, 1).unwrap());
-        let free = |from, count| counts.free(from, count);
+        let mut other = ReferenceCounts::new(16, BYTES_MAX);
+        let free = |from, count| counts.free_beside(&other, from, count);
         assert_eq!((free(0, 1), free(0, 2), free(0, 3), free(4090, 6)), (2, 4, 7, 4096));
+        [2, 4, 4097].into_iter().for_each(|cluster| other.add(cluster, 1).unwrap());
+        let free = |from, count| counts.free_beside(&other, from, count);
+        assert_eq!((free(0, 1), free(0, 2), free(4090, 6), free(4096, 9)), (5, 7, 4098, 4098));
     }
 }

@@ -10,11 +10,11 @@ use crate::table_reader::{MetadataError, STEP, table_bytes, words};
 
 /// Where the repaired refcount table and blocks will be.
 #[derive(Debug)]
-pub(super) struct RefcountLayout {
+pub(crate) struct RefcountLayout {
     /// The place of each block.
-    pub(super) table: Vec<u64>,
+    pub(crate) table: Vec<u64>,
     /// The first cluster of a new table and how many it has.
-    pub(super) moved: Option<(u64, u64)>,
+    pub(crate) moved: Option<(u64, u64)>,
 }
 
 /// The incompatible feature of an image that was not closed.
@@ -40,7 +40,7 @@ impl ImageWalk<'_> {
     }
 
     /// Proves that a refcount can say what was counted.
-    fn check_width(&self) -> Result<(), MetadataError> {
+    pub(crate) fn check_width(&self) -> Result<(), MetadataError> {
         let header = self.tables.header;
         let most = 1_u64.checked_shl(1 << header.refcount_order).map_or(u64::MAX, |end| end - 1);
         let too_many = self.counts.used().find(|(_, count)| u64::from(*count) > most);
@@ -49,7 +49,8 @@ impl ImageWalk<'_> {
         })
     }
 
-    async fn write_blocks(&self, target: &RefcountLayout) -> Result<u64, MetadataError> {
+    /// Writes the blocks that are not there as they shall be; how many.
+    pub(crate) async fn write_blocks(&self, target: &RefcountLayout) -> Result<u64, MetadataError> {
         let (bytes, per_block) = (self.tables.cluster_bytes(), self.per_block());
         let mut written = 0;
         for (offset, number) in target.table.iter().zip(0_u64..).filter(|(offset, _)| **offset > 0)
@@ -92,7 +93,10 @@ impl ImageWalk<'_> {
                 let table = words[0] & OFFSET;
                 (place < valid && table > 0).then(|| self.counts.get(table >> bits) == 1)
             };
-            changed += self.write_if_changed(at, &memory, 1, flag).await?;
+            if let Some(flagged) = flagged(&memory, 1, flag) {
+                self.tables.storage.write(at, flagged).await?;
+                changed += 1;
+            }
             at += STEP.min(end - at);
         }
         active.sort_unstable();
@@ -100,12 +104,10 @@ impl ImageWalk<'_> {
         for table in active {
             let memory =
                 self.tables.read("an L2 table", table, self.tables.cluster_bytes()).await?;
-            let step = self.geometry.entry_words();
-            let flag = |_, words: &[u64]| {
-                let bitmap = words.get(1).copied().unwrap_or_default();
-                self.flag_of_entry(RawL2Entry { word: words[0], bitmap })
-            };
-            changed += self.write_if_changed(table, &memory, step, flag).await?;
+            if let Some(flagged) = self.with_flags(&memory) {
+                self.tables.storage.write(table, flagged).await?;
+                changed += 1;
+            }
         }
         Ok(changed)
     }
@@ -124,32 +126,17 @@ impl ImageWalk<'_> {
         }
     }
 
-    /// Sets or clears the flag "copied" of entries of so many words, and writes them if that is news.
-    async fn write_if_changed(
-        &self,
-        at: u64,
-        memory: &[u8],
-        entry_words: usize,
-        flag: impl Fn(usize, &[u64]) -> Option<bool>,
-    ) -> Result<u64, MetadataError> {
-        let mut table: Vec<u64> = words(memory).collect();
-        let mut is_changed = false;
-        for (place, entry) in table.chunks_exact_mut(entry_words).enumerate() {
-            let word = match flag(place, entry) {
-                None => continue,
-                Some(true) => entry[0] | COPIED,
-                Some(false) => entry[0] & !COPIED,
-            };
-            is_changed |= word != entry[0];
-            entry[0] = word;
-        }
-        if is_changed {
-            self.tables.storage.write(at, table_bytes(table)).await?;
-        }
-        Ok(u64::from(is_changed))
+    /// An L2 table with flags "copied" as references were counted, if that is news.
+    pub(crate) fn with_flags(&self, memory: &[u8]) -> Option<HostMemory> {
+        let flag = |_: usize, words: &[u64]| {
+            let bitmap = words.get(1).copied().unwrap_or_default();
+            self.flag_of_entry(RawL2Entry { word: words[0], bitmap })
+        };
+        flagged(memory, self.geometry.entry_words(), flag)
     }
 
-    async fn write_table(&self, target: &RefcountLayout) -> Result<(), MetadataError> {
+    /// Writes the table, if it is not there as it shall be.
+    pub(crate) async fn write_table(&self, target: &RefcountLayout) -> Result<(), MetadataError> {
         if target.moved.is_none() && target.table == self.refcount_table {
             return Ok(());
         }
@@ -174,4 +161,24 @@ impl ImageWalk<'_> {
         storage.write(0, memory).await?;
         Ok(())
     }
+}
+
+/// A table of entries of so many words with other flags "copied", if that is news.
+fn flagged(
+    memory: &[u8],
+    entry_words: usize,
+    flag: impl Fn(usize, &[u64]) -> Option<bool>,
+) -> Option<HostMemory> {
+    let mut table: Vec<u64> = words(memory).collect();
+    let mut is_changed = false;
+    for (place, entry) in table.chunks_exact_mut(entry_words).enumerate() {
+        let word = match flag(place, entry) {
+            None => continue,
+            Some(true) => entry[0] | COPIED,
+            Some(false) => entry[0] & !COPIED,
+        };
+        is_changed |= word != entry[0];
+        entry[0] = word;
+    }
+    is_changed.then(|| table_bytes(table))
 }

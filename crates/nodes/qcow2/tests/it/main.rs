@@ -24,6 +24,7 @@ mod resize;
 mod resize_files;
 mod rig;
 mod rights;
+mod snapshot_changes;
 mod snapshots;
 mod stored_bitmaps;
 

@@ -111,6 +111,13 @@ impl Guest {
         self.finish()
     }
 
+    /// Gives the lane back, and keeps the claim.
+    pub(crate) fn without_lane(self) -> Claim {
+        let Self { lane, _claim: claim, .. } = self;
+        drop(lane);
+        claim
+    }
+
     /// Has the lane end what no request waits for, such as freeing clusters.
     fn finish(&mut self) -> Result<()> {
         loop {

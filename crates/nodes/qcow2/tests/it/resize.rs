@@ -29,28 +29,28 @@ use crate::rig::rounds;
 const ROUNDS: u64 = 4;
 
 /// An image on a disk that loses power, and what it holds.
-struct Rig {
-    disk: Arc<Disk>,
-    image: FileId,
+pub(crate) struct Rig {
+    pub(crate) disk: Arc<Disk>,
+    pub(crate) image: FileId,
     data: Option<FileId>,
     backing: Option<FileId>,
-    made: Made,
-    seed: u64,
+    pub(crate) made: Made,
+    pub(crate) seed: u64,
 }
 
 /// A process that has it open.
-struct Process {
-    node: Arc<Qcow2Node>,
-    control: ControlThread,
+pub(crate) struct Process {
+    pub(crate) node: Arc<Qcow2Node>,
+    pub(crate) control: ControlThread,
     /// Changes and syncs of the image file so far.
-    operations: Arc<AtomicU64>,
+    pub(crate) operations: Arc<AtomicU64>,
     // Dropped last.
     _claim: Claim,
 }
 
 /// What becomes of one operation on the image file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trouble {
+pub(crate) enum Trouble {
     None,
     /// The one of this number, of changes and syncs, fails.
     Fails(u64),
@@ -59,7 +59,7 @@ enum Trouble {
 }
 
 impl Rig {
-    fn new(recipe: &Recipe, seed: u64) -> Result<Self> {
+    pub(crate) fn new(recipe: &Recipe, seed: u64) -> Result<Self> {
         let made = recipe.make(&mut Rng::new(seed))?;
         let disk = Arc::new(Disk::default());
         let image = disk.add(&made.image);
@@ -68,7 +68,7 @@ impl Rig {
         Ok(Self { disk, image, data, backing, made, seed })
     }
 
-    fn open(&self, trouble: Trouble) -> Result<Process> {
+    pub(crate) fn open(&self, trouble: Trouble) -> Result<Process> {
         let life = Life::new(u64::MAX);
         let file = |file: FileId, access| -> Arc<dyn Node> {
             let (name, disk, life) =
@@ -104,7 +104,7 @@ impl Rig {
     }
 
     /// What the image holds now; it has no errors, and so many leaks.
-    fn look(&self) -> Result<(Vec<u8>, u64)> {
+    pub(crate) fn look(&self) -> Result<(Vec<u8>, u64)> {
         let now = self.disk.snapshot(self.image);
         let verdict = check::check(&now).map_err(anyhow::Error::msg)?;
         if let Some(error) = verdict.errors.first() {
@@ -122,7 +122,7 @@ impl Process {
     }
 
     /// Does this on a lane that is opened now.
-    fn on_lane<T>(&self, work: impl AsyncFnOnce(tasks::AsyncChild) -> T) -> Result<T> {
+    pub(crate) fn on_lane<T>(&self, work: impl AsyncFnOnce(tasks::AsyncChild) -> T) -> Result<T> {
         let node: Arc<dyn Node> = Arc::clone(&self.node) as Arc<dyn Node>;
         let mut control = ControlExecutor::open(&self.control, &node)?;
         let storage = control.storage();
@@ -130,7 +130,7 @@ impl Process {
     }
 
     /// The lanes say what they should, and take changes, also at the end.
-    fn use_it(&self, content: &mut [u8], rng: &mut Rng) -> Result<()> {
+    pub(crate) fn use_it(&self, content: &mut [u8], rng: &mut Rng) -> Result<()> {
         let bytes = content.len() as u64;
         ensure!(self.node.size().0.0 == bytes, "the node has {:?}", self.node.size());
         if bytes == 0 {
@@ -153,7 +153,7 @@ impl Process {
     }
 }
 
-fn sized(content: &[u8], size: usize) -> Vec<u8> {
+pub(crate) fn sized(content: &[u8], size: usize) -> Vec<u8> {
     let mut content = content[..size.min(content.len())].to_vec();
     content.resize(size, 0);
     content
