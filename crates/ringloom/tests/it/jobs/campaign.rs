@@ -37,6 +37,9 @@ const KILL_MAX_MS: u64 = 120;
 /// The directory of a disk whose power is cut.
 const POWER: &str = "power/";
 
+/// A client has no request in flight any more by then.
+const REST_LIMIT: Duration = Duration::from_secs(20);
+
 /// A daemon that was killed is gone by then.
 const GONE_LIMIT: Duration = Duration::from_secs(20);
 
@@ -334,7 +337,8 @@ impl Round {
         Ok(())
     }
 
-    /// Has the client write until the job has ended as it should, or the daemon is gone; gives how the job has ended.
+    /// Has the client write until the job has ended as it should, or the daemon is gone; gives how the job has ended. Now and
+    /// then the client rests before a switch, so that nothing that it writes later makes durable what the switch has left.
     fn go_on(
         &self,
         qmp: &mut QmpClient,
@@ -342,11 +346,20 @@ impl Round {
         rng: &mut Rng,
         is_completed: bool,
     ) -> Result<Result<()>> {
-        let (course, is_over) = (self.course, AtomicBool::new(false));
-        let completes = matches!(course, Course::Complete | Course::Kill | Course::PowerCut);
+        let (course, rests) = (self.course, rng.one_in(2));
+        let (is_over, has_rested) = (AtomicBool::new(false), AtomicBool::new(false));
+        // Nobody goes on on a disk that fails.
+        let completes = self.peer.is_none()
+            && matches!(course, Course::Complete | Course::Kill | Course::PowerCut);
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| {
                 let result = if is_completed { wait_ready(qmp) } else { wait_end(qmp) };
+                if rests && result.is_ok() {
+                    is_over.store(true, Ordering::Relaxed);
+                    poll_until("a client that rests", REST_LIMIT, || {
+                        Ok(has_rested.load(Ordering::Acquire).then_some(()))
+                    })?;
+                }
                 let result = match (result, is_completed) {
                     (Ok(()), true) if completes => complete(qmp),
                     (Ok(()), true) if course == Course::Cancel => {
@@ -363,6 +376,8 @@ impl Round {
                     break;
                 }
             }
+            while rests && client.in_flight() > 0 && client.collect()? != Collected::Gone {}
+            has_rested.store(true, Ordering::Release);
             Ok(asking.join().expect("it does not panic"))
         })
     }
@@ -429,10 +444,15 @@ fn status(qmp: &mut QmpClient) -> Result<Option<(String, Option<String>)>> {
     Ok(text("status").map(|status| (status, text("error"))))
 }
 
-/// Waits for a job to be in one of these states; one that rests after an error goes on.
+/// Waits for a job to be in one of these states; one that rests after an error goes on, and one that is slower than what its
+/// client writes loses its limit.
 fn wait_for(qmp: &mut QmpClient, states: &[&str]) -> Result<()> {
     let deadline = Deadline::after(Duration::from_secs(60));
+    let slow = Deadline::after(Duration::from_secs(2));
     loop {
+        if slow.has_passed() {
+            qmp.ask("block-job-set-speed", &json!({"device": "j", "speed": 0}))?;
+        }
         match status(qmp)? {
             None => bail!("the job is gone"),
             Some((_, Some(error))) => bail!("the job has failed: {error}"),
