@@ -51,8 +51,9 @@ pub use activity::ActivityError;
 pub use bitmaps::ExportedBitmapError;
 use block_jobs::BlockJob;
 pub use block_jobs::{
-    BackingName, BackupOptions, BackupSync, BitmapSync, BlockJobError, BlockJobProgress,
-    CommitOptions, JobNews, JobObserver, MirrorEnd, MirrorOptions, MirrorSync, StreamOptions,
+    BackingName, BackupBitmap, BackupOptions, BackupSync, BitmapSync, BlockJobError,
+    BlockJobProgress, CommitOptions, JobNews, JobObserver, MirrorEnd, MirrorOptions, MirrorSync,
+    StreamOptions,
 };
 pub use build_error::BuildError;
 pub use change::{AtOnce, GraphChangeError};

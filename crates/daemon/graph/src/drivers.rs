@@ -27,11 +27,12 @@ mod throttle;
 
 pub(crate) use base::{ACTIVE, on_off, pair};
 pub use base::{AutoReadOnly, BASE_HELP, BASE_KEYS, BaseOptions};
+pub use blockdev_reader::check_node_name;
 pub use delay::DELAY_SET;
 pub(crate) use delay::{describe_settings as delay_description, read_settings as delay_settings};
 pub use driver::Driver;
 pub(crate) use driver::{
-    ImageFileReference, MadeNode, NodeContext, NodeError, ThrottleGroups, TlsCredentials,
+    ImageFileReference, MadeNode, NodeContext, NodeError, Options, ThrottleGroups, TlsCredentials,
 };
 pub use file_check::{FileCheckError, file_kind, open_fault, real_directory};
 pub use node::{Blockdev, BlockdevRef, KeyedChild};

@@ -3,12 +3,14 @@
 //! Invariants: a node holds those it stands on, so upper ones are closed first, whoever lets go of them. Of
 //! a node that cannot be made nothing is left, neither what is inside it.
 
+mod access;
 mod bitmaps;
 mod change;
 mod creation;
 mod describe;
 mod filters;
 mod insertion;
+mod jobs;
 mod named_files;
 mod reopen;
 mod root;
@@ -17,7 +19,7 @@ mod tests;
 mod written;
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -45,8 +47,8 @@ use root::Root;
 
 use crate::drivers::{
     ACTIVE, BaseOptions, Blockdev, BlockdevRef, DELAY_SET, Driver, KeyedChild, MadeNode,
-    NodeContext, NodeError, ThrottleGroups, TlsCredentials, delay_description, delay_settings,
-    on_off, pair,
+    NodeContext, NodeError, Options, ThrottleGroups, TlsCredentials, delay_description,
+    delay_settings, on_off, pair,
 };
 use crate::model::{
     Activity, ChildRole, Edge, GraphModel, ModelError, NewExport, NewNode, NodeOwner, NodeUser,
@@ -89,6 +91,8 @@ struct Vertex {
     options: Vec<(String, String)>,
     /// Its driver; none of a node that was made for a test.
     driver: Option<&'static Driver>,
+    /// What only its driver was told; nothing of a node that was made for a test.
+    own: Option<Options>,
     base: BaseOptions,
     /// The same as JSON, as it was written, but the nodes below.
     written: Map<String, Value>,
@@ -347,36 +351,6 @@ impl Graph {
         Ok(node)
     }
 
-    /// The nodes that a job uses from now on, in the order of its edges, each in a place where others may be put.
-    pub fn add_job(
-        &mut self,
-        id: &str,
-        edges: Vec<Edge>,
-    ) -> Result<Vec<Arc<dyn Node>>, ModelError> {
-        self.model.add_job(id, edges.clone())?;
-        let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
-        for Edge { key, node, .. } in edges {
-            let root = Root::new(&node, self.node(&node)?);
-            nodes.push(Arc::clone(&root.node));
-            self.roots.insert((NodeUser::Job(id.to_owned()), key), root);
-        }
-        Ok(nodes)
-    }
-
-    /// The nodes that those jobs use.
-    pub fn nodes_of_jobs(&self, ids: &BTreeSet<String>) -> Vec<Arc<dyn Node>> {
-        let is_theirs = |user: &NodeUser| matches!(user, NodeUser::Job(id) if ids.contains(id));
-        let roots = self.roots.iter().filter(|((user, _), _)| is_theirs(user));
-        roots.map(|(_, root)| Arc::clone(&root.node)).collect()
-    }
-
-    /// Lets go of a job, if it is there.
-    pub fn remove_job(&mut self, id: &str) {
-        self.model.remove_job(id);
-        let job = NodeUser::Job(id.to_owned());
-        self.roots.retain(|(user, _), _| *user != job);
-    }
-
     /// Has an export name other iothreads.
     pub fn set_export_iothreads(&mut self, id: &str, names: &[String]) -> Result<(), ModelError> {
         self.model.set_export_iothreads(id, names)
@@ -467,11 +441,11 @@ impl Graph {
         self.model.add_node(new).expect("it stands on nothing");
         let made = MadeNode::of(node);
         let (places, options, driver, written) = (Vec::new(), Vec::new(), None, Map::new());
-        let base = BaseOptions::DEFAULT;
+        let (base, own) = (BaseOptions::DEFAULT, None);
         let (filters, bitmaps) = (Vec::new(), NodeBitmaps::new(made.node.size()));
         self.vertices.insert(
             name,
-            Vertex { made, filters, bitmaps, places, options, driver, base, written },
+            Vertex { made, filters, bitmaps, places, options, driver, own, base, written },
         );
     }
 
@@ -542,9 +516,9 @@ impl Graph {
         if let Some(name) = &blockdev.node_name {
             written.insert("node-name".to_owned(), name.as_str().into());
         }
-        let base = blockdev.base;
+        let (base, own) = (blockdev.base, Some(Arc::clone(&blockdev.options)));
         let (filters, bitmaps) = self.recording_of(name, &made, before);
-        Ok(Vertex { made, filters, bitmaps, places, options, driver, base, written })
+        Ok(Vertex { made, filters, bitmaps, places, options, driver, own, base, written })
     }
 
     fn context<'a>(

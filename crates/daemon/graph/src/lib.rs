@@ -16,8 +16,8 @@ mod storage_watchdog;
 
 pub use drivers::{
     AutoReadOnly, BASE_HELP, BASE_KEYS, BaseOptions, Blockdev, BlockdevRef, DELAY_SET, DRIVERS,
-    Driver, FileCheckError, KeyedChild, file_kind, image_format, image_formats, open_fault,
-    real_directory,
+    Driver, FileCheckError, KeyedChild, check_node_name, file_kind, image_format, image_formats,
+    open_fault, real_directory,
 };
 pub use graph::{
     DelayBefore, DelayError, EdgeChange, ExportStorage, FilterKind, Graph, GraphChange,
@@ -25,8 +25,8 @@ pub use graph::{
     NamedFileRefusal, NamedFileRole, NamedFilesPolicy, NodeDescription, NodeInfo, NodeReopening,
 };
 pub use model::{
-    Activity, ChildRole, Edge, ExportAddress, GraphModel, ModelError, NODE, NewExport, NewNode,
-    NodeOwner, NodeUser, PermissionConflict, TypedObjectId, UsedEdge, path_down,
+    Activity, ChildRole, Edge, ExportAddress, GraphModel, JobFilter, ModelError, NODE, NewExport,
+    NewNode, NodeOwner, NodeUser, PermissionConflict, TypedObjectId, UsedEdge, path_down,
 };
 pub use nbd_client::{ConnectGrant, ServerAddress};
 pub use objects::{

@@ -11,6 +11,7 @@
 mod chain;
 mod changes;
 mod fault;
+mod job_filters;
 mod permissions;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use std::path::{Path, PathBuf};
 use block::{Access, Permission, Rights};
 
 pub use fault::ModelError;
+pub use job_filters::JobFilter;
 pub use permissions::ChildRole;
 pub use permissions::{NodeUser, PermissionConflict};
 pub(crate) use use_graph::ROOT;
@@ -143,6 +145,8 @@ pub struct GraphModel {
     nodes: BTreeMap<String, ModelNode>,
     exports: BTreeMap<String, ModelExport>,
     uses: UseGraph,
+    /// Filters of jobs that have names, by job.
+    job_filters: BTreeMap<String, JobFilter>,
 }
 
 /// A node of the model.
@@ -222,7 +226,7 @@ impl GraphModel {
     /// Whether a node could be added, but for conflicts with others: then whether it takes changes. What stands on a
     /// read-only node is one, as in QEMU.
     pub fn judge(&self, new: &NewNode<'_>) -> Result<Access, ModelError> {
-        if self.nodes.contains_key(new.name) {
+        if self.nodes.contains_key(new.name) || self.is_filter_name(new.name) {
             return Err(ModelError::Duplicate { what: "node-name", name: new.name.to_owned() });
         }
         new.objects.iter().try_for_each(|object| self.find_object(*object))?;
@@ -358,6 +362,7 @@ impl GraphModel {
 
     /// Takes a job away, if it is there.
     pub fn remove_job(&mut self, id: &str) {
+        self.job_filters.remove(id);
         self.uses.remove(&NodeUser::Job(id.to_owned()));
     }
 

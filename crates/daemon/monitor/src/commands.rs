@@ -8,6 +8,7 @@ mod bitmaps;
 mod chain_jobs;
 mod chardevs;
 mod creation;
+mod drive_jobs;
 mod exports;
 mod filters;
 mod images;
@@ -152,6 +153,7 @@ pub(crate) const COMMANDS: &[Command] = {
             nodes::set_write_threshold,
         ),
         changes("block-job-cancel", Table(&jobs::BLOCK_CANCEL), <()>::describe, jobs::block_cancel),
+        changes("block-job-change", Table(&jobs::BLOCK_CHANGE), <()>::describe, jobs::block_change),
         changes(
             "block-job-complete",
             Table(&jobs::BLOCK_COMPLETE),
@@ -215,6 +217,21 @@ pub(crate) const COMMANDS: &[Command] = {
         ),
         changes("chardev-add", Table(&chardevs::ADD), ChardevReturn::describe, chardevs::add),
         changes("chardev-remove", Table(&chardevs::REMOVE), <()>::describe, chardevs::remove),
+        with(
+            &["deprecated"],
+            changes(
+                "drive-backup",
+                Table(&drive_jobs::DRIVE_BACKUP),
+                <()>::describe,
+                drive_jobs::drive_backup,
+            ),
+        ),
+        changes(
+            "drive-mirror",
+            Table(&drive_jobs::DRIVE_MIRROR),
+            <()>::describe,
+            drive_jobs::drive_mirror,
+        ),
         changes("job-cancel", Table(&jobs::CANCEL), <()>::describe, jobs::cancel),
         changes("job-complete", Table(&jobs::COMPLETE), <()>::describe, jobs::complete),
         changes("job-dismiss", Table(&jobs::DISMISS), <()>::describe, jobs::dismiss),
@@ -342,13 +359,10 @@ pub(crate) const COMMANDS: &[Command] = {
 
 /// The commands of qemu-storage-daemon that are not here, and say so.
 const LATER: &[&str] = &[
-    "block-job-change",
     "blockdev-snapshot-delete-internal-sync",
     "blockdev-snapshot-internal-sync",
     "chardev-change",
     "chardev-send-break",
-    "drive-backup",
-    "drive-mirror",
     "ringbuf-read",
     "ringbuf-write",
     "x-blockdev-amend",

@@ -21,6 +21,7 @@ use host::chain_of;
 use jobs::{
     BlockJobNews, Job, JobEnd, JobEvent, JobKind, JobSettings, JobStatus, JobVerb, VerbRefusal,
 };
+use layers::MirrorMode;
 use serde_json::{Value, json};
 
 use crate::events::{
@@ -51,6 +52,8 @@ pub(crate) struct JobEntry {
     pub(crate) job: Job,
     /// The nodes that it writes, which nobody else uses and nobody may begin to use.
     nodes: Vec<String>,
+    /// The node that was made for it, and is gone with it unless somebody uses it.
+    pub(crate) owned: Option<String>,
     /// What was asked of it.
     wish: JobWish,
     /// Whether a restart has to find what it changes.
@@ -120,6 +123,7 @@ impl Jobs {
             serial,
             job,
             nodes,
+            owned: None,
             wish: JobWish::GoOn,
             policy,
             progress: BlockJobProgress { current: 0, total: 1 },
@@ -271,6 +275,29 @@ impl JobEntry {
         Ok(())
     }
 
+    /// A client has a mirror write to its target at once.
+    pub(crate) fn change_mirror(
+        &mut self,
+        state: &DaemonState,
+        mode: MirrorMode,
+    ) -> Result<(), QmpError> {
+        self.job.check(JobVerb::Change)?;
+        if self.job.kind() != JobKind::Mirror {
+            return Err(QmpError::generic("Job type does not support change"));
+        }
+        let id = self.job.id();
+        let is_synchronous = state.is_mirror_synchronous(id);
+        match mode {
+            MirrorMode::WriteBlocking => state.synchronize_mirror(id),
+            MirrorMode::Background if is_synchronous => {
+                let desc = "Change to copy mode 'background' is not implemented";
+                return Err(QmpError::generic(desc));
+            }
+            MirrorMode::Background => {}
+        }
+        Ok(())
+    }
+
     /// A client has it end with its result.
     pub(crate) fn complete(&mut self, state: &mut DaemonState) -> Result<(), QmpError> {
         self.job.check(JobVerb::Complete)?;
@@ -324,13 +351,14 @@ impl JobEntry {
     fn finish(&mut self, state: &mut DaemonState) {
         let id = self.job.id().to_owned();
         match state.finish_block_job(&id) {
-            Ok(()) => self.succeeded(),
+            Ok(()) => self.succeeded(state),
             Err(error) => self.abort(state, JobEnd::Failed(chain_of(&error).to_string())),
         }
     }
 
     /// Its result counts.
-    fn succeeded(&mut self) {
+    fn succeeded(&mut self, state: &mut DaemonState) {
+        self.let_go(state);
         if self.job.status() != JobStatus::Pending {
             self.job.work_ended(JobEnd::Done);
         }
@@ -357,7 +385,7 @@ impl JobEntry {
         };
         let id = self.job.id().to_owned();
         match state.finish_mirror(&id, end) {
-            Ok(()) => self.succeeded(),
+            Ok(()) => self.succeeded(state),
             Err(BlockJobError::Change(GraphChangeError::NotEqual)) => {}
             Err(error) => {
                 tracing::error!("block job '{id}': {}", chain_of(&error));
@@ -376,8 +404,19 @@ impl JobEntry {
                 chain_of(&error)
             );
         }
+        self.let_go(state);
         self.job.work_ended(end);
         self.job.aborted();
+    }
+
+    /// Its work is over: the node that was made for it is gone, unless somebody uses it.
+    fn let_go(&mut self, state: &mut DaemonState) {
+        let Some(node) = self.owned.take() else { return };
+        let is_used = !state.graph().model().users_of(&node).is_empty();
+        if !is_used && let Err(error) = state.remove_node_at_run_time(&node) {
+            let id = self.job.id();
+            tracing::warn!("block job '{id}': node '{node}' stays: {}", chain_of(&error));
+        }
     }
 
     /// A disk has failed.

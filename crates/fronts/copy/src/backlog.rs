@@ -8,6 +8,7 @@ use bitmaps::CopyBacklog;
 use block::BlockStatus;
 
 use crate::job::CopyError;
+use crate::worker::CHUNK_BYTES;
 
 /// The part of a copy that goes on while its source is written.
 #[derive(Debug)]
@@ -40,6 +41,17 @@ pub struct BacklogLimits {
 impl BacklogLimits {
     /// What the engine thinks best.
     pub const DEFAULT: Self = Self { chunks: usize::MAX, chunk_bytes: u64::MAX };
+
+    /// What needs so many bytes of memory, rounded up to one granule, or less: with how many workers, at most those, and what
+    /// each may have.
+    pub fn of_memory(bytes: u64, granularity: u64, workers: usize) -> (usize, Self) {
+        let bytes = bytes.max(granularity);
+        let chunk = bytes.min(CHUNK_BYTES as u64);
+        let chunk_bytes = if granularity < chunk { chunk - chunk % granularity } else { chunk };
+        let at_once = usize::try_from(bytes / chunk_bytes).unwrap_or(usize::MAX);
+        let workers = workers.clamp(1, at_once);
+        (workers, Self { chunks: at_once / workers, chunk_bytes })
+    }
 }
 
 /// Which bytes of the source are to be copied.
@@ -101,4 +113,30 @@ pub trait CopyObserver: std::fmt::Debug + Send + Sync {
 
     /// A disk has failed.
     fn has_failed(&self, error: CopyError, action: ErrorAction);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check((bytes, granularity, workers): (u64, u64, usize), expected: (usize, usize, u64)) {
+        let (workers, limits) = BacklogLimits::of_memory(bytes, granularity, workers);
+        assert_eq!((workers, limits.chunks, limits.chunk_bytes), expected);
+        assert!(
+            workers as u64 * limits.chunks as u64 * limits.chunk_bytes <= bytes.max(granularity)
+        );
+    }
+
+    #[test]
+    fn memory_is_shared_among_workers_and_too_many_are_left_out() {
+        check((16 << 20, 64 << 10, 4), (4, 16, 256 << 10));
+        check((1 << 20, 64 << 10, 3), (3, 1, 256 << 10));
+        check((512 << 10, 64 << 10, 4), (2, 1, 256 << 10));
+        check((100 << 10, 64 << 10, 4), (1, 1, 64 << 10));
+        check((1, 512, 4), (1, 1, 512));
+        // A granule that is larger than what is read at once.
+        check((1, 64 << 20, 4), (4, 64, 256 << 10));
+        check((1, 1 << 20, 2), (2, 2, 256 << 10));
+    }
 }

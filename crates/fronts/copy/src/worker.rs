@@ -40,7 +40,10 @@ const SLOTS: u16 = 32;
 const SLOTS_AT_ONCE: usize = 2;
 
 /// How many bytes of data: so few that those of all slots stay in the caches of a CPU that copies them.
-const CHUNK_BYTES: usize = 256 << 10;
+pub(crate) const CHUNK_BYTES: usize = 256 << 10;
+
+/// The least memory of a chunk, for what its source tells of it.
+const MEMORY_BYTES_MIN: usize = 4096;
 
 /// How many questions a worker has under way about what it has claimed: what one answer says may spare the others, and a file
 /// system that looks for the end of a run takes a CPU for it.
@@ -91,6 +94,8 @@ pub struct CopyWorker {
     rest: Option<Instant>,
     /// Memory that no chunk has.
     spare: Vec<RequestMemory>,
+    /// How much each chunk has from a side.
+    memory_bytes: usize,
     /// Kept for their room.
     named: Buffers,
     parts: Vec<Part>,
@@ -118,6 +123,9 @@ impl CopyWorker {
             later: None,
             rest: None,
             spare: Vec::new(),
+            memory_bytes: usize::try_from(job.limits().chunk_bytes)
+                .unwrap_or(usize::MAX)
+                .clamp(MEMORY_BYTES_MIN, CHUNK_BYTES),
             named: Buffers::default(),
             parts: Vec::new(),
         })
@@ -282,8 +290,9 @@ impl CopyWorker {
     ) -> SourceRequestSlot {
         let taken = self.free.pop();
         assert_eq!(taken, Some(slot), "the slot that was looked at");
+        let bytes_each = self.memory_bytes;
         let mut memory = || {
-            let fresh = || HostMemory::zeroed(CHUNK_BYTES).into();
+            let fresh = || HostMemory::zeroed(bytes_each).into();
             self.spare.pop().unwrap_or_else(fresh)
         };
         let steps: VecDeque<Step> = then.into_iter().collect();
@@ -458,7 +467,7 @@ impl FrontEnd for CopyWorker {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         let step = chunk.step.clone();
         let bytes = match &step {
-            Step::Status(_) => 0..CHUNK_BYTES,
+            Step::Status(_) => 0..self.memory_bytes,
             Step::Read(_) => 0..count,
             Step::Write(part) => part.start..part.start + count,
             Step::Zero(..) => 0..0,

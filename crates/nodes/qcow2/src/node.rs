@@ -173,6 +173,11 @@ impl Qcow2Node {
         })
     }
 
+    /// Whether there are dirty bitmaps in it.
+    pub fn stores_bitmaps(&self) -> bool {
+        self.shared.header().bitmaps.is_some()
+    }
+
     /// How much memory its tables may take.
     pub fn cache_bytes(&self) -> ByteCount {
         let Qcow2Settings { l2_cache, refcount_cache, .. } = self.shared.settings;

@@ -9,7 +9,9 @@
 
 mod backup;
 mod commit;
+mod error;
 mod mirror;
+mod opened;
 mod stream;
 
 use std::collections::BTreeSet;
@@ -18,24 +20,23 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use bitmaps::{BitmapError, BitmapRefusal, FrozenBitmap};
-use block::{Claim, ClaimError, LaneError, Node};
+use bitmaps::FrozenBitmap;
+use block::{Claim, Node};
 use copy::{CopyEnd, CopyError, CopyJob, CopyObserver, CopyProgress, CopyWorker, ErrorAction};
 use exports::ServingIothreads;
-use graph::{EdgeChange, FilterKind, ModelError, NodeUser};
+use graph::{EdgeChange, FilterKind, NodeUser};
 use iothread::{Iothread, PlacedFrontEnd, SourceName, SourceObserver, SpawnError};
 use kernel_io::Notifier;
-use layers::{CopyBeforeWriteError, MirrorNode, SnapshotState};
-use qcow2::ChangeBackingError;
+use layers::{MirrorNode, SnapshotState};
 use request_path::FrontEndSource;
 
 use super::change::{DRAIN_MAX, WhenDrained};
 use super::{DaemonState, GraphChangeError};
 use crate::configuration::KeptJob;
-use crate::state_file::StateFileError;
 
-pub use backup::{BackupOptions, BackupSync, BitmapSync};
+pub use backup::{BackupBitmap, BackupOptions, BackupSync, BitmapSync};
 pub use commit::CommitOptions;
+pub use error::BlockJobError;
 pub use mirror::{MirrorEnd, MirrorOptions, MirrorSync};
 pub use stream::StreamOptions;
 
@@ -47,127 +48,6 @@ const WORKERS_MIN: usize = 2;
 
 /// The most workers of a job.
 const WORKERS_MAX: usize = 4;
-
-/// A job could not be begun, or not be ended like that.
-#[derive(Debug, thiserror::Error)]
-pub enum BlockJobError {
-    /// The source is its own target.
-    #[error("Can't mirror node into itself")]
-    Itself,
-    /// Something else stands on the source as its backing file.
-    #[error("Need a root block node: node '{0}' is a backing file")]
-    NoRoot(String),
-    /// A node that is not below another one in its chain of backing files.
-    #[error("'{base}' is not in this backing chain of '{top}'")]
-    NotInChain {
-        /// The lower one.
-        base: String,
-        /// The upper one.
-        top: String,
-    },
-    /// Others see what would be changed.
-    #[error(
-        "Node '{node}' is busy: {user} uses it, too, and would see what is committed into '{base}'"
-    )]
-    OtherUser {
-        /// The node.
-        node: String,
-        /// What uses it.
-        user: NodeUser,
-        /// Where it is committed to.
-        base: String,
-    },
-    /// An image without a name for its backing file.
-    #[error("node '{0}' is no image that can have a backing file")]
-    NoImage(String),
-    /// The header of an image could not be changed.
-    #[error(transparent)]
-    Backing(#[from] ChangeBackingError),
-    /// The source of a backup is its own target. QEMU's sentence.
-    #[error("Source and target cannot be the same")]
-    Same,
-    /// A backup's target has another size. QEMU's sentence, and what they have.
-    #[error(
-        "Source and target image have different sizes: '{node}' has {wanted} bytes, '{target}' {found}"
-    )]
-    OtherSize {
-        /// The target.
-        target: String,
-        /// Its size.
-        found: u64,
-        /// The source.
-        node: String,
-        /// Its size.
-        wanted: u64,
-    },
-    /// Less at once than is preserved together. QEMU's sentence.
-    #[error("Required max-chunk ({chunk}) is less than backup cluster size ({cluster})")]
-    SmallChunk {
-        /// The most at once.
-        chunk: u64,
-        /// What is preserved together.
-        cluster: u64,
-    },
-    /// The source cannot be kept as it is.
-    #[error(transparent)]
-    Instant(#[from] CopyBeforeWriteError),
-    /// A bitmap cannot be used.
-    #[error(transparent)]
-    NamedBitmap(#[from] BitmapRefusal),
-    /// The target is too small.
-    #[error(
-        "Source and target image have different sizes: node '{target}' has {found} bytes, and node '{node}' has {wanted}"
-    )]
-    TooSmall {
-        /// The target.
-        target: String,
-        /// Its size.
-        found: u64,
-        /// The source.
-        node: String,
-        /// Its size.
-        wanted: u64,
-    },
-    /// The nodes cannot be used for that.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// The target, or the source, cannot be had.
-    #[error(transparent)]
-    Claim(#[from] ClaimError),
-    /// The graph could not be changed.
-    #[error(transparent)]
-    Change(#[from] GraphChangeError),
-    /// It cannot be kept that it runs.
-    #[error(transparent)]
-    State(#[from] StateFileError),
-    /// There is no memory for what is left to copy.
-    #[error(transparent)]
-    Bitmap(#[from] BitmapError),
-    /// An iothread could not be started.
-    #[error(transparent)]
-    Iothread(#[from] SpawnError),
-    /// A worker could not be made.
-    #[error("a worker of the job cannot be made")]
-    Worker(#[source] io::Error),
-    /// An iothread cannot use the nodes.
-    #[error("iothread {iothread} cannot serve the job")]
-    Lane {
-        /// Which one.
-        iothread: String,
-        /// Why.
-        #[source]
-        source: LaneError,
-    },
-    /// What was written to the target could not be made durable.
-    #[error("target '{target}': a flush failed")]
-    Flush {
-        /// The target.
-        target: String,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// What happens to a job without a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -233,13 +113,20 @@ pub(super) struct BlockJob {
     working: usize,
     /// Whether what it has done counts from the next thing on that is kept.
     is_ending: bool,
+    /// The node that takes changes only as long as the job is there.
+    opened: Option<String>,
 }
 
 /// What a job does besides copying.
 #[derive(Debug)]
 enum JobWork {
     /// It moves the users of its source to the target.
-    Mirror { filter: Arc<MirrorNode>, target: String },
+    Mirror {
+        filter: Arc<MirrorNode>,
+        target: String,
+        /// Whose users they are: the source, or what it shows.
+        replaced: String,
+    },
     /// It has an image stand on that backing file, which has what those between them had.
     Commit { backing: NewBacking },
     /// It has its source stand on that backing file, or on none.
@@ -477,11 +364,15 @@ impl DaemonState {
         self.jobs[id].flush().map_err(failed)?;
         let user = NodeUser::Node(image.clone());
         let edge = EdgeChange { user, key: BACKING.to_owned(), by: node.clone() };
-        let change = self.graph.end_job(id, &[edge]).map_err(GraphChangeError::from)?;
+        // Whether it can be, before anything is written.
+        self.graph.end_job(id, std::slice::from_ref(&edge)).map_err(GraphChangeError::from)?;
         // The bytes are the same with both names: a header that is ahead of the graph harms nobody.
-        let found = self.graph.node_info(image)?.image.map(Arc::clone);
-        let found = found.ok_or_else(|| BlockJobError::NoImage(image.clone()))?;
-        self.name_backing::<BlockJobError>(image, &found, &name.file, name.format.as_deref())?;
+        self.while_writable::<_, BlockJobError>(image, |state| {
+            let found = state.graph.node_info(image)?.image.map(Arc::clone);
+            let found = found.ok_or_else(|| BlockJobError::NoImage(image.clone()))?;
+            state.name_backing::<BlockJobError>(image, &found, &name.file, name.format.as_deref())
+        })?;
+        let change = self.graph.end_job(id, &[edge]).map_err(GraphChangeError::from)?;
         self.jobs.get_mut(id).expect("it is there").is_ending = true;
         let mut state_file = self.state_file.take();
         let result = self.carry_out(change, state_file.as_mut(), &mut WhenDrained::new(|| Ok(())));
@@ -491,11 +382,12 @@ impl DaemonState {
         }
         result?;
         self.is_changed = true;
-        self.jobs.remove(id);
+        let opened = self.jobs.remove(id).and_then(|job| job.opened);
         self.graph.remove_job(id);
         if self.graph.has_filter(&source, FilterKind::Job)? {
             self.take_filter(&source, FilterKind::Job)?;
         }
+        opened.iter().for_each(|node| self.protect(node));
         match node {
             Some(node) => tracing::info!("block job '{id}': node '{image}' stands on '{node}' now"),
             None => tracing::info!("block job '{id}': node '{image}' has no backing file any more"),
@@ -540,6 +432,7 @@ impl BlockJob {
             is_paused: false,
             working: 0,
             is_ending: false,
+            opened: None,
         }
     }
 

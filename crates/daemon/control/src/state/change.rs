@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Child, Claim, ClaimError, LaneError, Node, ResizeError, SystemClock};
+use block::{Access, Child, Claim, ClaimError, LaneError, Node, ResizeError, SystemClock};
 use exports::{ClaimLock, ExportedDisk};
 use graph::{
     Blockdev, EdgeChange, FilterKind, Graph, GraphChange, GraphChangeRefusal, ModelError, NodeUser,
@@ -391,6 +391,18 @@ impl DaemonState {
     pub fn take_filter(&mut self, node: &str, kind: FilterKind) -> Result<(), GraphChangeError> {
         let change = self.graph.take_filter(node, kind)?;
         self.prepare_change(change)?.commit(|| {})
+    }
+
+    /// Has a node, and what its bytes are in, take changes or not, while guests run; no restart finds it. Whether that is new.
+    /// Blocks, as long as the longest request in flight, or 30 seconds.
+    pub(super) fn change_access(
+        &mut self,
+        node: &str,
+        access: Access,
+    ) -> Result<bool, GraphChangeError> {
+        let Some(change) = self.graph.with_access(node, access)? else { return Ok(false) };
+        self.prepare_change(change)?.commit(|| {})?;
+        Ok(true)
     }
 
     /// Does all of a change that can fail, but opening lanes.

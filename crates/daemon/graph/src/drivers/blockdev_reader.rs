@@ -78,7 +78,8 @@ fn read(
     fields.check_keys(&driver.keys)?;
     let mut written = fields.written();
     written.insert("driver".to_owned(), driver.name.into());
-    let node_name = fields.text("node-name")?.map(check_node_name).transpose()?;
+    let node_name = fields.text("node-name")?;
+    let node_name = node_name.map(|name| check_node_name("node-name", name)).transpose()?;
     let base = BaseOptions::read(&mut fields, inherited)?;
     let activity = base::read_activity(&mut fields)?;
     let options = (driver.read)(&mut fields, &base)?;
@@ -89,9 +90,10 @@ fn read(
     Ok(Blockdev { node_name, driver, options, children: children.read, base, activity, written })
 }
 
-fn check_node_name(name: String) -> Result<String, ArgumentError> {
+/// Whether a node can be called so, as that key says.
+pub fn check_node_name(key: &'static str, name: String) -> Result<String, ArgumentError> {
     if !is_identifier(&name) {
-        return Err(ArgumentError::NotAnIdentifier { key: "node-name", value: name });
+        return Err(ArgumentError::NotAnIdentifier { key, value: name });
     }
     if name.len() > NODE_NAME_BYTES_MAX {
         return Err(ArgumentError::own(BlockdevError::NameTooLong { name }));

@@ -43,6 +43,10 @@ impl ImplicitFilter {
         Self { kind, node: make(Arc::clone(&below)), below }
     }
 
+    pub(super) fn kind(&self) -> FilterKind {
+        self.kind
+    }
+
     /// Puts a node below it.
     pub(super) fn place_below(&self, node: &Arc<dyn Node>) -> ChangedPlace {
         ChangedPlace::Node { child: Arc::clone(&self.below), node: Arc::clone(node) }

@@ -24,6 +24,13 @@ impl GraphModel {
         Some(steps)
     }
 
+    /// The node whose bytes a filter shows, if it is one.
+    pub fn filtered(&self, node: &str) -> Option<&str> {
+        let below = self.below(&NodeUser::Node(node.to_owned()));
+        let edge = below.iter().find(|edge| edge.role.is_same_disk())?;
+        self.is_filter(node).then_some(&edge.node)
+    }
+
     /// The edges from a node down its chain of backing files, the uppermost first, those below filters among them.
     pub fn chain_edges(&self, top: &str) -> Vec<&Edge> {
         let (mut edges, mut at): (Vec<&Edge>, _) = (Vec::new(), top);

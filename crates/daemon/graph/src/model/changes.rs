@@ -27,6 +27,14 @@ impl GraphModel {
         Ok(())
     }
 
+    /// Has a node take changes or not.
+    pub(crate) fn set_access(&mut self, name: &str, access: Access) {
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.access = access;
+        }
+        self.uses.set_access(name, access);
+    }
+
     /// Whether those above and below a node bear with what it may do.
     pub fn check_access(&self, name: &str) -> Result<(), ModelError> {
         let refused = |child: &str, user: &NodeUser| {

@@ -3,36 +3,41 @@
 
 use std::sync::Arc;
 
-use control::{BackupOptions, BackupSync, BitmapSync, JobObserver, StatePolicy};
+use control::{BackupBitmap, BackupOptions, BackupSync, BitmapSync, JobObserver, StatePolicy};
 use jobs::{JobKind, JobSettings};
 use layers::CbwErrorPolicy;
 use serde_json::Value;
-use syntax::{Keys, OptionFields, ValueType, optional, required};
+use syntax::{Key, Keys, OptionFields, ValueType, optional, required};
 
 use super::bitmaps::BitmapActions;
-use super::mirror::{BLOCK_JOB_KEYS, ON_ERROR, block_job_settings, error_policy, node};
+use super::mirror::{
+    BLOCK_JOB_KEYS, FILTER_NAME, ON_ERROR, block_job_settings, error_policy, filter_name, node,
+};
 use super::{CommandContext, done};
 use crate::jobs::JobSerial;
 use crate::qmp_error::QmpError;
+
+/// What backups are told, whatever their targets are.
+pub(super) const BACKUP_KEYS: &[Key] = &[
+    required("sync", ValueType::Word(&["top", "full", "none", "incremental", "bitmap"])),
+    optional("bitmap", ValueType::Text),
+    optional("bitmap-mode", ValueType::Word(&["on-success", "never", "always"])),
+    optional("compress", ValueType::Flag),
+    optional("on-source-error", ON_ERROR),
+    optional("on-target-error", ON_ERROR),
+    optional("on-cbw-error", ValueType::Word(&["break-guest-write", "break-snapshot"])),
+    optional("x-perf", ValueType::Object(&PERF)),
+    FILTER_NAME,
+];
 
 pub(super) static BACKUP: Keys = Keys {
     of: "blockdev-backup",
     supported: &[
         BLOCK_JOB_KEYS,
-        &[
-            required("device", ValueType::Text),
-            required("target", ValueType::Text),
-            required("sync", ValueType::Word(&["top", "full", "none", "incremental", "bitmap"])),
-            optional("bitmap", ValueType::Text),
-            optional("bitmap-mode", ValueType::Word(&["on-success", "never", "always"])),
-            optional("compress", ValueType::Flag),
-            optional("on-source-error", ON_ERROR),
-            optional("on-target-error", ON_ERROR),
-            optional("on-cbw-error", ValueType::Word(&["break-guest-write", "break-snapshot"])),
-            optional("x-perf", ValueType::Object(&PERF)),
-        ],
+        &[required("device", ValueType::Text), required("target", ValueType::Text)],
+        BACKUP_KEYS,
     ],
-    later: &[&["filter-node-name", "discard-source"]],
+    later: &[&["discard-source"]],
 };
 
 static PERF: Keys = Keys {
@@ -55,13 +60,15 @@ pub(super) struct ReadBackup {
     options: BackupOptions,
     observer: Arc<dyn JobObserver>,
     settings: JobSettings,
+    /// The node that is gone with it, unless somebody uses it.
+    pub(super) owned: Option<String>,
 }
 
 pub(super) fn backup(
     context: &mut CommandContext<'_>,
     mut fields: OptionFields,
 ) -> Result<Value, QmpError> {
-    let backup = read(context, &mut fields)?;
+    let backup = read_between_nodes(context, &mut fields)?;
     begin(context, vec![backup], &mut BitmapActions::new(Vec::new(), Ok(())))?;
     done()
 }
@@ -81,26 +88,36 @@ pub(super) fn begin(
     let options = |it: &ReadBackup| (it.options.clone(), Arc::clone(&it.observer));
     let started: Vec<_> = all.iter().map(options).collect();
     context.state.start_backups(&started, bitmaps)?;
-    for ReadBackup { serial, options, settings, .. } in all {
+    for ReadBackup { serial, options, settings, owned, .. } in all {
         let begun = (options.id.as_str(), JobKind::Backup, settings);
         let events = context.jobs.begin(serial, begun, Vec::new(), StatePolicy::Volatile);
         context.events.extend(events);
-        if options.sync == BackupSync::Changed {
-            context.jobs.get(&options.id).expect("it has begun").is_idle = true;
-        }
+        let entry = context.jobs.get(&options.id).expect("it has begun");
+        (entry.is_idle, entry.owned) = (options.sync == BackupSync::Changed, owned);
     }
     Ok(())
 }
 
 /// Reads what a backup is to be; nothing is begun.
-pub(super) fn read(
+pub(super) fn read_between_nodes(
     context: &mut CommandContext<'_>,
     fields: &mut OptionFields,
 ) -> Result<ReadBackup, QmpError> {
-    let (id, settings) = block_job_settings(fields)?;
     let source = node(context, fields, "device")?;
     let target = node(context, fields, "target")?;
-    let sync = sync(fields)?;
+    let sync = fields.word("sync")?;
+    read(context, fields, (source, target), sync)
+}
+
+/// The same but nodes and `sync`, which were read.
+pub(super) fn read(
+    context: &mut CommandContext<'_>,
+    fields: &mut OptionFields,
+    (source, target): (String, String),
+    word: Option<&'static str>,
+) -> Result<ReadBackup, QmpError> {
+    let (id, settings) = block_job_settings(fields)?;
+    let (sync, bitmap) = sync(fields, word)?;
     if fields.flag("compress")?.unwrap_or(false) {
         let desc = format!("Compression is not supported for this drive {source}");
         return Err(QmpError::generic(desc));
@@ -112,12 +129,14 @@ pub(super) fn read(
     let (workers_max, chunk_max, min_cluster_bytes) = performance(fields)?;
     let (on_source_error, on_target_error) =
         (error_policy(fields, "on-source-error")?, error_policy(fields, "on-target-error")?);
+    let filter = filter_name(fields)?;
     let (serial, observer) = context.jobs.prepare(&id, &context.inbox)?;
     let options = BackupOptions {
         id,
         source,
         target,
         sync,
+        bitmap,
         speed: settings.speed,
         on_source_error,
         on_target_error,
@@ -125,34 +144,37 @@ pub(super) fn read(
         workers_max,
         chunk_max,
         min_cluster_bytes,
+        filter,
     };
-    Ok(ReadBackup { serial, options, observer, settings })
+    Ok(ReadBackup { serial, options, observer, settings, owned: None })
 }
 
-/// What is copied, and what becomes of a bitmap that says so. QEMU's sentences.
-fn sync(fields: &mut OptionFields) -> Result<BackupSync, QmpError> {
-    let word = fields.word("sync")?;
+/// What is copied, and the bitmap of that, with what becomes of it. QEMU's sentences.
+fn sync(
+    fields: &mut OptionFields,
+    word: Option<&'static str>,
+) -> Result<(BackupSync, Option<BackupBitmap>), QmpError> {
     let word = word.ok_or_else(|| QmpError::generic("parameter 'sync' is missing"))?;
-    let bitmap = fields.text("bitmap")?;
-    let mode = fields.word("bitmap-mode")?;
-    let refused = |desc: String| Err(QmpError::generic(desc));
-    let is_by_bitmap = matches!(word, "incremental" | "bitmap");
-    let Some(name) = bitmap else {
-        return match word {
-            _ if is_by_bitmap => {
-                refused(format!("must provide a valid bitmap name for '{word}' sync mode"))
-            }
-            _ if mode.is_some() => {
-                refused("Cannot specify bitmap sync mode without a bitmap".to_owned())
-            }
-            "top" => Ok(BackupSync::Top),
-            "none" => Ok(BackupSync::Changed),
-            _ => Ok(BackupSync::Full),
-        };
+    let (bitmap, mode) = (fields.text("bitmap")?, fields.word("bitmap-mode")?);
+    let sync = match word {
+        "top" => BackupSync::Top,
+        "none" => BackupSync::Changed,
+        "incremental" | "bitmap" => BackupSync::Bitmap,
+        _ => BackupSync::Full,
     };
-    let sync = match (word, mode) {
-        ("incremental", None | Some("on-success")) => BitmapSync::OnSuccess,
-        ("incremental", Some(_)) => {
+    let refused = |desc: String| Err(QmpError::generic(desc));
+    let Some(name) = bitmap else {
+        if sync == BackupSync::Bitmap {
+            return refused(format!("must provide a valid bitmap name for '{word}' sync mode"));
+        }
+        if mode.is_some() {
+            return refused("Cannot specify bitmap sync mode without a bitmap".to_owned());
+        }
+        return Ok((sync, None));
+    };
+    let mode = match (word, mode) {
+        ("incremental", None) => "on-success",
+        ("incremental", Some(mode)) if mode != "on-success" => {
             let desc = "Bitmap sync mode must be 'on-success' when using sync mode 'incremental'";
             return refused(desc.to_owned());
         }
@@ -164,14 +186,19 @@ fn sync(fields: &mut OptionFields) -> Result<BackupSync, QmpError> {
                 "sync mode 'none' does not produce meaningful bitmap outputs".to_owned(),
             );
         }
-        (word, Some(_)) if !is_by_bitmap => {
-            return refused(format!("a bitmap is not supported yet for sync mode '{word}'"));
+        ("full" | "top", Some("never")) => {
+            return refused(format!(
+                "Bitmap sync mode 'never' has no meaningful effect when combined with sync mode '{word}'"
+            ));
         }
-        (_, Some("never")) => BitmapSync::Never,
-        (_, Some("always")) => BitmapSync::Always,
-        (_, Some(_)) => BitmapSync::OnSuccess,
+        (_, Some(mode)) => mode,
     };
-    Ok(BackupSync::Bitmap { name, sync })
+    let becomes = match mode {
+        "never" => BitmapSync::Never,
+        "always" => BitmapSync::Always,
+        _ => BitmapSync::OnSuccess,
+    };
+    Ok((sync, Some(BackupBitmap { name, sync: becomes })))
 }
 
 /// How many requests at once, how large, and what is preserved together; 0 is no limit. Copying within the kernel is left out, as

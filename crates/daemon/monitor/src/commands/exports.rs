@@ -64,10 +64,15 @@ pub(super) fn remove(
 }
 
 pub(super) fn query(context: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
+    let graph = context.state.graph();
+    let node_below = |id: &str| {
+        let root = graph.root(id).unwrap_or_default();
+        graph.model().job_filter_on(root).map_or(root, |filter| filter.name.as_str()).to_owned()
+    };
     let info = |export: &RunningExport| BlockExportInfo {
         id: export.disk().id.clone(),
         kind: ExportType(export.type_name()),
-        node_name: context.state.graph().root(&export.disk().id).unwrap_or_default().to_owned(),
+        node_name: node_below(&export.disk().id),
         is_shutting_down: false,
     };
     answer(context.state.exports().iter().map(info).collect::<Vec<_>>())

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use ::bitmaps::Recording;
-use block::{ByteCount, DiskSize};
+use block::DiskSize;
 use control::StatePolicy;
 use graph::{Blockdev, EdgeChange, NODE};
 use host::chain_of;
@@ -17,6 +17,7 @@ use syntax::{Key, Keys, OptionFields, Union, ValueType, is_identifier, optional,
 
 use super::backup::{self, BACKUP, ReadBackup};
 use super::bitmaps::{self, BitmapAction, BitmapActions};
+use super::drive_jobs::DRIVE_BACKUP;
 use super::filters::{INSERT, REMOVE};
 use super::nodes::node_or_device;
 use super::queries::GraphReader;
@@ -183,6 +184,17 @@ static ACTION: Union = Union {
             },
         ),
         (
+            "drive-backup",
+            Keys {
+                of: "transaction drive-backup",
+                supported: &[&[
+                    required("type", ValueType::Text),
+                    required("data", ValueType::Object(&DRIVE_BACKUP)),
+                ]],
+                later: &[],
+            },
+        ),
+        (
             "ringloom-insert-filter",
             Keys {
                 of: "transaction ringloom-insert-filter",
@@ -205,7 +217,7 @@ static ACTION: Union = Union {
             },
         ),
     ],
-    later: &["blockdev-snapshot-internal-sync", "drive-backup"],
+    later: &["blockdev-snapshot-internal-sync"],
 };
 
 static PROPERTIES: Keys = Keys {
@@ -230,15 +242,15 @@ pub(super) struct Preparation {
     reopened: Vec<Blockdev>,
     policy: StatePolicy,
     /// Nodes that were made for it.
-    nodes: Vec<String>,
+    pub(super) nodes: Vec<String>,
     /// Files that were made for it.
-    files: Vec<PathBuf>,
+    pub(super) files: Vec<PathBuf>,
     /// What is done with dirty bitmaps at that instant.
     bitmaps: Vec<BitmapAction>,
     /// Whether it is taken back after that.
     aborts: bool,
     /// Backups that begin.
-    backups: Vec<ReadBackup>,
+    pub(super) backups: Vec<ReadBackup>,
 }
 
 pub(super) fn snapshot(
@@ -300,11 +312,11 @@ pub(super) fn change_backing_file(
             "node '{name}' and device '{device}' are not in the same chain"
         )));
     }
-    let Some(image) = info.image else {
+    if info.image.is_none() {
         return Err(QmpError::generic(format!("Node '{name}' has no backing file to name")));
-    };
+    }
     let format = reader.backing_format(&name);
-    context.state.change_backing_file(&name, image, &backing, format)?;
+    context.state.change_backing_file(&name, &backing, format)?;
     done()
 }
 
@@ -326,8 +338,10 @@ pub(super) fn transaction(
                     preparation.add_bitmap_action(context, name, &mut data)?;
                 }
                 Some("blockdev-backup") => {
-                    preparation.backups.push(backup::read(context, &mut data)?);
+                    let backup = backup::read_between_nodes(context, &mut data)?;
+                    preparation.backups.push(backup);
                 }
+                Some("drive-backup") => preparation.add_drive_backup(context, &mut data)?,
                 Some("blockdev-snapshot") => preparation.add_snapshot(context, &mut data)?,
                 Some("blockdev-snapshot-sync") => {
                     preparation.add_snapshot_sync(context, &mut data)?;
@@ -468,7 +482,9 @@ impl Preparation {
             return Err(QmpError::generic(desc));
         }
         if fields.word("mode")? != Some("existing") {
-            self.make_image(context, &node, &path)?;
+            let size = context.state.graph().node(&node)?.size();
+            let made = make_file(context, (&path, &format), size, Some(&node))?;
+            self.files.extend(made);
         }
         let blockdev =
             Blockdev::read(OptionFields::of_json(overlay_of(context, &node, &overlay, &path)))?;
@@ -476,41 +492,6 @@ impl Preparation {
         context.state.add_node_at_run_time(&blockdev)?;
         self.nodes.push(overlay.clone());
         self.add_overlay(context, fields, &node, &overlay)
-    }
-
-    /// Makes an image that names the file of the node as its backing file. What is in a file that is there is not written
-    /// over.
-    fn make_image(
-        &mut self,
-        context: &CommandContext<'_>,
-        node: &str,
-        path: &Path,
-    ) -> Result<(), QmpError> {
-        let graph = context.state.graph();
-        let reader = GraphReader { graph, is_flat: true };
-        let info = graph.node_info(node)?;
-        let no_file =
-            || QmpError::generic(format!("node '{node}' is in no file that could be named"));
-        let base = reader.path(node).ok_or_else(no_file)?;
-        let base = std::path::absolute(&base).unwrap_or(base);
-        let format = if info.image.is_some() { info.driver } else { "raw" };
-        let options = CreateOptions {
-            size: DiskSize(ByteCount(info.node.size().0.0)),
-            backing_file: Some(base.display().to_string()),
-            backing_format: Some(format.to_owned()),
-            ..CreateOptions::default()
-        };
-        let length = std::fs::metadata(path).ok().map(|it| it.len());
-        if length.is_some_and(|length| length > 0) {
-            return Err(QmpError::generic(format!(
-                "file '{}' exists already and is not empty; mode=existing takes it as it is",
-                path.display()
-            )));
-        }
-        if length.is_none() {
-            self.files.push(path.to_owned());
-        }
-        Ok(graph.image_maker().qcow2_file(path, &options)?)
     }
 
     fn take_back(self, context: &mut CommandContext<'_>) {
@@ -527,6 +508,52 @@ impl Preparation {
             }
         }
     }
+}
+
+/// Makes a file of that format which reads as zeroes, or as the file of a node that an image names as its backing file. What is in
+/// a file that is there is not written over. Gives the path of a file that was not there.
+pub(super) fn make_file(
+    context: &CommandContext<'_>,
+    (path, format): (&Path, &str),
+    size: DiskSize,
+    backing: Option<&str>,
+) -> Result<Option<PathBuf>, QmpError> {
+    let graph = context.state.graph();
+    let reader = GraphReader { graph, is_flat: true };
+    let no_file =
+        |node: &str| QmpError::generic(format!("node '{node}' is in no file that could be named"));
+    let named = backing.map(|node| {
+        let file = reader.path(node).ok_or_else(|| no_file(node))?;
+        let file = std::path::absolute(&file).unwrap_or(file);
+        let info = graph.node_info(node)?;
+        let format = if info.image.is_some() { info.driver } else { "raw" };
+        Ok::<_, QmpError>((file.display().to_string(), format.to_owned()))
+    });
+    let (backing_file, backing_format) = named.transpose()?.unzip();
+    if format == "raw" && backing_file.is_some() {
+        return Err(QmpError::generic("Backing file not supported for file format 'raw'"));
+    }
+    let length = std::fs::metadata(path).ok().map(|it| it.len());
+    if length.is_some_and(|length| length > 0) {
+        return Err(QmpError::generic(format!(
+            "file '{}' exists already and is not empty; mode=existing takes it as it is",
+            path.display()
+        )));
+    }
+    let maker = graph.image_maker();
+    let made = if format == "raw" {
+        maker.file(path, size.0.0)
+    } else {
+        let options =
+            CreateOptions { size, backing_file, backing_format, ..CreateOptions::default() };
+        maker.qcow2_file(path, &options)
+    };
+    let new = length.is_none().then(|| path.to_owned());
+    if made.is_err() && new.is_some() {
+        // There may be none, too.
+        let _nothing = std::fs::remove_file(path);
+    }
+    Ok(made.map(|()| new)?)
 }
 
 /// The node of an overlay, which is told what the node below it was told.

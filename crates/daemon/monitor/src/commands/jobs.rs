@@ -5,6 +5,7 @@
 use serde_json::Value;
 use syntax::{Key, Keys, OptionFields, ValueType, optional, required};
 
+use super::mirror::{COPY_MODE, copy_mode};
 use super::{CommandContext, answer, done};
 use crate::jobs::JobEntry;
 use crate::qmp_error::{ErrorClass, QmpError};
@@ -45,6 +46,31 @@ pub(super) static BLOCK_CANCEL: Keys = Keys {
 pub(super) static BLOCK_SET_SPEED: Keys = Keys {
     of: "block-job-set-speed",
     supported: &[&[required("device", ValueType::Text), required("speed", ValueType::Number)]],
+    later: &[],
+};
+
+/// QEMU's types of jobs. Only mirrors can change, but it takes them all.
+const JOB_TYPE: ValueType = ValueType::Word(&[
+    "amend",
+    "backup",
+    "commit",
+    "create",
+    MIRROR,
+    "snapshot-delete",
+    "snapshot-load",
+    "snapshot-save",
+    "stream",
+]);
+
+const MIRROR: &str = "mirror";
+
+pub(super) static BLOCK_CHANGE: Keys = Keys {
+    of: "block-job-change",
+    supported: &[&[
+        required("id", ValueType::Text),
+        required("type", JOB_TYPE),
+        optional("copy-mode", COPY_MODE),
+    ]],
     later: &[],
 };
 
@@ -141,6 +167,26 @@ pub(super) fn block_set_speed(
     let speed = speed.ok_or_else(|| QmpError::generic("parameter 'speed' is missing"))?;
     let id = find(context, &mut fields, JobScope::Block("device"))?;
     command(context, &id, |entry, state| entry.set_speed(state, speed))
+}
+
+/// A mirror that runs becomes another one.
+pub(super) fn block_change(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    match (fields.word("type")?, fields.has("copy-mode")) {
+        (Some(MIRROR), false) => {
+            return Err(QmpError::generic("parameter 'copy-mode' is missing"));
+        }
+        (Some(kind), true) if kind != MIRROR => {
+            let desc = format!("parameter 'copy-mode' is unexpected with type '{kind}'");
+            return Err(QmpError::generic(desc));
+        }
+        _ => {}
+    }
+    let mode = copy_mode(&mut fields)?;
+    let id = find(context, &mut fields, JobScope::Block("id"))?;
+    command(context, &id, |entry, state| entry.change_mirror(state, mode))
 }
 
 pub(super) fn dismiss(

@@ -26,6 +26,23 @@ pub(super) const BLOCK_JOB_KEYS: &[Key] = &[
     optional("auto-dismiss", ValueType::Flag),
 ];
 
+/// How the filter of a block job is called.
+pub(super) const FILTER_NAME: Key = optional("filter-node-name", ValueType::Text);
+
+/// When the target has what is written, as QEMU calls it.
+pub(super) const COPY_MODE: ValueType = ValueType::Word(&["background", "write-blocking"]);
+
+/// What mirrors are told, whatever their targets are.
+pub(super) const MIRROR_KEYS: &[Key] = &[
+    required("sync", ValueType::Word(&["top", "full", "none", "incremental", "bitmap"])),
+    optional("granularity", ValueType::Number),
+    optional("on-source-error", ON_ERROR),
+    optional("on-target-error", ON_ERROR),
+    optional("copy-mode", COPY_MODE),
+    optional("replaces", ValueType::Text),
+    optional("buf-size", ValueType::Int),
+];
+
 pub(super) static MIRROR: Keys = Keys {
     of: "blockdev-mirror",
     supported: &[
@@ -33,15 +50,12 @@ pub(super) static MIRROR: Keys = Keys {
         &[
             required("device", ValueType::Text),
             required("target", ValueType::Text),
-            required("sync", ValueType::Word(&["top", "full", "none", "incremental", "bitmap"])),
-            optional("granularity", ValueType::Number),
-            optional("on-source-error", ON_ERROR),
-            optional("on-target-error", ON_ERROR),
-            optional("copy-mode", ValueType::Word(&["background", "write-blocking"])),
+            FILTER_NAME,
             VOLATILE,
         ],
+        MIRROR_KEYS,
     ],
-    later: &[&["replaces", "buf-size", "filter-node-name"]],
+    later: &[],
 };
 
 /// The granularities that a mirror may have.
@@ -51,10 +65,33 @@ pub(super) fn mirror(
     context: &mut CommandContext<'_>,
     mut fields: OptionFields,
 ) -> Result<Value, QmpError> {
-    let (id, settings) = block_job_settings(&mut fields)?;
     let source = node(context, &mut fields, "device")?;
     let target = node(context, &mut fields, "target")?;
-    let sync = match fields.word("sync")? {
+    let sync = fields.word("sync")?;
+    let filter = filter_name(&mut fields)?;
+    begin_mirror(context, fields, MirrorEnds { source, target, sync, filter, owned: None })
+}
+
+/// What a mirror is between, and what of it.
+pub(super) struct MirrorEnds {
+    pub source: String,
+    pub target: String,
+    pub sync: Option<&'static str>,
+    /// The name of its filter.
+    pub filter: Option<String>,
+    /// The node that is gone with it, unless somebody uses it.
+    pub owned: Option<String>,
+}
+
+/// Begins a mirror between nodes that were read.
+pub(super) fn begin_mirror(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+    ends: MirrorEnds,
+) -> Result<Value, QmpError> {
+    let MirrorEnds { source, target, sync, filter, owned } = ends;
+    let (id, settings) = block_job_settings(&mut fields)?;
+    let sync = match sync {
         Some("top") => MirrorSync::Top,
         Some("none") => MirrorSync::New,
         Some(word @ ("incremental" | "bitmap")) => {
@@ -69,10 +106,12 @@ pub(super) fn mirror(
     };
     let on_source_error = error_policy(&mut fields, "on-source-error")?;
     let on_target_error = error_policy(&mut fields, "on-target-error")?;
-    let mode = match fields.word("copy-mode")? {
-        Some("write-blocking") => MirrorMode::WriteBlocking,
-        _ => MirrorMode::Background,
-    };
+    let mode = copy_mode(&mut fields)?;
+    let replaces = fields.text("replaces")?;
+    if let Some(name) = replaces.as_ref().filter(|name| context.state.graph().node(name).is_err()) {
+        return Err(QmpError::generic(format!("Failed to find node with node-name='{name}'")));
+    }
+    let memory = fields.int("buf-size")?.unwrap_or(0);
     let policy = policy(&mut fields)?;
     let speed = settings.speed;
     let options = MirrorOptions {
@@ -85,9 +124,22 @@ pub(super) fn mirror(
         speed,
         on_source_error,
         on_target_error,
+        memory,
+        replaces,
+        filter,
     };
     begin(context, (&options.id, JobKind::Mirror, settings), policy, |state, observer| {
         state.start_mirror(&options, observer)
+    })?;
+    context.jobs.get(&options.id).expect("it has begun").owned = owned;
+    done()
+}
+
+/// When the target is to have what is written.
+pub(super) fn copy_mode(fields: &mut OptionFields) -> Result<MirrorMode, QmpError> {
+    Ok(match fields.word("copy-mode")? {
+        Some("write-blocking") => MirrorMode::WriteBlocking,
+        _ => MirrorMode::Background,
     })
 }
 
@@ -122,6 +174,13 @@ pub(super) fn block_job_settings(
         speed: fields.number("speed")?.unwrap_or(0),
     };
     Ok((id, settings))
+}
+
+/// How the filter of a job is to be called.
+pub(super) fn filter_name(fields: &mut OptionFields) -> Result<Option<String>, QmpError> {
+    const KEY: &str = FILTER_NAME.name;
+    let name = fields.text(KEY)?.map(|name| graph::check_node_name(KEY, name));
+    name.transpose().map_err(QmpError::from)
 }
 
 /// A node that is there. QEMU's sentence.

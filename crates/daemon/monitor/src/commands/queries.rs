@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use bitmaps::{Persistence, Recording};
 use block::{Access, FlushPolicy, Permission, Permissions};
-use graph::{Activity, Graph, NODE, NodeInfo, NodeUser};
+use graph::{Activity, Graph, GraphModel, JobFilter, NODE, NodeInfo, NodeUser, UsedEdge};
 use request_path::SourceGauges;
 use serde_json::Value;
 use syntax::{Keys, OptionFields, ValueType, optional};
@@ -74,7 +74,9 @@ pub(super) fn named_block_nodes(
     let graph = context.state.graph();
     let names = graph.model().names(NODE).into_iter();
     let reader = GraphReader { graph, is_flat };
-    answer(names.filter_map(|name| reader.block_device(name)).collect::<Vec<_>>())
+    let filters = graph.model().job_filters().filter_map(|filter| reader.job_filter(filter));
+    let nodes = names.filter_map(|name| reader.block_device(name));
+    answer(nodes.chain(filters).collect::<Vec<_>>())
 }
 
 /// What a guest sees of a disk is a number of sectors.
@@ -100,6 +102,25 @@ impl GraphReader<'_> {
             Some(file) => Some(file.path().to_owned()),
             None => self.path(&self.child(name, "file")?),
         }
+    }
+
+    /// The backing file of a chain that a client means by a name: that which the image above gives it, its path, or another name
+    /// of its file. A name that is no path from the root is looked for beside the image above, as in QEMU.
+    pub(super) fn backing_file_called(&self, chain: &[String], name: &str) -> Option<String> {
+        let is_it = |above: &str, below: &str| {
+            let image = self.graph.node_info(above).ok().and_then(|info| info.image);
+            let Some(path) = self.path(below) else { return false };
+            if path.as_os_str() == name
+                || image.and_then(|image| image.header().backing.clone()).as_deref() == Some(name)
+            {
+                return true;
+            }
+            let folder = self.path(above).and_then(|path| Some(path.parent()?.to_owned()));
+            let meant = folder.unwrap_or_default().join(name).canonicalize().ok();
+            meant.is_some() && meant == path.canonicalize().ok()
+        };
+        let found = chain.windows(2).find(|pair| is_it(&pair[0], &pair[1]));
+        found.map(|pair| pair[1].clone())
     }
 
     /// Whether a node is that one, or stands below it as the disk that it shows or its backing file.
@@ -167,6 +188,35 @@ impl GraphReader<'_> {
             },
             write_threshold: info.write_threshold.map_or(0, |threshold| threshold.get()),
             bitmaps: self.bitmaps(name),
+        })
+    }
+
+    /// What a job has put on a node, as if it were a node of the name that it was given.
+    fn job_filter(&self, filter: &JobFilter) -> Option<BlockDeviceInfo> {
+        let below = self.block_device(&filter.node)?;
+        let depth = if self.is_flat { 0 } else { below.backing_depth + 1 };
+        let image = ImageInfo {
+            format: filter.driver.to_owned(),
+            is_dirty: Some(false),
+            cluster_size: None,
+            backing: None,
+            full_backing: None,
+            backing_format: None,
+            specific: None,
+            backing_image: None,
+            ..self.image(&filter.node, &self.graph.node_info(&filter.node).ok()?)
+        };
+        let backing_image = (!self.is_flat).then(|| Box::new(below.image));
+        Some(BlockDeviceInfo {
+            node_name: Some(filter.name.clone()),
+            driver: filter.driver.to_owned(),
+            is_read_only: filter.driver == "commit_top",
+            backing_file: None,
+            backing_depth: depth,
+            image: ImageInfo { backing_image, ..image },
+            write_threshold: 0,
+            bitmaps: None,
+            ..below
         })
     }
 
@@ -281,7 +331,8 @@ pub(super) fn graph(context: &mut CommandContext<'_>, _: OptionFields) -> Result
     let exports = model.exports().map(|id| NodeUser::Export(id.to_owned()));
     let nodes = model.names(NODE).into_iter().map(|name| NodeUser::Node(name.to_owned()));
     let jobs = model.jobs().map(|id| NodeUser::Job(id.to_owned()));
-    let users: Vec<NodeUser> = nodes.chain(exports).chain(jobs).collect();
+    let filters = model.job_filters().map(|filter| NodeUser::Node(filter.name.clone()));
+    let users: Vec<NodeUser> = nodes.chain(filters).chain(exports).chain(jobs).collect();
     let id = |user: &NodeUser| {
         users.iter().position(|known| known == user).map_or(0, |place| place as u64 + 1)
     };
@@ -293,7 +344,7 @@ pub(super) fn graph(context: &mut CommandContext<'_>, _: OptionFields) -> Result
         };
         BlockGraphNode { id: id(user), kind: GraphNodeType(kind), name: name.clone() }
     };
-    let edges = model.edges().into_iter().map(|edge| BlockGraphEdge {
+    let edges = edges_with_filters(model).into_iter().map(|edge| BlockGraphEdge {
         parent: id(&edge.user),
         child: id(&NodeUser::Node(edge.node)),
         name: edge.key,
@@ -301,6 +352,39 @@ pub(super) fn graph(context: &mut CommandContext<'_>, _: OptionFields) -> Result
         shares: names(edge.shares),
     });
     answer(BlockGraph { nodes: users.iter().map(vertex).collect(), edges: edges.collect() })
+}
+
+/// All edges, with those above a node on which a job has put a filter with a name at the filter.
+fn edges_with_filters(model: &GraphModel) -> Vec<UsedEdge> {
+    let mut edges = model.edges();
+    for filter in model.job_filters() {
+        let is_above = |edge: &&mut UsedEdge| {
+            edge.node == filter.node && !matches!(edge.user, NodeUser::Job(_))
+        };
+        let mut above = Permissions::NONE;
+        for edge in edges.iter_mut().filter(is_above) {
+            above = above.union(edge.uses);
+            edge.node.clone_from(&filter.name);
+        }
+        let user = NodeUser::Node(filter.name.clone());
+        let edge = |key: &str, node: &str, uses| UsedEdge {
+            user: user.clone(),
+            key: key.to_owned(),
+            node: node.to_owned(),
+            uses,
+            shares: Permissions::ALL,
+        };
+        let uses = match filter.driver {
+            // As in QEMU, what is above it sees nothing of what happens to the images meanwhile.
+            _ if filter.is_commit => Permissions::NONE,
+            "copy-on-read" => above.and(Permission::ConsistentRead).and(Permission::WriteUnchanged),
+            _ => above.and(Permission::ConsistentRead),
+        };
+        edges.push(edge(filter.key, &filter.node, uses));
+        let writes = Permissions::NONE.and(Permission::Write);
+        edges.extend(filter.target.as_ref().map(|target| edge("target", target, writes)));
+    }
+    edges
 }
 
 fn names(permissions: Permissions) -> Vec<PermissionName> {

@@ -24,24 +24,44 @@ const EVENT: &str = "event";
 const QUEUES: u16 = 2;
 const CRASH_LIMIT: Duration = Duration::from_secs(20);
 
-fn serve(bench: &Bench, fault: Option<&str>) -> Result<Server> {
+/// What a server begins with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Line {
+    /// A disk.
+    Disk,
+    /// An image on a disk of half its size, which is only read.
+    Chain,
+}
+
+fn serve(bench: &Bench, line: Line, fault: Option<&str>) -> Result<Server> {
     let program = match fault {
         Some(fault) => ringloom().with_variable(VARIABLE, fault),
         None => ringloom(),
     };
+    let disk = format!("file,node-name=disk,filename={}", bench.text("disk"));
+    let (nodes, root) = match line {
+        Line::Disk => (vec![disk], "disk"),
+        Line::Chain => {
+            let over = format!(
+                "qcow2,node-name=over,backing=disk,file.driver=file,file.filename={}",
+                bench.text("over")
+            );
+            (vec![format!("{disk},read-only=on"), over], "over")
+        }
+    };
+    let nodes: Vec<String> =
+        nodes.into_iter().flat_map(|it| ["--blockdev".to_owned(), it]).collect();
     let line = [
         "--object".to_owned(),
         "iothread,id=t0".to_owned(),
-        "--blockdev".to_owned(),
-        format!("file,node-name=disk,filename={}", bench.text("disk")),
         "--export".to_owned(),
         format!(
-            "vhost-user-blk,id=e,node-name=disk,writable=on,addr.type=unix,addr.path={},num-queues={QUEUES},\
+            "vhost-user-blk,id=e,node-name={root},writable=on,addr.type=unix,addr.path={},num-queues={QUEUES},\
              iothread=t0",
             bench.text("e.sock")
         ),
     ];
-    let arguments = [monitor(bench), state(bench), line.to_vec()].concat();
+    let arguments = [monitor(bench), state(bench), nodes, line.to_vec()].concat();
     program.start(&arguments, &[bench.path("e.sock"), monitor_socket(bench)])
 }
 
@@ -77,13 +97,19 @@ fn ask(socket: &Path, commands: &[(String, Value)]) -> Result<()> {
 }
 
 /// One server that dies at a step of these commands, and one that goes on.
-fn check(commands: &[(String, Value)], bench: &Bench, fault: &str, seed: u64) -> Result<()> {
+fn check(
+    (line, commands): (Line, &[(String, Value)]),
+    bench: &Bench,
+    fault: &str,
+    seed: u64,
+) -> Result<()> {
     let bytes = Survivor::disk_bytes(QUEUES);
-    image::create_sparse(&bench.path("disk"), bytes)?;
+    let disk_bytes = if line == Line::Chain { bytes / 2 } else { bytes };
+    image::create_sparse(&bench.path("disk"), disk_bytes)?;
     qemu_img(bench, &format!("create -q -f qcow2 over {bytes}"))?;
     image::create_sparse(&bench.path("other"), bytes)?;
     let mut rng = Rng::new(seed);
-    let mut server = serve(bench, Some(fault))?;
+    let mut server = serve(bench, line, Some(fault))?;
     let mut client = Survivor::connect(&bench.path("e.sock"), RingLayout::Split, QUEUES)?;
     let lived = work(&mut client, &mut rng, bench, commands)?;
     ensure!(!lived, "the step {fault} was not reached: {}", server.log());
@@ -94,7 +120,7 @@ fn check(commands: &[(String, Value)], bench: &Bench, fault: &str, seed: u64) ->
         "{status}: {}",
         server.log()
     );
-    let server = serve(bench, None).context("started again")?;
+    let server = serve(bench, line, None).context("started again")?;
     client.reconnect()?;
     client.drain().with_context(|| format!("log: {}", server.log()))?;
     for _ in 0..20 {
@@ -132,8 +158,14 @@ fn check(commands: &[(String, Value)], bench: &Bench, fault: &str, seed: u64) ->
 
 #[track_caller]
 fn check_all(commands: impl Fn(&Bench) -> Vec<(String, Value)>, faults: &[&str]) {
+    check_on(Line::Disk, commands, faults);
+}
+
+#[track_caller]
+fn check_on(line: Line, commands: impl Fn(&Bench) -> Vec<(String, Value)>, faults: &[&str]) {
     for (fault, seed) in faults.iter().zip(1..) {
-        let result = Bench::new().and_then(|bench| check(&commands(&bench), &bench, fault, seed));
+        let result =
+            Bench::new().and_then(|bench| check((line, &commands(&bench)), &bench, fault, seed));
         if let Err(error) = result {
             panic!("{fault}: {error:#}");
         }
@@ -212,6 +244,21 @@ fn a_disk_that_moves_and_was_cut_loses_nothing() {
     // The filter is there; the switch is made, kept, and requests go on; the filter is gone.
     check_all(commands("background"), &["GoingOn:1", "Swapped:1", "Kept:2", "GoingOn:2"]);
     check_all(commands("write-blocking"), &["Swapped:1", "Kept:2", "GoingOn:3"]);
+}
+
+#[test]
+fn a_commit_into_a_base_that_was_read_only_and_too_small_loses_nothing() {
+    let commands = |_: &Bench| {
+        vec![
+            ("block-commit".to_owned(), json!({"job-id": "j", "device": "over"})),
+            (EVENT.to_owned(), json!("BLOCK_JOB_READY")),
+            ("job-complete".to_owned(), json!({"id": "j"})),
+            (EVENT.to_owned(), json!("BLOCK_JOB_COMPLETED")),
+        ]
+    };
+    // The base is writable; it has grown; the filter is there; the switch is made, kept, and requests go on.
+    let faults = ["GoingOn:1", "Resized:1", "GoingOn:2", "Swapped:1", "Kept:1", "GoingOn:3"];
+    check_on(Line::Chain, commands, &faults);
 }
 
 #[test]

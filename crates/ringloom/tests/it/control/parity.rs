@@ -22,13 +22,15 @@ use super::{monitor, monitor_socket, start, state};
 use crate::support::{qemu_img, ringloom, stop};
 use compare::{Difference, compare};
 
-const TABLES: [&str; 8] = [
+const TABLES: [&str; 10] = [
     include_str!("parity/bitmaps.txt"),
     include_str!("parity/backup.txt"),
     include_str!("parity/objects.txt"),
     include_str!("parity/nodes.txt"),
     include_str!("parity/jobs.txt"),
     include_str!("parity/block_jobs.txt"),
+    include_str!("parity/job_arguments.txt"),
+    include_str!("parity/drive_jobs.txt"),
     include_str!("parity/exports.txt"),
     include_str!("parity/protocol.txt"),
 ];
@@ -55,8 +57,10 @@ struct Side {
 impl Side {
     fn start(program: &Program, keeps_state: bool) -> Result<Self> {
         let bench = Bench::new()?;
-        let names =
-            ["disk", "other", "third", "fourth", "readonly", "active", "source", "target", "base"];
+        let names = [
+            "disk", "other", "third", "fourth", "readonly", "active", "source", "target", "base",
+            "lowest", "copied", "drive",
+        ];
         for (seed, name) in (1..).zip(names) {
             image::create_filled(&bench.path(name), 1 << 20, seed)?;
         }
@@ -68,6 +72,9 @@ impl Side {
         qemu_img(&bench, "create -q -f qcow2 -b other -F raw over2")?;
         qemu_img(&bench, "create -q -f qcow2 -b base -F raw upper")?;
         qemu_img(&bench, "create -q -f qcow2 -b base -F raw upper2")?;
+        qemu_img(&bench, "create -q -f qcow2 -b lowest -F raw chain1")?;
+        qemu_img(&bench, "create -q -f qcow2 -b chain1 -F qcow2 chain2")?;
+        qemu_img(&bench, "create -q -f qcow2 -b chain2 -F qcow2 chain3")?;
         if keeps_state {
             let (server, client) = start(program, &bench, &state(&bench), &[])?;
             return Ok(Self { bench, server, client });

@@ -11,7 +11,7 @@ use copy::{
     BacklogCopy, BacklogEnd, BacklogLimits, CopyAction, CopyError, CopyJob, CopySettings, CopySide,
     ErrorPolicy, ScanFilter, TargetContent,
 };
-use graph::{ChildRole, FilterKind, GraphChange, NodeUser};
+use graph::{ChildRole, FilterKind, GraphChange, JobFilter, NodeUser};
 use layers::{CbwErrorPolicy, CopyBeforeWriteNode, CopyBeforeWriteSettings, SnapshotState};
 
 use super::mirror::{WRITES, ZERO_UNIT, edge};
@@ -27,13 +27,17 @@ pub enum BackupSync {
     Top,
     /// What guests change, until the job is cancelled.
     Changed,
-    /// What is marked in a dirty bitmap of the source.
-    Bitmap {
-        /// Its name.
-        name: String,
-        /// What becomes of it.
-        sync: BitmapSync,
-    },
+    /// What is marked in the bitmap of the backup, which has one.
+    Bitmap,
+}
+
+/// A dirty bitmap of the source, and what becomes of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackupBitmap {
+    /// Its name.
+    pub name: String,
+    /// What becomes of it.
+    pub sync: BitmapSync,
 }
 
 /// What becomes of a bitmap when its job is over (QEMU's BitmapSyncMode).
@@ -58,6 +62,8 @@ pub struct BackupOptions {
     pub target: String,
     /// What is copied at all.
     pub sync: BackupSync,
+    /// The bitmap that has what was changed since, afterwards.
+    pub bitmap: Option<BackupBitmap>,
     /// The most bytes in a second; 0 is no limit.
     pub speed: u64,
     /// What becomes of errors of the source.
@@ -72,6 +78,8 @@ pub struct BackupOptions {
     pub chunk_max: u64,
     /// The fewest bytes that are preserved together, a power of two; 0 is no limit.
     pub min_cluster_bytes: u64,
+    /// The name of the filter on the source.
+    pub filter: Option<String>,
 }
 
 /// A backup whose filter is not on its source yet.
@@ -98,6 +106,8 @@ struct Freeze {
     name: String,
     state: Arc<SnapshotState>,
     backlog: Arc<CopyBacklog>,
+    /// Whether it says what is copied.
+    is_source: bool,
     /// Once it is.
     frozen: Option<FrozenBitmap>,
 }
@@ -120,8 +130,10 @@ impl<A: AtOnce<Error: From<BlockJobError>>> AtOnce for AtInstant<'_, A> {
         for freeze in self.freezes.iter_mut().flatten() {
             match freeze.of.freeze(&freeze.name) {
                 Ok(frozen) => {
-                    freeze.state.keep(frozen.bits());
-                    freeze.backlog.dirty().merge(frozen.bits());
+                    if freeze.is_source {
+                        freeze.state.keep(frozen.bits());
+                        freeze.backlog.dirty().merge(frozen.bits());
+                    }
                     freeze.frozen = Some(frozen);
                 }
                 Err(refusal) => {
@@ -186,13 +198,13 @@ impl DaemonState {
         }
         let claims = [to.claim(WRITES)?, from.claim(Rights::of_user(Access::ReadOnly))?];
         let copy = self.backup_copy(options, &state, observer)?;
-        let nodes = self.graph.add_job(
-            id,
-            vec![
-                edge("source", ChildRole::JobSource, source),
-                edge("target", ChildRole::JobTarget, target),
-            ],
-        )?;
+        let name = JobFilter::on(source, options.filter.as_ref(), "copy-before-write", "file");
+        let name = name.map(|name| JobFilter { target: Some(target.clone()), ..name });
+        let edges = vec![
+            edge("source", ChildRole::JobSource, source),
+            edge("target", ChildRole::JobTarget, target),
+        ];
+        let nodes = self.graph.add_job(id, edges, name)?;
         let kept = Arc::clone(&state);
         let (target, clock) = (Child::new(Arc::clone(&nodes[1])), Arc::clone(&self.clock));
         let change = self.graph.put_filter(source, FilterKind::Job, |child| {
@@ -229,7 +241,7 @@ impl DaemonState {
     ) -> Result<Arc<CopyJob>, BlockJobError> {
         let dirty = DirtyBitmap::new(state.size(), state.cluster())?;
         let (scan, end) = match &options.sync {
-            BackupSync::Bitmap { .. } => {
+            BackupSync::Bitmap => {
                 // It is filled when nothing is in flight.
                 state.keep_nothing();
                 (None, BacklogEnd::WhenEmpty)
@@ -282,7 +294,7 @@ impl DaemonState {
                 BackupSync::Full | BackupSync::Changed => {
                     copy.backlog().map(|it| it.backlog.dirty().size().0.0)
                 }
-                BackupSync::Top | BackupSync::Bitmap { .. } => None,
+                BackupSync::Top | BackupSync::Bitmap => None,
             };
             let job = BlockJob::new(
                 copy,
@@ -314,11 +326,13 @@ impl DaemonState {
 
     /// What is to be taken of a bitmap for a backup.
     fn freeze_of(&self, backup: &PreparedBackup<'_>) -> Result<Option<Freeze>, BlockJobError> {
-        let BackupSync::Bitmap { name, .. } = &backup.options.sync else { return Ok(None) };
+        let Some(BackupBitmap { name, .. }) = &backup.options.bitmap else { return Ok(None) };
+        let is_source = backup.options.sync == BackupSync::Bitmap;
         let of = Arc::clone(self.graph.bitmaps(&backup.options.source)?);
         let backlog = &backup.copy.backlog().expect("a backup has one").backlog;
         let (name, state) = (name.clone(), Arc::clone(&backup.state));
-        Ok(Some(Freeze { of, name, state, backlog: Arc::clone(backlog), frozen: None }))
+        let backlog = Arc::clone(backlog);
+        Ok(Some(Freeze { of, name, state, backlog, is_source, frozen: None }))
     }
 
     /// Has workers of all these jobs begin, or takes all jobs back.
@@ -355,9 +369,12 @@ impl DaemonState {
     /// Lets go of a job that has no filter any more, and of its bitmap if it has one.
     pub(super) fn forget_job(&mut self, id: &str, is_done: bool) {
         self.graph.remove_job(id);
-        if let Some(BlockJob { work: JobWork::Backup(work), .. }) = self.jobs.remove(id) {
+        let Some(BlockJob { work, opened, claims, .. }) = self.jobs.remove(id) else { return };
+        drop(claims);
+        if let JobWork::Backup(work) = work {
             work.bitmap.into_iter().for_each(|bitmap| bitmap.end(is_done));
         }
+        opened.iter().for_each(|node| self.protect(node));
         self.keep_end(id);
     }
 
@@ -371,7 +388,7 @@ impl DaemonState {
 
 /// The bitmap that a backup has taken.
 fn taken(options: &BackupOptions, freeze: Freeze) -> Option<JobBitmap> {
-    let BackupSync::Bitmap { sync, .. } = options.sync else { return None };
+    let sync = options.bitmap.as_ref()?.sync;
     let Freeze { state, frozen, .. } = freeze;
     Some(JobBitmap { frozen: frozen?, sync, state })
 }

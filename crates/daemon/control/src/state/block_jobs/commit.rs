@@ -12,7 +12,7 @@ use copy::{
     BacklogCopy, BacklogEnd, BacklogLimits, CopyAction, CopyJob, CopySettings, ErrorPolicy,
     ScanFilter, TargetContent,
 };
-use graph::{ChildRole, Edge, NodeUser};
+use graph::{ChildRole, Edge, JobFilter, NodeUser};
 
 use super::mirror::{WRITES, ZERO_UNIT, edge};
 use super::{
@@ -35,6 +35,8 @@ pub struct CommitOptions {
     pub speed: u64,
     /// What becomes of errors.
     pub on_error: ErrorPolicy,
+    /// How the filter is called that QEMU would put on the uppermost image.
+    pub filter: Option<String>,
 }
 
 impl DaemonState {
@@ -47,12 +49,20 @@ impl DaemonState {
         let CommitOptions { id, top, base, .. } = options;
         let depth = self.check_chain(top, base)?;
         let overlay = self.overlay_of(top)?;
+        let bytes = self.graph.node(top)?.size().0.0;
+        self.begin_on((id, base, bytes), |state| {
+            state.begin_commit(options, (depth, overlay), observer)
+        })
+    }
+
+    fn begin_commit(
+        &mut self,
+        options: &CommitOptions,
+        (depth, overlay): (u8, String),
+        observer: &Arc<dyn JobObserver>,
+    ) -> Result<(), BlockJobError> {
+        let CommitOptions { id, top, base, .. } = options;
         let (from, to) = (self.graph.node(top)?, self.graph.node(base)?);
-        let (wanted, found) = (from.size().0.0, to.size().0.0);
-        if found < wanted {
-            let (target, node) = (base.clone(), top.clone());
-            return Err(BlockJobError::TooSmall { target, found, node, wanted });
-        }
         let claims = vec![to.claim(WRITES)?, from.claim(Rights::of_user(Access::ReadOnly))?];
         let (size, scan) = (from.size(), ScanFilter::AllocatedAbove(depth));
         let limits = (options.speed, options.on_error);
@@ -62,7 +72,9 @@ impl DaemonState {
             edge("source", ChildRole::JobSource, top),
             edge("target", ChildRole::JobBase, base),
         ];
-        let nodes = self.graph.add_job(id, edges)?;
+        let name = JobFilter::on(top, options.filter.as_ref(), "commit_top", BACKING);
+        let name = name.map(|name| JobFilter { is_commit: true, ..name });
+        let nodes = self.graph.add_job(id, edges, name)?;
         let backing =
             NewBacking { image: overlay, node: Some(base.clone()), name: options.backing.clone() };
         let job = BlockJob::new(copy, JobWork::Commit { backing }, top, claims);

@@ -11,10 +11,10 @@ use copy::{
     BacklogCopy, BacklogEnd, BacklogLimits, CopyAction, CopyJob, CopySettings, ErrorPolicy,
     ScanFilter, TargetContent,
 };
-use graph::{ChildRole, Edge, FilterKind, NodeUser};
+use graph::{ChildRole, Edge, FilterKind, JobFilter, NodeUser};
 use layers::{MirrorMode, MirrorNode};
 
-use super::{BlockJob, BlockJobError, CopyNews, JobObserver, JobWork};
+use super::{BACKING, BlockJob, BlockJobError, CopyNews, JobObserver, JobWork};
 use crate::state::change::WhenDrained;
 use crate::state::{DaemonState, GraphChangeError, StatePolicy};
 
@@ -61,6 +61,12 @@ pub struct MirrorOptions {
     pub on_source_error: ErrorPolicy,
     /// What becomes of errors of the target.
     pub on_target_error: ErrorPolicy,
+    /// The most bytes of memory for what is copied, rounded up to one granule; 0 is what the engine thinks best.
+    pub memory: u64,
+    /// The node whose users go on on the target: the source, or one below that shows the same bytes through filters.
+    pub replaces: Option<String>,
+    /// The name of the filter on the source.
+    pub filter: Option<String>,
 }
 
 impl DaemonState {
@@ -71,7 +77,23 @@ impl DaemonState {
         observer: &Arc<dyn JobObserver>,
     ) -> Result<(), BlockJobError> {
         let MirrorOptions { id, source, target, .. } = options;
+        if options.sync != MirrorSync::Commit {
+            return self.begin_mirror(options, observer);
+        }
+        self.check_chain(source, target)?;
+        let bytes = self.graph.node(source)?.size().0.0;
+        self.begin_on((id, target, bytes), |state| state.begin_mirror(options, observer))
+    }
+
+    fn begin_mirror(
+        &mut self,
+        options: &MirrorOptions,
+        observer: &Arc<dyn JobObserver>,
+    ) -> Result<(), BlockJobError> {
+        let MirrorOptions { id, source, target, .. } = options;
         let bytes = self.check_mirror(source, target)?;
+        let replaced = options.replaces.as_deref().unwrap_or(source);
+        self.check_replaced(source, replaced)?;
         let (scan, role) = match options.sync {
             MirrorSync::Top => (Some(ScanFilter::AllocatedAbove(1)), ChildRole::JobTarget),
             MirrorSync::Full | MirrorSync::New => (None, ChildRole::JobTarget),
@@ -88,19 +110,32 @@ impl DaemonState {
             dirty.set_all();
         }
         let backlog = CopyBacklog::new(dirty)?;
-        let copy = mirror_copy(options, bytes, &backlog, observer, (scan, Arc::clone(&self.clock)));
-        let iothreads = self.iothreads_for_job(source)?;
+        let mut iothreads = self.iothreads_for_job(source)?;
+        let limits = if options.memory == 0 {
+            BacklogLimits::DEFAULT
+        } else {
+            let granularity = options.granularity.bytes();
+            let (workers, limits) =
+                BacklogLimits::of_memory(options.memory, granularity, iothreads.len());
+            iothreads.truncate(workers);
+            limits
+        };
+        let engine = (scan, limits, Arc::clone(&self.clock));
+        let copy = mirror_copy(options, bytes, &backlog, observer, engine);
         let edges =
             vec![edge("source", ChildRole::JobSource, source), edge("target", role, target)];
-        let nodes = self.graph.add_job(id, edges)?;
+        let name = JobFilter::on(source, options.filter.as_ref(), "mirror_top", BACKING);
+        let is_commit = options.sync == MirrorSync::Commit;
+        let name = name.map(|name| JobFilter { is_commit, ..name });
+        let nodes = self.graph.add_job(id, edges, name)?;
         let filter = self.put_mirror(options, &backlog, &nodes[1]);
         let filter = filter.inspect_err(|_| self.graph.remove_job(id))?;
-        let target = target.clone();
+        let (target, replaced) = (target.clone(), replaced.to_owned());
         self.jobs.insert(
             id.clone(),
             BlockJob::new(
                 copy,
-                JobWork::Mirror { filter, target },
+                JobWork::Mirror { filter, target, replaced },
                 source,
                 vec![target_claim, source_claim],
             ),
@@ -117,18 +152,37 @@ impl DaemonState {
         let model = self.graph.model();
         model.check_no_job(source)?;
         model.check_no_job(target)?;
-        let is_backing = |(user, key): &(NodeUser, String)| {
-            matches!(user, NodeUser::Node(_)) && key == "backing"
-        };
-        if model.users_of(source).iter().any(is_backing) {
-            return Err(BlockJobError::NoRoot(source.to_owned()));
-        }
+        self.check_root(source)?;
         let (wanted, found) = (from.size().0.0, to.size().0.0);
         if found < wanted {
             let (target, node) = (target.to_owned(), source.to_owned());
             return Err(BlockJobError::TooSmall { target, found, node, wanted });
         }
         Ok(wanted)
+    }
+
+    /// Whether what stands on a node may go on on a copy of the source: it must show the source's bytes, and nothing else.
+    fn check_replaced(&self, source: &str, replaced: &str) -> Result<(), BlockJobError> {
+        self.graph.node(replaced)?;
+        let mut at = source;
+        while at != replaced {
+            let Some(below) = self.graph.model().filtered(at) else {
+                let (mirrored, node) = (source.to_owned(), replaced.to_owned());
+                return Err(BlockJobError::Replaced { node, mirrored });
+            };
+            at = below;
+        }
+        self.check_root(replaced)
+    }
+
+    /// Whether no image stands on a node as its backing file.
+    fn check_root(&self, node: &str) -> Result<(), BlockJobError> {
+        let is_backing =
+            |(user, key): &(NodeUser, String)| matches!(user, NodeUser::Node(_)) && key == BACKING;
+        if self.graph.model().users_of(node).iter().any(is_backing) {
+            return Err(BlockJobError::NoRoot(node.to_owned()));
+        }
+        Ok(())
     }
 
     fn put_mirror(
@@ -145,6 +199,13 @@ impl DaemonState {
             filter
         })?;
         Ok(made.expect("the filter was made"))
+    }
+
+    /// What is written to the source of a mirror is on the target before its client is told, from now on.
+    pub fn synchronize_mirror(&self, id: &str) {
+        if let Some(BlockJob { work: JobWork::Mirror { filter, .. }, .. }) = self.jobs.get(id) {
+            filter.set_mode(MirrorMode::WriteBlocking);
+        }
     }
 
     /// What is written to the source of a mirror is on the target before its client is told, from now on: so they become
@@ -184,8 +245,8 @@ impl DaemonState {
     /// After any other error it goes on as well. Blocks, as long as the longest request in flight, or 30 seconds.
     pub fn finish_mirror(&mut self, id: &str, end: MirrorEnd) -> Result<(), BlockJobError> {
         let Some(job) = self.jobs.get(id) else { return Ok(()) };
-        let JobWork::Mirror { target, .. } = &job.work else { return Ok(()) };
-        let (source, target) = (job.source.clone(), target.clone());
+        let JobWork::Mirror { target, replaced, .. } = &job.work else { return Ok(()) };
+        let (source, target, replaced) = (job.source.clone(), target.clone(), replaced.clone());
         let copy = Arc::clone(&job.copy);
         let backlog = &copy.backlog().expect("a mirror has one").backlog;
         let is_equal = || {
@@ -198,7 +259,14 @@ impl DaemonState {
         job.flush().map_err(failed)?;
         let change = match end {
             MirrorEnd::Switch => {
-                self.graph.switch(id, &source, &target).map_err(GraphChangeError::from)?
+                let change = self.graph.switch(id, &replaced, &target);
+                let change = change.map_err(GraphChangeError::from)?;
+                if replaced == source {
+                    change
+                } else {
+                    // The source stays above the target, and must not mirror to it.
+                    change.and(self.graph.take_filter(&source, FilterKind::Job)?)
+                }
             }
             MirrorEnd::Stay => self.graph.take_filter(&source, FilterKind::Job)?,
         };
@@ -213,6 +281,10 @@ impl DaemonState {
             let export = target.clone();
             to.flush().map_err(|source| GraphChangeError::Flush { export, source })
         };
+        let opened = self.jobs[id].opened.clone().filter(|_| end == MirrorEnd::Switch);
+        if let Some(node) = &opened {
+            self.graph.note_access(node, Access::ReadWrite);
+        }
         self.jobs.get_mut(id).expect("it is there").is_ending = true;
         let result = self.carry_out(change, state_file.as_mut(), &mut WhenDrained::new(drained));
         if end == MirrorEnd::Switch {
@@ -220,6 +292,7 @@ impl DaemonState {
         }
         if result.is_err() {
             self.jobs.get_mut(id).expect("it is there").is_ending = false;
+            opened.iter().for_each(|node| self.graph.note_access(node, Access::ReadOnly));
         }
         result?;
         self.forget_mirror(id, end);
@@ -227,7 +300,9 @@ impl DaemonState {
             self.is_changed = true;
             let disks = self.exports.iter().map(|export| export.disk());
             disks.filter(|disk| above.contains(&disk.id)).for_each(|disk| disk.size.review());
-            tracing::info!("block job '{id}': what stood on node '{source}' stands on '{target}'");
+            tracing::info!(
+                "block job '{id}': what stood on node '{replaced}' stands on '{target}'"
+            );
         }
         Ok(())
     }
@@ -237,12 +312,15 @@ impl DaemonState {
         let Some(mut job) = self.jobs.remove(id) else { return };
         job.stop_work();
         self.graph.remove_job(id);
-        if end == MirrorEnd::Switch {
+        if self.graph.has_filter(&job.source, FilterKind::Job).unwrap_or(false) {
             // Nobody stands on the source any more.
             if let Err(error) = self.take_filter(&job.source, FilterKind::Job) {
                 tracing::error!("block job '{id}': {}", host::chain_of(&error));
             }
         }
+        let opened = job.opened.take().filter(|_| end == MirrorEnd::Stay);
+        drop(job);
+        opened.iter().for_each(|node| self.protect(node));
         self.keep_end(id);
     }
 }
@@ -266,7 +344,7 @@ fn mirror_copy(
     bytes: u64,
     backlog: &Arc<CopyBacklog>,
     observer: &Arc<dyn JobObserver>,
-    (scan, clock): (Option<ScanFilter>, Arc<dyn block::Clock>),
+    (scan, limits, clock): (Option<ScanFilter>, BacklogLimits, Arc<dyn block::Clock>),
 ) -> Arc<CopyJob> {
     let settings = CopySettings {
         action: CopyAction::Copy,
@@ -282,7 +360,7 @@ fn mirror_copy(
         end: BacklogEnd::WhenCancelled,
         on_source_error: options.on_source_error,
         on_target_error: options.on_target_error,
-        limits: BacklogLimits::DEFAULT,
+        limits,
         observer: Arc::new(CopyNews(Arc::clone(observer))),
     };
     CopyJob::of_backlog(settings, backlog, clock)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use block::{Access, Permission, Permissions, Rights};
 use copy::{CopyAction, ErrorPolicy, ScanFilter};
-use graph::{ChildRole, FilterKind};
+use graph::{ChildRole, FilterKind, JobFilter};
 use layers::{CopyOnReadNode, CopySource};
 
 use super::mirror::edge;
@@ -35,6 +35,8 @@ pub struct StreamOptions {
     pub speed: u64,
     /// What becomes of errors.
     pub on_error: ErrorPolicy,
+    /// The name of the filter on the image.
+    pub filter: Option<String>,
 }
 
 impl DaemonState {
@@ -46,6 +48,16 @@ impl DaemonState {
     ) -> Result<(), BlockJobError> {
         let StreamOptions { id, top, base, .. } = options;
         let between = self.check_stream(top, base.as_deref())?;
+        self.begin_on((id, top, 0), |state| state.begin_stream(options, between, observer))
+    }
+
+    fn begin_stream(
+        &mut self,
+        options: &StreamOptions,
+        between: Option<u8>,
+        observer: &Arc<dyn JobObserver>,
+    ) -> Result<(), BlockJobError> {
+        let StreamOptions { id, top, base, .. } = options;
         let node = self.graph.node(top)?;
         let (size, claims) = (node.size(), vec![node.claim(COPIES)?]);
         let (scan, limits) = (ScanFilter::Below(between), (options.speed, options.on_error));
@@ -55,7 +67,9 @@ impl DaemonState {
         self.put_filter(top, FilterKind::Job, |child| {
             Arc::new(CopyOnReadNode::new(top, child, Access::ReadWrite, source))
         })?;
-        let nodes = match self.graph.add_job(id, vec![edge("source", ChildRole::JobSource, top)]) {
+        let name = JobFilter::on(top, options.filter.as_ref(), "copy-on-read", "file");
+        let edges = vec![edge("source", ChildRole::JobSource, top)];
+        let nodes = match self.graph.add_job(id, edges, name) {
             Ok(nodes) => nodes,
             Err(error) => {
                 self.take_filter(top, FilterKind::Job)?;
@@ -77,9 +91,6 @@ impl DaemonState {
             return Err(BlockJobError::NoImage(top.to_owned()));
         }
         let model = self.graph.model();
-        if info.access == Access::ReadOnly {
-            return Err(graph::ModelError::ReadOnlyResize(top.to_owned()).into());
-        }
         let chain = model.backing_chain(top);
         chain.iter().try_for_each(|node| model.check_no_job(node))?;
         let Some(base) = base else { return Ok(None) };

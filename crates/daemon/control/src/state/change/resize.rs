@@ -23,15 +23,19 @@ const RESIZES: Rights =
     Rights { uses: Permissions::WRITES.and(Permission::Resize), shares: Permissions::ALL };
 
 impl DaemonState {
-    /// Has an image, which that node is, name another backing file in its header. Requests go on meanwhile. Blocks.
+    /// Has an image, which that node is, name another backing file in its header, also one that is only read. Requests go on
+    /// meanwhile. Blocks.
     pub fn change_backing_file(
-        &self,
+        &mut self,
         name: &str,
-        image: &Qcow2Node,
         backing: &str,
         format: Option<&str>,
     ) -> Result<(), ControlError> {
-        self.name_backing(name, image, backing, format)
+        self.while_writable(name, |state| {
+            let image = state.graph.node_info(name)?.image.map(Arc::clone);
+            let image = image.ok_or_else(|| ModelError::NoOverlay(name.to_owned()))?;
+            state.name_backing(name, &image, backing, format)
+        })
     }
 
     /// [`DaemonState::change_backing_file`], with any error that says why not. With an empty name it has none.
@@ -55,7 +59,6 @@ impl DaemonState {
 
     /// Gives a node that many bytes. Blocks, as long as the longest request in flight, or 30 seconds.
     pub fn resize_node(&mut self, name: &str, bytes: u64) -> Result<(), GraphChangeError> {
-        let node = Arc::clone(self.graph.node(name)?);
         let model = self.graph.model();
         if model.access(name)? == block::Access::ReadOnly {
             return Err(ModelError::ReadOnlyResize(name.to_owned()).into());
@@ -65,7 +68,17 @@ impl DaemonState {
             let (user, key) = (edge.user, edge.key);
             return Err(GraphChangeError::SizeInUse { node: name.to_owned(), user, key });
         }
-        let exports = model.exports_above(&NodeUser::Node(name.to_owned()));
+        self.resize_for_all(name, bytes)
+    }
+
+    /// The same, whoever uses the node: the caller knows that they do not mind.
+    pub(in crate::state) fn resize_for_all(
+        &mut self,
+        name: &str,
+        bytes: u64,
+    ) -> Result<(), GraphChangeError> {
+        let node = Arc::clone(self.graph.node(name)?);
+        let exports = self.graph.model().exports_above(&NodeUser::Node(name.to_owned()));
         let before = node.size().0.0;
         if let Some(export) = exports.first().filter(|_| bytes < before) {
             let (node, export) = (name.to_owned(), export.clone());

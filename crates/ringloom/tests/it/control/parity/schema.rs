@@ -38,6 +38,7 @@ const NOT_THERE: [&str; 2] =
 const MORE: &[&str] = &[
     "block-export-add(vhost-user-blk).pin",
     "blockdev-backup.on-cbw-error",
+    "drive-backup.on-cbw-error",
     "blockdev-add.driver=delay",
     "blockdev-add.driver=stripe",
     // The peer's schema has authz-listfile, of which it can make none: its type has this name.
@@ -47,6 +48,8 @@ const MORE: &[&str] = &[
     "transaction.actions[].type=ringloom-remove-filter",
     // A member of mirrors, which the peer has in a branch of its own.
     "query-block-jobs->[].actively-synced",
+    // The same of what mirrors are told.
+    "block-job-change.copy-mode",
 ];
 
 /// What is described in another way, with the reasons.
@@ -56,6 +59,11 @@ const OTHERWISE: &[&str] = &[
     // What a file may do is decided when it is opened.
     "blockdev-add(file): features [\"dynamic-auto-read-only\"], ringloom: null",
     "blockdev-add(host_device): features [\"dynamic-auto-read-only\"], ringloom: null",
+    // They are as good as the names of nodes here.
+    "block-commit.base: features [\"deprecated\"], ringloom: null",
+    "block-commit.top: features [\"deprecated\"], ringloom: null",
+    // What only mirrors are told may be left out.
+    "block-job-change: tag \"type\", ringloom: null",
     // What only mirrors have may be left out.
     "query-block-jobs->[]: tag \"type\", ringloom: null",
     // The list of words is there as well; that it is deprecated is the peer's.

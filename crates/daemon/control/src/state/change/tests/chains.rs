@@ -20,6 +20,8 @@ struct Chain {
     /// The nodes from the uppermost down.
     nodes: Vec<String>,
     made: u32,
+    /// What those below the uppermost take.
+    below: Access,
 }
 
 fn observer() -> (Arc<dyn JobObserver>, Receiver<JobNews>) {
@@ -29,22 +31,12 @@ fn observer() -> (Arc<dyn JobObserver>, Receiver<JobNews>) {
 
 impl Chain {
     /// One image on another, and an export `e` of the upper one.
-    fn new() -> Self {
+    fn new(below: Access) -> Self {
         let mut place = Place::serving("null-co,node-name=unused,size=512");
         qemu_img(&["create", "-q", "-f", "qcow2"], &place.path("c0"), &[&IMAGE_BYTES.to_string()]);
         add_image(&mut place, "c0");
-        let root = place.directory.path().display().to_string();
-        let export = ExportOptions::parse(&format!(
-            "vhost-user-blk,id=e,node-name=c0,addr.type=unix,num-queues=2,addr.path={root}/e.sock,\
-             iothread.0=t0,iothread.1=t1,writable=on"
-        ));
-        let prepared = place.built.prepare_export(&export.unwrap(), 1 << 40).unwrap();
-        let rate = &mut LogRateLimit::default();
-        let policy = &mut WaitPolicy { limit: Duration::ZERO, wait: &mut Never, rate };
-        place.built.claim(&prepared, policy).unwrap();
-        let listening = DaemonState::listen(prepared).unwrap();
-        place.built.start(listening, None).unwrap();
-        Self { place, nodes: vec!["c0".to_owned()], made: 1 }
+        start_export(&mut place, "c0");
+        Self { place, nodes: vec!["c0".to_owned()], made: 1, below }
     }
 
     /// Puts one more image on the chain.
@@ -60,12 +52,24 @@ impl Chain {
         add_image(&mut self.place, &name);
         let changes = self.place.built.snapshot(top, &name).unwrap();
         self.place.built.replace(&changes, &[], StatePolicy::Volatile).unwrap();
+        if self.below == Access::ReadOnly {
+            self.place.built.protect(top);
+        }
         self.nodes.insert(0, name);
     }
 
     fn backing_name(&self, node: &str) -> BackingName {
         let file = self.place.path(node).display().to_string();
         BackingName { file, format: Some("qcow2".to_owned()) }
+    }
+
+    /// Looks whether all take what they took before.
+    #[track_caller]
+    fn check_access(&self) {
+        for (place, node) in self.nodes.iter().enumerate() {
+            let expected = if place == 0 { Access::ReadWrite } else { self.below };
+            assert_eq!(self.place.built.graph.model().access(node).unwrap(), expected, "{node}");
+        }
     }
 
     /// Waits until all of a job is copied, and has its result count.
@@ -100,6 +104,9 @@ impl Chain {
                 speed: 0,
                 on_source_error: ErrorPolicy::Report,
                 on_target_error: ErrorPolicy::Report,
+                memory: 0,
+                replaces: None,
+                filter: None,
             };
             self.place.built.start_mirror(&options, &observer).unwrap();
             finish(&mut self.place, &news, MirrorEnd::Switch);
@@ -111,6 +118,7 @@ impl Chain {
                 base: to,
                 speed: 0,
                 on_error: ErrorPolicy::Report,
+                filter: None,
             };
             self.place.built.start_commit(&options, &observer).unwrap();
             self.end(&news);
@@ -129,6 +137,7 @@ impl Chain {
             base: to,
             speed: 0,
             on_error: ErrorPolicy::Report,
+            filter: None,
         };
         self.place.built.start_stream(&options, &observer).unwrap();
         self.end(&news);
@@ -144,6 +153,21 @@ impl Chain {
     }
 }
 
+/// Starts an export `e` of a node.
+fn start_export(place: &mut Place, node: &str) {
+    let root = place.directory.path().display().to_string();
+    let export = ExportOptions::parse(&format!(
+        "vhost-user-blk,id=e,node-name={node},addr.type=unix,num-queues=2,addr.path={root}/e.sock,\
+         iothread.0=t0,iothread.1=t1,writable=on"
+    ));
+    let prepared = place.built.prepare_export(&export.unwrap(), 1 << 40).unwrap();
+    let rate = &mut LogRateLimit::default();
+    let policy = &mut WaitPolicy { limit: Duration::ZERO, wait: &mut Never, rate };
+    place.built.claim(&prepared, policy).unwrap();
+    let listening = DaemonState::listen(prepared).unwrap();
+    place.built.start(listening, None).unwrap();
+}
+
 fn add_image(place: &mut Place, name: &str) {
     let path = place.path(name).display().to_string();
     let line = format!(
@@ -155,7 +179,15 @@ fn add_image(place: &mut Place, name: &str) {
 
 #[test]
 fn a_chain_is_merged_in_any_order_while_a_client_writes() {
-    let mut chain = Chain::new();
+    merge(Chain::new(Access::ReadWrite));
+}
+
+#[test]
+fn images_that_were_opened_to_be_read_are_merged_and_read_only_again() {
+    merge(Chain::new(Access::ReadOnly));
+}
+
+fn merge(mut chain: Chain) {
     let (socket, over) = (chain.place.path("e.sock"), AtomicBool::new(false));
     let mut model = DiskModel::new(vec![0; IMAGE_BYTES]);
     let rng = &mut Rng::new(0x22);
@@ -187,6 +219,7 @@ fn a_chain_is_merged_in_any_order_while_a_client_writes() {
                     chain.stream(top, base);
                 }
                 assert!(!chain.place.built.has_block_jobs());
+                chain.check_access();
                 assert_eq!(chain.place.built.graph.root("e"), Some(chain.nodes[0].as_str()));
             }
         }
@@ -205,7 +238,7 @@ fn a_chain_is_merged_in_any_order_while_a_client_writes() {
 
 #[test]
 fn what_others_see_is_not_committed_into() {
-    let mut chain = Chain::new();
+    let mut chain = Chain::new(Access::ReadWrite);
     chain.grow();
     chain.grow();
     let other = chain.place.path("other");
@@ -223,6 +256,7 @@ fn what_others_see_is_not_committed_into() {
         backing: chain.backing_name("c0"),
         speed: 0,
         on_error: ErrorPolicy::Report,
+        filter: None,
     };
     let error = chain.place.built.start_commit(&options, &observer).unwrap_err();
     let sentence =
@@ -231,4 +265,109 @@ fn what_others_see_is_not_committed_into() {
     let wrong = CommitOptions { top: "c0".into(), base: "c1".into(), ..options };
     let error = chain.place.built.start_commit(&wrong, &observer).unwrap_err();
     assert_eq!(chain_of(&error).to_string(), "'c1' is not in this backing chain of 'c0'");
+}
+
+/// An image on a base of half its size that is only read, with an export of it, and one between them if that is asked.
+fn on_small_base(has_middle: bool) -> Place {
+    let mut place = Place::serving("null-co,node-name=unused,size=512");
+    let half = u64::try_from(IMAGE_BYTES / 2).unwrap();
+    image::create_filled(&place.path("base"), IMAGE_BYTES / 2, 7).unwrap();
+    let base = place.path("base").display().to_string();
+    let line = format!("file,node-name=base,filename={base},read-only=on");
+    place.built.add_node(&Blockdev::parse(&line).unwrap()).unwrap();
+    let mut below = ("base", "raw", half);
+    for name in if has_middle { &["middle", "top"][..] } else { &["top"] } {
+        let (path, backing) = (place.path(name), place.path(below.0));
+        let options =
+            ["create", "-q", "-f", "qcow2", "-F", below.1, "-b", backing.to_str().unwrap()];
+        qemu_img(&options, &path, &[&IMAGE_BYTES.to_string()]);
+        let line = format!(
+            "{{\"driver\":\"qcow2\",\"node-name\":\"{name}\",\"backing\":\"{}\",\
+             \"file\":{{\"driver\":\"file\",\"filename\":\"{}\"}}}}",
+            below.0,
+            path.display()
+        );
+        place.built.add_node(&Blockdev::parse(&line).unwrap()).unwrap();
+        below = (name, "qcow2", half);
+    }
+    start_export(&mut place, "top");
+    place
+}
+
+/// What a client sees, and has written behind the end of the base.
+fn small_base_seen(place: &Place) -> Vec<u8> {
+    let half = IMAGE_BYTES / 2;
+    let mut wanted = fs::read(place.path("base")).unwrap()[..half].to_vec();
+    wanted.resize(IMAGE_BYTES, 0);
+    wanted[half + 65536..half + 65536 + 4096].fill(9);
+    let mut client = place.client("e");
+    client.write(u64::try_from(half + 65536).unwrap(), &[9; 4096], 0).unwrap();
+    assert!(client.read(0, IMAGE_BYTES, 0).unwrap() == wanted);
+    wanted
+}
+
+#[test]
+fn a_base_grows_for_the_uppermost_image() {
+    let mut place = on_small_base(false);
+    let wanted = small_base_seen(&place);
+    let (observer, news) = observer();
+    let options = MirrorOptions {
+        id: "j".to_owned(),
+        source: "top".to_owned(),
+        target: "base".to_owned(),
+        sync: MirrorSync::Commit,
+        mode: MirrorMode::Background,
+        granularity: Granularity::new(4096).unwrap(),
+        speed: 0,
+        on_source_error: ErrorPolicy::Report,
+        on_target_error: ErrorPolicy::Report,
+        memory: 4096,
+        replaces: None,
+        filter: None,
+    };
+    place.built.start_mirror(&options, &observer).unwrap();
+    place.built.abort_block_job("j").unwrap();
+    assert_eq!(place.built.graph.model().access("base").unwrap(), Access::ReadOnly);
+    assert!(place.client("e").read(0, IMAGE_BYTES, 0).unwrap() == wanted);
+    drop(news);
+    let (observer, news) = self::observer();
+    place.built.start_mirror(&options, &observer).unwrap();
+    finish(&mut place, &news, MirrorEnd::Switch);
+    assert_eq!(place.built.graph.root("e"), Some("base"));
+    let written = place.built.graph.written_node("base").unwrap();
+    assert_eq!(written["read-only"], false);
+    assert!(place.client("e").read(0, IMAGE_BYTES, 0).unwrap() == wanted);
+    place.client("e").write(0, &[3; 512], 0).unwrap();
+    place.built.stop_exports();
+    assert!(fs::read(place.path("base")).unwrap()[512..] == wanted[512..]);
+}
+
+#[test]
+fn a_base_grows_for_an_image_in_the_middle() {
+    let mut place = on_small_base(true);
+    let wanted = small_base_seen(&place);
+    let (observer, news) = observer();
+    let options = CommitOptions {
+        id: "j".to_owned(),
+        top: "middle".to_owned(),
+        base: "base".to_owned(),
+        backing: BackingName {
+            file: place.path("base").display().to_string(),
+            format: Some("raw".to_owned()),
+        },
+        speed: 0,
+        on_error: ErrorPolicy::Report,
+        filter: None,
+    };
+    place.built.start_commit(&options, &observer).unwrap();
+    let mut chain = Chain { place, nodes: Vec::new(), made: 0, below: Access::ReadOnly };
+    chain.end(&news);
+    let place = chain.place;
+    assert_eq!(place.built.graph.model().access("base").unwrap(), Access::ReadOnly);
+    assert_eq!(place.built.graph.written_node("base").unwrap()["read-only"], true);
+    assert!(place.client("e").read(0, IMAGE_BYTES, 0).unwrap() == wanted);
+    assert_eq!(
+        fs::metadata(place.path("base")).unwrap().len(),
+        u64::try_from(IMAGE_BYTES).unwrap()
+    );
 }

@@ -32,6 +32,9 @@ fn options(mode: MirrorMode, sync: MirrorSync) -> MirrorOptions {
         speed: 0,
         on_source_error: ErrorPolicy::Report,
         on_target_error: ErrorPolicy::Report,
+        memory: 0,
+        replaces: None,
+        filter: None,
     }
 }
 

@@ -1,0 +1,207 @@
+//! `drive-mirror`, `drive-backup`: the jobs of `blockdev-mirror` and `blockdev-backup` with a file as target, which is made, or
+//! opened as it is.
+//!
+//! Where it stands: the file becomes a node as `blockdev-add` would make it; the rest is up to the other commands.
+//!
+//! Invariants: when the job is over, the node is gone, unless somebody uses it: what a mirror has switched to it. What was made
+//! for a command that fails is gone, too, but not what was in a file before.
+
+use std::path::{Path, PathBuf};
+
+use graph::{Blockdev, NODE, file_kind};
+use kernel_io::FileKind;
+use serde_json::{Map, Value, json};
+use syntax::{Key, Keys, OptionFields, ValueType, optional, required};
+
+use super::backup::{BACKUP_KEYS, read};
+use super::images::{Preparation, VOLATILE, change, make_file};
+use super::mirror::{BLOCK_JOB_KEYS, MIRROR_KEYS, MirrorEnds, begin_mirror};
+use super::{CommandContext, mirror};
+use crate::qmp_error::QmpError;
+
+/// What is told of a file that is a target.
+const TARGET_KEYS: &[Key] = &[
+    required("device", ValueType::Text),
+    required("target", ValueType::Text),
+    optional("format", ValueType::Text),
+    optional("mode", ValueType::Word(&["existing", "absolute-paths"])),
+];
+
+pub(super) static DRIVE_MIRROR: Keys = Keys {
+    of: "drive-mirror",
+    supported: &[
+        BLOCK_JOB_KEYS,
+        TARGET_KEYS,
+        MIRROR_KEYS,
+        &[optional("node-name", ValueType::Text), optional("unmap", ValueType::Flag), VOLATILE],
+    ],
+    later: &[],
+};
+
+pub(super) static DRIVE_BACKUP: Keys = Keys {
+    of: "drive-backup",
+    supported: &[BLOCK_JOB_KEYS, TARGET_KEYS, BACKUP_KEYS],
+    later: &[&["discard-source"]],
+};
+
+/// A file that is to be a target, as it was asked for.
+struct FileTarget {
+    /// The node that is copied.
+    source: String,
+    path: PathBuf,
+    format: String,
+    /// Whether it is made.
+    is_new: bool,
+    /// The node that shows where the target has nothing, if any does.
+    backing: Option<String>,
+    /// What the node is to be called.
+    name: String,
+}
+
+pub(super) fn drive_mirror(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    change(context, |context, preparation| {
+        let sync = fields.word("sync")?;
+        if fields.flag("unmap")? == Some(false) {
+            return Err(QmpError::generic("unmap=false is not supported yet"));
+        }
+        let name = fields.text("node-name")?;
+        if name.is_none() && fields.has("replaces") {
+            let desc = "a node-name must be provided when replacing a named node of the graph";
+            return Err(QmpError::generic(desc));
+        }
+        let target = FileTarget::read(context, &mut fields, sync, name)?;
+        let (source, target) = target.open(context, preparation)?;
+        let owned = Some(target.clone());
+        let ends = MirrorEnds { source, target, sync, filter: None, owned };
+        begin_mirror(context, fields, ends).map(drop)
+    })
+}
+
+pub(super) fn drive_backup(
+    context: &mut CommandContext<'_>,
+    mut fields: OptionFields,
+) -> Result<Value, QmpError> {
+    change(context, |context, preparation| preparation.add_drive_backup(context, &mut fields))
+}
+
+impl Preparation {
+    /// Has a backup to a file begin.
+    pub(super) fn add_drive_backup(
+        &mut self,
+        context: &mut CommandContext<'_>,
+        fields: &mut OptionFields,
+    ) -> Result<(), QmpError> {
+        let sync = fields.word("sync")?;
+        let target = FileTarget::read(context, fields, sync, None)?;
+        let (source, target) = target.open(context, self)?;
+        let mut backup = read(context, fields, (source, target.clone()), sync)?;
+        backup.owned = Some(target);
+        self.backups.push(backup);
+        Ok(())
+    }
+}
+
+impl FileTarget {
+    fn read(
+        context: &CommandContext<'_>,
+        fields: &mut OptionFields,
+        sync: Option<&str>,
+        name: Option<String>,
+    ) -> Result<Self, QmpError> {
+        let source = mirror::node(context, fields, "device")?;
+        let graph = context.state.graph();
+        let is_new = fields.word("mode")? != Some("existing");
+        let path = PathBuf::from(fields.required_text("target")?);
+        let info = graph.node_info(&source)?;
+        let format = match (fields.text("format")?, is_new) {
+            (Some(format), _) if matches!(format.as_str(), "raw" | "qcow2") => format,
+            (Some(format), _) => {
+                let desc = format!("Unknown driver '{format}' of a target (supported: raw, qcow2)");
+                return Err(QmpError::generic(desc));
+            }
+            (None, true) if info.image.is_some() => info.driver.to_owned(),
+            (None, true) => "raw".to_owned(),
+            (None, false) => {
+                let desc = "a target that is there without a 'format' is not supported yet";
+                return Err(QmpError::generic(desc));
+            }
+        };
+        let backing = match sync {
+            Some("none") => {
+                let desc = "sync=none with a file as target is not supported yet";
+                return Err(QmpError::generic(desc));
+            }
+            Some("top") => graph.model().backing_chain(&source).get(1).cloned(),
+            _ => None,
+        };
+        let name = match name {
+            Some(name) => graph::check_node_name("node-name", name)?,
+            None => free_name(context, &source),
+        };
+        if graph.node(&name).is_ok() {
+            return Err(QmpError::generic(format!("Duplicate nodes with node-name='{name}'")));
+        }
+        Ok(Self { source, path, format, is_new, backing, name })
+    }
+
+    /// Makes the file, unless it is there, and its node; gives the names of source and target.
+    fn open(
+        self,
+        context: &mut CommandContext<'_>,
+        preparation: &mut Preparation,
+    ) -> Result<(String, String), QmpError> {
+        let Self { source, path, format, is_new, backing, name } = self;
+        if is_new {
+            let bytes = context.state.graph().node(&source)?.size();
+            let made = make_file(context, (&path, &format), bytes, backing.as_deref())?;
+            preparation.files.extend(made);
+        }
+        let node = node_of(context, &source, (&name, &path, &format), is_new.then_some(backing));
+        let blockdev = Blockdev::read(OptionFields::of_json(node))?;
+        blockdev.check_files()?;
+        context.state.add_node_at_run_time(&blockdev)?;
+        preparation.nodes.push(name.clone());
+        Ok((source, name))
+    }
+}
+
+/// The node of a file, which is told what its source was told. What stands below an image that is there, the image says.
+fn node_of(
+    context: &CommandContext<'_>,
+    source: &str,
+    (name, path, format): (&str, &Path, &str),
+    backing: Option<Option<String>>,
+) -> Map<String, Value> {
+    let mut all = Map::new();
+    let written = context.state.graph().written_node(source);
+    let cache = written.and_then(|written| written.get("cache"));
+    all.extend(cache.map(|cache| ("cache".to_owned(), cache.clone())));
+    let driver = match file_kind(path) {
+        Ok(Some(FileKind::BlockDevice)) => "host_device",
+        // What is wrong with it is said when it is opened.
+        Ok(_) | Err(_) => "file",
+    };
+    let file = json!({"driver": driver, "filename": path.to_string_lossy()});
+    all.insert("driver".to_owned(), format.into());
+    all.insert("node-name".to_owned(), name.into());
+    all.insert("discard".to_owned(), "unmap".into());
+    all.insert("file".to_owned(), file);
+    if format == "qcow2"
+        && let Some(backing) = backing
+    {
+        all.insert("backing".to_owned(), backing.map_or(Value::Null, Value::from));
+    }
+    all
+}
+
+/// A node-name that nobody has.
+fn free_name(context: &CommandContext<'_>, node: &str) -> String {
+    let stem: String = node.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
+    let names = context.state.graph().model().names(NODE);
+    let free = |name: &String| !names.contains(&name.as_str());
+    let mut candidates = (1_u32..).map(|number| format!("target{number}-{stem}"));
+    candidates.find(free).expect("there are fewer nodes than numbers")
+}
