@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use arguments::{Invocation, Subcommand};
 use clap::Parser;
+use ctl::CtlEnd;
 use daemon::{Log, ServeError, close_inherited};
 use options::ServeCommand;
 
@@ -148,14 +149,16 @@ fn finished(command: &str, result: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// Exits with 2 after wrong usage, as the tools do beside which it is used.
+/// Exits with 2 after wrong usage, as the tools do beside which it is used, and with 3 after something was done that has to be
+/// looked at.
 fn run_ctl(arguments: Vec<OsString>) -> ExitCode {
     let parsed = match parsed::<CtlCommand>("ringloom ctl", arguments, ExitCode::from(2)) {
         Ok(parsed) => parsed,
         Err(code) => return code,
     };
     match ctl::run(&parsed.arguments) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(CtlEnd::Done) => ExitCode::SUCCESS,
+        Ok(CtlEnd::Attention) => ExitCode::from(3),
         Err(error) => output::fail("ringloom ctl", error.as_ref()),
     }
 }

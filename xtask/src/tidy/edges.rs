@@ -46,6 +46,7 @@ const TABLE: &[Row] = &[
         &[],
     ),
     row("ringloom", &["convert", "ctl", "daemon", "options", "tuner"], &[]),
+    row("ctl", &["convert", "qcow2"], &[]),
     row(
         "convert",
         &[
@@ -118,7 +119,6 @@ const TABLE: &[Row] = &[
     row("plan", &["guest", "load"], &[]),
     row("load", &[], &[]),
     row("model", &[], &["rehearsal"]),
-    row("ctl", &[], &[]),
     row(
         "daemon",
         &[

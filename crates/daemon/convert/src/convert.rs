@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -25,9 +26,21 @@ pub fn convert(arguments: &ConvertArgs) -> Result<()> {
     let read_only = BaseOptions { read_only: true, force_share, ..base };
     let format = arguments.source_format.as_deref();
     let source = disks.open("source", &arguments.source, format, read_only)?;
+    let (copied, took) = copy_disk(&mut disks, &source, arguments, &interrupted)?;
+    say(arguments, copied, took)
+}
+
+/// Copies an open source as the arguments say; what was done, and how long it took.
+pub(crate) fn copy_disk(
+    disks: &mut Disks,
+    source: &Disk,
+    arguments: &ConvertArgs,
+    interrupted: &AtomicBool,
+) -> Result<(CopyProgress, Duration)> {
+    let base = BaseOptions { cache_direct: arguments.direct, ..BaseOptions::DEFAULT };
     let bytes = source.node.size().0.0;
-    let (target, made) = open_target(&mut disks, arguments, &source, base)?;
-    let nodes = [&source, &target].map(|disk| Arc::clone(&disk.node));
+    let (target, made) = open_target(disks, arguments, source, base)?;
+    let nodes = [source, &target].map(|disk| Arc::clone(&disk.node));
     let mut settings = CopySettings {
         action: CopyAction::Copy,
         bytes,
@@ -46,7 +59,7 @@ pub fn convert(arguments: &ConvertArgs) -> Result<()> {
     let work = |settings, what: &str| -> Result<CopyProgress> {
         let job = CopyJob::new(settings, Arc::clone(&clock));
         let progress = Progress::new(what, bytes, arguments.quiet);
-        carry_out(&disks, &job, &nodes, threads, &interrupted, |job| progress.look(job))?;
+        carry_out(disks, &job, &nodes, threads, interrupted, |job| progress.look(job))?;
         Ok(job.progress())
     };
     let copied = work(settings, "copying")?;
@@ -59,7 +72,7 @@ pub fn convert(arguments: &ConvertArgs) -> Result<()> {
         work(settings, "verifying")?;
     }
     made.keep();
-    say(arguments, copied, took)
+    Ok((copied, took))
 }
 
 fn open_target(

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use block::{Access, Claim, Clock, DiskSize, Node, Rights, SystemClock};
+use block::{Access, Claim, Clock, DiskSize, Node, Permissions, Rights, SystemClock};
 use graph::{BaseOptions, Blockdev, Graph, NamedFilesPolicy, StorageWatchdog};
 use kernel_io::FileTable;
 use options::image_node;
@@ -100,6 +100,32 @@ impl Disks {
         let disk = self.claim(&name, rights).with_context(|| text.to_owned())?;
         self.check_end(&name, &disk).with_context(|| text.to_owned())?;
         Ok(disk)
+    }
+
+    /// The disk of images that stand on each other, the lowest first. What they name themselves is not looked at.
+    pub(crate) fn open_chain(&mut self, images: &[PathBuf], base: BaseOptions) -> Result<Disk> {
+        let mut below: Option<String> = None;
+        for (number, path) in images.iter().enumerate() {
+            let text = path.display().to_string();
+            let name = format!("image{number}");
+            let node = json!({
+                "driver": "qcow2", "file": {"driver": "file", "filename": path}, "backing": below,
+            });
+            let blockdev = written(&text, &node.to_string(), &name, base)?;
+            blockdev.check_files().with_context(|| text.clone())?;
+            self.graph.add(&blockdev).with_context(|| text)?;
+            below = Some(name);
+        }
+        let top = below.context("no image is named")?;
+        self.claim(&top, Rights::unchanged_by_others(base.access()))
+    }
+
+    /// A file that nobody else uses, and nobody begins to use while it is held.
+    pub(crate) fn hold(&mut self, path: &Path) -> Result<Disk> {
+        let mut blockdev = image_node(path, Some("raw"), BaseOptions::DEFAULT)?;
+        let name = blockdev.node_name.get_or_insert_with(|| "held".to_owned()).clone();
+        self.graph.add(&blockdev)?;
+        self.claim(&name, Rights { uses: Permissions::WRITES, shares: Permissions::NONE })
     }
 
     /// A disk of which direct I/O does not reach the last bytes would be copied without them.

@@ -1,4 +1,4 @@
-//! `ringloom convert` and `ringloom map`: disks copied, compared and mapped by the copy engine.
+//! `ringloom convert` and `ringloom map`: disks copied, compared and mapped by the copy engine; chains of backups flattened.
 //!
 //! Where it stands: beside the daemon. It makes nodes and iothreads of its own, as a daemon does, and has workers of the copy
 //! engine (`copy`) served there.
@@ -10,6 +10,7 @@
 mod arguments;
 mod convert;
 mod disks;
+mod flatten;
 mod map;
 mod nbd_uri;
 mod progress;
@@ -17,4 +18,6 @@ mod run;
 
 pub use arguments::{ConvertArgs, MapArgs};
 pub use convert::convert;
+pub use flatten::{Flattened, Flattening, HeldDisk, flatten, hold_unused};
 pub use map::map;
+pub use nbd_uri::node_of_uri;

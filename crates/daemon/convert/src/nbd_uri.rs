@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 const PORT: &str = "10809";
 
 /// The node of an URI, as `--blockdev` has it; `None` of what is no NBD URI.
-pub(crate) fn node_of_uri(text: &str) -> Result<Option<Value>> {
+pub fn node_of_uri(text: &str) -> Result<Option<Value>> {
     let Some((scheme, rest)) = text.split_once("://") else { return Ok(None) };
     match scheme {
         "nbd" => inet(text, rest).map(Some),

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use serde_json::Value;
 
+use crate::backup::BackupArgs;
+use crate::restore::RestoreArgs;
 use crate::units::{
     Limit, SizeChange, parse_bytes, parse_limit, parse_object, parse_queue, parse_size,
 };
@@ -99,6 +101,10 @@ pub(crate) enum Word {
     Job(JobWord),
     /// Move a disk to another file while it is used
     MoveDisk(MoveDiskArgs),
+    /// Copy disks as they are at one instant: full first, then what was changed
+    Backup(Box<BackupArgs>),
+    /// Have a disk as it was when it was backed up; needs no daemon
+    Restore(RestoreArgs),
     /// Move a queue, or all of an export, to another iothread
     Move {
         /// With :QUEUE that queue alone, until its client leaves

@@ -78,7 +78,12 @@ impl QmpClient {
         let limit = Timespec::try_from(limit).context("a time limit")?;
         let stream = self.reader.get_ref();
         let readable = &mut [PollFd::new(stream, PollFlags::IN)];
-        let is_there = !self.reader.buffer().is_empty() || poll(readable, Some(&limit))? > 0;
+        let is_there = !self.reader.buffer().is_empty()
+            || match poll(readable, Some(&limit)) {
+                // A signal, at which the caller looks.
+                Err(Errno::INTR) => false,
+                polled => polled? > 0,
+            };
         if is_there {
             self.message("the next event")?;
         }

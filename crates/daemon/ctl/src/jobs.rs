@@ -3,15 +3,15 @@
 //! Invariants: whoever interrupts `job wait` or `move-disk` leaves a job that goes on, and can be waited for, completed or
 //! cancelled: nothing is half done that would not be said by `list jobs`.
 
-use std::io::{self, IsTerminal, Write};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::arguments::{Format, JobWord, MoveDiskArgs};
-use crate::client::{QmpClient, write};
+use crate::client::QmpClient;
 use crate::inventory::{Inventory, text};
+use crate::progress::{ProgressLine, percent};
 use crate::table::Answer;
 use crate::units::{bytes, no};
 
@@ -19,10 +19,7 @@ const JOBS: &str =
     "JOB=id TYPE=type STATUS=status DONE=done OF=of PERCENT=percent SPEED=speed ERROR=error";
 
 /// How often a job is looked at that is waited for.
-const LOOK: Duration = Duration::from_millis(250);
-
-/// For how long a rate is taken as that of now.
-const RATE_TIME: Duration = Duration::from_secs(3);
+pub(crate) const LOOK: Duration = Duration::from_millis(250);
 
 /// The id of the job that moves a disk.
 fn move_id(node: &str) -> String {
@@ -47,13 +44,10 @@ pub(crate) fn list(client: &mut QmpClient) -> Result<Answer> {
     Ok(Answer::table(JOBS, jobs.iter().map(row).collect(), "jobs"))
 }
 
-fn progress(job: &Value) -> (u64, u64) {
+/// What was done of a job, and of how much.
+pub(crate) fn progress(job: &Value) -> (u64, u64) {
     let number = |key: &str| job[key].as_u64().unwrap_or_default();
     (number("current-progress"), number("total-progress"))
-}
-
-fn percent(current: u64, total: u64) -> u64 {
-    current.saturating_mul(100).checked_div(total).unwrap_or(100)
 }
 
 /// What is done with a job.
@@ -113,7 +107,7 @@ fn wait_for(client: &mut QmpClient, id: &str) -> Result<Answer> {
 
 /// Looks at a job until it is over or waits for somebody; gives where it is then. Fails if the job has.
 fn watch(client: &mut QmpClient, id: &str) -> Result<String> {
-    let mut line = ProgressLine::new(id);
+    let mut line = ProgressLine::new(format!("job {id}"));
     loop {
         let jobs = client.list("query-jobs", &json!({}))?.unwrap_or_default();
         let Some(job) = jobs.iter().find(|job| job["id"] == id) else {
@@ -136,61 +130,6 @@ fn watch(client: &mut QmpClient, id: &str) -> Result<String> {
         );
         client.wait_event(LOOK)?;
     }
-}
-
-/// How far a job has come, on a terminal.
-struct ProgressLine {
-    id: String,
-    is_shown: bool,
-    /// When how much was done.
-    seen: Vec<(Instant, u64)>,
-}
-
-impl ProgressLine {
-    fn new(id: &str) -> Self {
-        Self { id: id.to_owned(), is_shown: io::stderr().is_terminal(), seen: Vec::new() }
-    }
-
-    fn show(&mut self, (current, total): (u64, u64)) {
-        if !self.is_shown {
-            return;
-        }
-        let now = now();
-        self.seen.retain(|(at, _)| now.duration_since(*at) < RATE_TIME);
-        self.seen.push((now, current));
-        let (first, before) = self.seen[0];
-        let seconds = now.duration_since(first).as_secs_f64();
-        let more = current.saturating_sub(before);
-        let rate = Duration::from_secs_f64(seconds.max(0.001)).as_millis().max(1);
-        let rate = u64::try_from(u128::from(more) * 1000 / rate).unwrap_or(u64::MAX);
-        let left = total.saturating_sub(current);
-        let remaining = match left.checked_div(rate) {
-            Some(seconds) if left > 0 => format!(", {seconds} s left"),
-            Some(_) | None => String::new(),
-        };
-        let text = format!(
-            "job {}: {} of {}, {} %, {}/s{remaining}",
-            self.id,
-            bytes(current),
-            bytes(total),
-            percent(current, total),
-            bytes(rate)
-        );
-        let mut stderr = io::stderr().lock();
-        // Nobody is left to hear that stderr cannot be written.
-        let _lost = stderr.write_all(b"\r\x1b[K").and_then(|()| write(&mut stderr, &text));
-    }
-
-    fn end(&mut self) {
-        if self.is_shown {
-            let _lost = io::stderr().lock().write_all(b"\r\x1b[K");
-        }
-    }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a rate for people, by their clock")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 /// Moves a disk to another file while it is used: makes the file, copies, switches, and closes what was there.
@@ -265,7 +204,8 @@ fn give_up(
     error.context(format!("node {node} stays where it is"))
 }
 
-fn remove(client: &mut QmpClient, node: &str) {
+/// Closes a node, if it is there and nobody uses it.
+pub(crate) fn remove(client: &mut QmpClient, node: &str) {
     let _gone = client.ask("blockdev-del", &json!({"node-name": node}));
 }
 
@@ -296,7 +236,7 @@ fn make(client: &mut QmpClient, node: &str, path: &str, format: Format, size: u6
 }
 
 /// Carries a job out that makes something.
-fn create(client: &mut QmpClient, id: &str, options: &Value) -> Result<()> {
+pub(crate) fn create(client: &mut QmpClient, id: &str, options: &Value) -> Result<()> {
     client.ask("blockdev-create", &json!({"job-id": id, "options": options}))?;
     let ended = watch(client, id);
     client.ask("job-dismiss", &json!({"id": id}))?;

@@ -1,22 +1,27 @@
 //! `ringloom ctl`: what an administrator asks a running daemon for, over its monitor.
 //!
 //! Invariants: it knows a daemon by QMP only, so that it drives other versions, and qemu-storage-daemon as far as that has
-//! the commands. What changes something is one command of the daemon, but for a disk that moves (`jobs`): whoever interrupts
-//! it leaves nothing half done.
+//! the commands. What changes something is one command of the daemon, but for a disk that moves (`jobs`) and for backups
+//! (`backup`): whoever interrupts it leaves nothing half done. Files of backups it looks at itself, and has them flattened by
+//! the engine of `ringloom convert` (`restore`).
 //! Threads: one. Limits: those of `client`.
 //! Not here: the daemon's side, which is `monitor`.
 
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod backup;
 mod changes;
 mod client;
 mod inventory;
 mod jobs;
+mod progress;
+mod restore;
 mod run;
 mod show;
+mod signals;
 mod table;
 mod units;
 
 pub use arguments::CtlArgs;
-pub use run::run;
+pub use run::{CtlEnd, run};

@@ -4,15 +4,16 @@ use std::env;
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use crate::arguments::{CtlArgs, Kind, Word};
-use crate::changes;
+use crate::backup::{self, BackupArgs};
 use crate::client::{QmpClient, write};
-use crate::jobs;
+use crate::restore;
 use crate::show::{list, show};
 use crate::table::Answer;
+use crate::{changes, jobs};
 
 /// Names the daemon's socket if the command line does not.
 const SOCKET_VARIABLE: &str = "RINGLOOM_MONITOR";
@@ -21,19 +22,62 @@ const SOCKET_VARIABLE: &str = "RINGLOOM_MONITOR";
 const NO_SOCKET: &str = "which daemon? Say -s SOCKET or set RINGLOOM_MONITOR. A daemon has a monitor if it is started with
   ringloom serve … --chardev socket,id=qmp,path=SOCKET,server=on,wait=off --monitor chardev=qmp";
 
+/// How a word has ended that was carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "it decides the exit code"]
+pub enum CtlEnd {
+    /// All of it is done.
+    Done,
+    /// It is done, and something has to be looked at, as was said.
+    Attention,
+}
+
 /// Carries a word out.
 ///
 /// # Errors
 /// If the daemon refuses it or cannot be talked to, or if nobody said which daemon.
-pub fn run(arguments: &CtlArgs) -> Result<()> {
+pub fn run(arguments: &CtlArgs) -> Result<CtlEnd> {
+    if let Some(answer) = without_daemon(&arguments.word) {
+        return finish(&answer?, arguments.json);
+    }
+    // Before the daemon is asked for, which may take its time.
+    let order = if let Word::Backup(arguments) = &arguments.word {
+        Some(backup::prepare(arguments)?)
+    } else {
+        None
+    };
     let named = || env::var_os(SOCKET_VARIABLE).filter(|it| !it.is_empty()).map(PathBuf::from);
     let socket = arguments.socket.clone().or_else(named).context(NO_SOCKET)?;
     let mut client = QmpClient::connect(&socket)?;
     if matches!(arguments.word, Word::Events) {
-        return events(&mut client, arguments.json);
+        return events(&mut client, arguments.json).map(|()| CtlEnd::Done);
     }
-    let answer = carry_out(&mut client, &arguments.word)?;
-    print(&if arguments.json { format!("{:#}\n", answer.json) } else { answer.text }).map(drop)
+    let answer = match order {
+        Some(order) => backup::backup(&mut client, order)?,
+        None => carry_out(&mut client, &arguments.word)?,
+    };
+    finish(&answer, arguments.json)
+}
+
+/// Prints what came of a word.
+fn finish(answer: &Answer, is_json: bool) -> Result<CtlEnd> {
+    let _is_read =
+        print(&if is_json { format!("{:#}\n", answer.json) } else { answer.text.clone() })?;
+    for warning in &answer.warnings {
+        // Nobody is left to hear that stderr cannot be written.
+        drop(write(&mut io::stderr().lock(), &format!("ringloom ctl: {warning}\n")));
+    }
+    Ok(if answer.warnings.is_empty() { CtlEnd::Done } else { CtlEnd::Attention })
+}
+
+/// What is done with files alone.
+fn without_daemon(word: &Word) -> Option<Result<Answer>> {
+    if let Word::Restore(arguments) = word {
+        return Some(restore::restore(arguments));
+    }
+    let Word::Backup(arguments) = word else { return None };
+    let BackupArgs { list, .. } = &**arguments;
+    list.as_deref().map(backup::list)
 }
 
 fn carry_out(client: &mut QmpClient, word: &Word) -> Result<Answer> {
@@ -65,8 +109,9 @@ fn carry_out(client: &mut QmpClient, word: &Word) -> Result<Answer> {
         }
         Word::Qmp { command, arguments } => {
             let json = client.ask(command, arguments)?;
-            Ok(Answer { text: format!("{json:#}\n"), json })
+            Ok(Answer::said(&format!("{json:#}"), json))
         }
+        Word::Backup(_) | Word::Restore(_) => bail!("it is no word of a daemon"),
         Word::Quit | Word::Events => {
             client.ask("quit", &json!({}))?;
             Ok(Answer::said("the daemon finishes what is open and leaves", json!({})))

@@ -77,14 +77,14 @@ pub(crate) fn show(client: &mut QmpClient, name: Option<&str>) -> Result<Answer>
     let mut found = Vec::new();
     if let Some(export) = inventory.export(name).filter(|_| is_meant("export")) {
         let text_of = details(&format!("export {name}"), EXPORT, export);
-        let mut answer = Answer { text: text_of, json: export.clone() };
+        let mut answer = Answer::of(text_of, export.clone());
         add_chain(&mut answer, &inventory, text(export, "node-name"));
         add_queues(&mut answer, inventory.queues_of("export", name));
         found.push(("export", answer));
     }
     if let Some(node) = inventory.node(name).filter(|_| is_meant("node")) {
         let text = details(&format!("node {name}"), NODE, node);
-        let mut answer = Answer { text, json: node.clone() };
+        let mut answer = Answer::of(text, node.clone());
         add_chain(&mut answer, &inventory, name);
         found.push(("node", answer));
     }
@@ -93,7 +93,7 @@ pub(crate) fn show(client: &mut QmpClient, name: Option<&str>) -> Result<Answer>
         let (keys, json) = properties(client, id)?;
         let columns: Vec<String> = keys.iter().map(|key| format!("{key}={key}")).collect();
         let text = details(&format!("{kind} {id}"), &columns.join(" "), &json);
-        let mut answer = Answer { text, json };
+        let mut answer = Answer::of(text, json);
         add_queues(&mut answer, inventory.queues_of("iothread", id));
         found.push(("object", answer));
     }
@@ -108,7 +108,7 @@ pub(crate) fn show(client: &mut QmpClient, name: Option<&str>) -> Result<Answer>
 fn joined(all: Vec<(&'static str, Answer)>) -> Answer {
     let texts: Vec<&str> = all.iter().map(|(_, answer)| answer.text.as_str()).collect();
     let text = texts.join("\n");
-    Answer { text, json: all.into_iter().map(|(key, answer)| (key, answer.json)).collect() }
+    Answer::of(text, all.into_iter().map(|(key, answer)| (key, answer.json)).collect())
 }
 
 fn everything(client: &mut QmpClient, inventory: &Inventory) -> Result<Answer> {

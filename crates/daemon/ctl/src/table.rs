@@ -11,19 +11,26 @@ use crate::units::{bytes, limits, time};
 pub(crate) struct Answer {
     pub(crate) text: String,
     pub(crate) json: Value,
+    /// What has to be looked at, although it was done.
+    pub(crate) warnings: Vec<String>,
 }
 
 impl Answer {
+    /// Lines, each with its end.
+    pub(crate) fn of(text: String, json: Value) -> Self {
+        Self { text, json, warnings: Vec::new() }
+    }
+
     /// A sentence.
     pub(crate) fn said(text: &str, json: Value) -> Self {
-        Self { text: format!("{text}\n"), json }
+        Self::of(format!("{text}\n"), json)
     }
 
     /// A table, or the sentence that there is none of these.
     pub(crate) fn table(columns: &str, rows: Vec<Value>, what: &str) -> Self {
         match rows.as_slice() {
             [] => Self::said(&format!("no {what}"), json!([])),
-            _ => Self { text: table(columns, &rows), json: rows.into() },
+            _ => Self::of(table(columns, &rows), rows.into()),
         }
     }
 }

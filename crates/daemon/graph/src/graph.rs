@@ -69,6 +69,8 @@ pub struct Graph {
     naming: Vec<FileIdentity>,
     /// Nodes that were made because an image names their files.
     named_by_images: HashSet<String>,
+    /// Nodes that are not written unless something that is written, or an export, stands on them.
+    volatile: HashSet<String>,
     named_files: NamedFilesPolicy,
     throttle_groups: ThrottleGroups,
     credentials: TlsCredentials,
@@ -210,6 +212,7 @@ impl Graph {
             roots: HashMap::new(),
             naming: Vec::new(),
             named_by_images: HashSet::new(),
+            volatile: HashSet::new(),
             named_files,
             throttle_groups: HashMap::new(),
             credentials: HashMap::new(),
@@ -336,6 +339,7 @@ impl Graph {
         for name in self.model.remove_node(name)? {
             self.vertices.remove(&name);
             self.named_by_images.remove(&name);
+            self.volatile.remove(&name);
         }
         Ok(())
     }
@@ -377,19 +381,6 @@ impl Graph {
     pub fn node(&self, name: &str) -> Result<&Arc<dyn Node>, ModelError> {
         self.model.activity(name)?;
         Ok(self.vertices[name].shown())
-    }
-
-    /// What is known of that node.
-    pub fn node_info(&self, name: &str) -> Result<NodeInfo<'_>, ModelError> {
-        let access = self.model.access(name)?;
-        let activity = self.model.activity(name)?;
-        let Vertex { made, driver, base, .. } = &self.vertices[name];
-        let driver = driver.map_or("", |driver| driver.name);
-        let MadeNode { node: _, file, image, write_threshold, delay: _ } = made;
-        let node = self.vertices[name].shown();
-        let (file, image) = (file.as_ref(), image.as_ref());
-        let write_threshold = write_threshold.as_ref();
-        Ok(NodeInfo { driver, access, activity, base, node, file, image, write_threshold })
     }
 
     /// Which files are below that node now, each once.

@@ -7,7 +7,7 @@ mod changes;
 mod clients;
 mod corrupted;
 mod faulty_disk;
-mod filters;
+pub(crate) mod filters;
 mod guest;
 #[cfg(feature = "fault-points")]
 mod killed;
@@ -68,7 +68,7 @@ pub(crate) fn state(bench: &Bench) -> Vec<String> {
 }
 
 /// A writable export of a node, by a socket named as it.
-fn export(bench: &Bench, id: &str, node: &str) -> Value {
+pub(crate) fn export(bench: &Bench, id: &str, node: &str) -> Value {
     json!({
         "type": "vhost-user-blk", "id": id, "node-name": node, "writable": true,
         "num-queues": 2, "addr": {"type": "unix", "path": bench.text(&format!("{id}.sock"))},

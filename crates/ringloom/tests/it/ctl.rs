@@ -1,5 +1,6 @@
 //! `ringloom ctl`: each word, good and bad, with ringloom and with qemu-storage-daemon.
 
+mod backup;
 mod failures;
 mod jobs;
 mod peer;

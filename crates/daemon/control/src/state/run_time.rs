@@ -238,11 +238,18 @@ impl DaemonState {
         })
     }
 
-    /// [`DaemonState::add_node`], kept.
-    pub fn add_node_at_run_time(&mut self, blockdev: &Blockdev) -> Result<(), ControlError> {
+    /// [`DaemonState::add_node`], kept; a volatile one is kept as long as an export or a node that is kept stands on it.
+    pub fn add_node_at_run_time(
+        &mut self,
+        blockdev: &Blockdev,
+        policy: StatePolicy,
+    ) -> Result<(), ControlError> {
         self.check_may_connect(blockdev)?;
         self.add_node(blockdev)?;
         let name = blockdev.name_below("", "");
+        if policy == StatePolicy::Volatile {
+            self.graph.set_volatile(&name);
+        }
         self.keep().inspect_err(|_| self.forget(|it| it.remove_node(&name).map_err(Into::into)))
     }
 

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use kernel_io::OpenFile;
 use qcow2::Qcow2Node;
 
-use super::{Graph, Vertex};
+use super::{Graph, NodeInfo, Vertex};
+use crate::drivers::MadeNode;
+use crate::model::ModelError;
 
 /// All options of the nodes below an export, in words that stay the same from version to version, to be compared in a
 /// takeover.
@@ -29,6 +31,19 @@ pub struct ExportStorage {
 }
 
 impl Graph {
+    /// What is known of that node.
+    pub fn node_info(&self, name: &str) -> Result<NodeInfo<'_>, ModelError> {
+        let access = self.model.access(name)?;
+        let activity = self.model.activity(name)?;
+        let Vertex { made, driver, base, .. } = &self.vertices[name];
+        let driver = driver.map_or("", |driver| driver.name);
+        let MadeNode { node: _, file, image, write_threshold, delay: _ } = made;
+        let node = self.vertices[name].shown();
+        let (file, image) = (file.as_ref(), image.as_ref());
+        let write_threshold = write_threshold.as_ref();
+        Ok(NodeInfo { driver, access, activity, base, node, file, image, write_threshold })
+    }
+
     /// All that there is to say of the nodes below an export.
     pub fn describe(&self, export: &str) -> NodeDescription {
         let mut description = NodeDescription::new();

@@ -1,7 +1,7 @@
 //! The graph as JSON, from which the same graph is made again: the arguments of `--blockdev`, one for each node that was
 //! not written inside another one.
 //!
-//! Invariants: a node comes behind those that it names. What only an image names is left to the image, which names it
+//! Invariants: a node comes behind those that it names. A volatile one is there if an export or another node of these stands on it. What only an image names is left to the image, which names it
 //! again. A node that was written inside another one and is not below it any more stands by itself.
 
 use std::collections::BTreeSet;
@@ -16,6 +16,11 @@ impl Graph {
     /// The whole graph. A node below a place that has changed and has no name of its own cannot be written.
     pub fn written(&self) -> Result<Vec<Value>, ModelError> {
         self.written_as(&self.model, &[])
+    }
+
+    /// A node need not be made again by whoever makes this graph again, unless something else stands on it.
+    pub fn set_volatile(&mut self, name: &str) {
+        self.volatile.insert(name.to_owned());
     }
 
     /// A node as it was written, with the names of the nodes below it.
@@ -35,7 +40,12 @@ impl Graph {
             let goes_alone = model.owner(name) == Some(NodeOwner::Operator);
             // What was inside another node and is not any more can be named only if it has a name.
             let is_named = writer.vertex(name).written.contains_key("node-name");
-            goes_alone || is_named && model.users_of(name).is_empty()
+            let has_export = || {
+                let users = model.users_of(name);
+                users.iter().any(|(user, _)| matches!(user, NodeUser::Export(_)))
+            };
+            let is_left_out = self.volatile.contains(*name) && !has_export();
+            !is_left_out && (goes_alone || is_named && model.users_of(name).is_empty())
         };
         let roots: Vec<_> = model.names(NODE).into_iter().filter(is_root).collect();
         for name in roots {

@@ -8,6 +8,7 @@
 
 use std::path::{Path, PathBuf};
 
+use control::StatePolicy;
 use graph::{Blockdev, NODE, file_kind};
 use kernel_io::FileKind;
 use serde_json::{Map, Value, json};
@@ -162,7 +163,7 @@ impl FileTarget {
         let node = node_of(context, &source, (&name, &path, &format), is_new.then_some(backing));
         let blockdev = Blockdev::read(OptionFields::of_json(node))?;
         blockdev.check_files()?;
-        context.state.add_node_at_run_time(&blockdev)?;
+        context.state.add_node_at_run_time(&blockdev, StatePolicy::Kept)?;
         preparation.nodes.push(name.clone());
         Ok((source, name))
     }

@@ -489,7 +489,7 @@ impl Preparation {
         let blockdev =
             Blockdev::read(OptionFields::of_json(overlay_of(context, &node, &overlay, &path)))?;
         blockdev.check_files()?;
-        context.state.add_node_at_run_time(&blockdev)?;
+        context.state.add_node_at_run_time(&blockdev, StatePolicy::Kept)?;
         self.nodes.push(overlay.clone());
         self.add_overlay(context, fields, &node, &overlay)
     }

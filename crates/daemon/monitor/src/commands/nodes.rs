@@ -5,6 +5,7 @@ use graph::{Activity, Blockdev};
 use serde_json::Value;
 use syntax::{Keys, OptionFields, ValueType, optional, required};
 
+use super::mirror::policy;
 use super::{CommandContext, done};
 use crate::inbox::Message;
 use crate::qmp_error::QmpError;
@@ -17,11 +18,13 @@ pub(super) static DEL: Keys = Keys {
 
 pub(super) fn add(
     context: &mut CommandContext<'_>,
-    fields: OptionFields,
+    mut fields: OptionFields,
 ) -> Result<Value, QmpError> {
+    // A key of the command, and none of a driver.
+    let policy = policy(&mut fields)?;
     let blockdev = Blockdev::read(fields)?;
     blockdev.check_files()?;
-    context.state.add_node_at_run_time(&blockdev)?;
+    context.state.add_node_at_run_time(&blockdev, policy)?;
     done()
 }
 

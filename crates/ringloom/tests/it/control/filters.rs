@@ -14,9 +14,9 @@ use testkit::qmp::QmpClient;
 use super::{export, monitor_socket, start, state};
 use crate::support::{ringloom, stop, with};
 
-pub(super) const SECTOR: usize = 512;
+pub(crate) const SECTOR: usize = 512;
 const SECTORS: u64 = 8192;
-pub(super) const BYTES: u64 = SECTORS * SECTOR as u64;
+pub(crate) const BYTES: u64 = SECTORS * SECTOR as u64;
 
 /// How often filters come and go.
 const ROUNDS: usize = 6;
@@ -46,12 +46,12 @@ pub(super) fn sockets(bench: &Bench) -> Vec<PathBuf> {
 }
 
 /// What the write of that number writes.
-pub(super) fn stamp(number: u64) -> Vec<u8> {
+pub(crate) fn stamp(number: u64) -> Vec<u8> {
     number.to_le_bytes().repeat(SECTOR / 8)
 }
 
 /// Writes to one disk and to the other, one sector after the other, until it is told to end.
-pub(super) fn write_in_order(sockets: &[PathBuf; 2], is_over: &AtomicBool) -> Result<u64> {
+pub(crate) fn write_in_order(sockets: &[PathBuf; 2], is_over: &AtomicBool) -> Result<u64> {
     let connect = |path: &PathBuf| Client::connect(path, Shape::small());
     let (mut a, mut b) = (connect(&sockets[0])?, connect(&sockets[1])?);
     let mut number = 0;
@@ -66,7 +66,7 @@ pub(super) fn write_in_order(sockets: &[PathBuf; 2], is_over: &AtomicBool) -> Re
 }
 
 /// The number of the last write that is in a copy, which has all before it and none after it.
-pub(super) fn last_write(copy: &[u8]) -> Result<u64> {
+pub(crate) fn last_write(copy: &[u8]) -> Result<u64> {
     ensure!(copy.len() as u64 == BYTES, "{} bytes", copy.len());
     let number = |sector: &[u8]| u64::from_le_bytes(sector[..8].try_into().expect("8 bytes"));
     let last = copy.chunks_exact(SECTOR).map(number).max().unwrap_or(0);
