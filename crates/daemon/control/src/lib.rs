@@ -16,11 +16,11 @@ pub use configuration::{Configuration, KeptJob};
 pub use pool_report::{PoolExportReport, PoolReport};
 pub use running_export::RunningExport;
 pub use state::{
-    ActivityError, AtOnce, BackingName, BackupBitmap, BackupOptions, BackupSync, BitmapSync,
-    BlockJobError, BlockJobProgress, BuildError, CommitOptions, ConnectRights, ControlError,
-    DaemonState, ExportedBitmapError, GraphChangeError, JobNews, JobObserver, ListeningExport,
-    MirrorEnd, MirrorOptions, MirrorSync, NbdTlsError, NoWait, PreparedExport, PreparedProtocol,
-    StatePolicy, StreamOptions,
+    ActivityError, AtOnce, BackingName, BackupBitmap, BackupChanges, BackupOptions, BackupSync,
+    BitmapSync, BlockJobError, BlockJobProgress, BuildError, CommitOptions, ConnectRights,
+    ControlError, DaemonState, ExportedBitmapError, GraphChangeError, JobNews, JobObserver,
+    ListeningExport, MirrorEnd, MirrorOptions, MirrorSync, NbdTlsError, NoWait, PreparedExport,
+    PreparedProtocol, StatePolicy, StreamOptions,
 };
 pub use state_file::{StateFile, StateFileError};
 pub use usage::UsageReport;

@@ -51,7 +51,7 @@ pub use activity::ActivityError;
 pub use bitmaps::ExportedBitmapError;
 use block_jobs::BlockJob;
 pub use block_jobs::{
-    BackingName, BackupBitmap, BackupOptions, BackupSync, BitmapSync, BlockJobError,
+    BackingName, BackupBitmap, BackupChanges, BackupOptions, BackupSync, BitmapSync, BlockJobError,
     BlockJobProgress, CommitOptions, JobNews, JobObserver, MirrorEnd, MirrorOptions, MirrorSync,
     StreamOptions,
 };

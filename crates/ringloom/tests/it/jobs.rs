@@ -146,6 +146,61 @@ fn a_disk_moves_into_a_qcow2_image() {
     .unwrap_or_else(|error| panic!("{error:#}"));
 }
 
+/// A disk is backed up to a file, then moves to a file, by one command each; nothing that was opened is left.
+fn files_as_targets(bench: &Bench) -> Result<()> {
+    image::create_filled(&bench.path("disk"), usize::try_from(SIZE)?, 0x55)?;
+    let (server, mut qmp) = serve(bench)?;
+    let nodes = |qmp: &mut QmpClient| -> Result<usize> {
+        let all = qmp.execute("query-named-block-nodes", &json!({"flat": true}))?;
+        Ok(all.as_array().context("a list")?.len())
+    };
+    let before = nodes(&mut qmp)?;
+    let backup = |format: &str| json!({"job-id": "j", "device": "disk", "target": bench.text(format), "sync": "full", "format": format});
+    for format in ["raw", "qcow2"] {
+        qmp.execute("drive-backup", &backup(format))?;
+        wait(&mut qmp, "BLOCK_JOB_COMPLETED")?;
+        qemu_img(bench, &format!("compare -q -f raw -F {format} disk {format}"))?;
+        let (_, desc) = qmp.refused("drive-backup", &backup(format))?;
+        ensure!(desc.contains("not empty"), "{desc}");
+        ensure!(nodes(&mut qmp)? == before, "a node is left");
+    }
+    let (mut client, is_over) =
+        (Client::connect(&bench.path("s"), Shape::small())?, AtomicBool::new(false));
+    std::thread::scope(|scope| -> Result<()> {
+        let guest = scope.spawn(|| work(&mut client, 6, &is_over));
+        let mut job = || -> Result<()> {
+            let mirror = json!({
+                "job-id": "j", "device": "disk", "target": bench.text("moved"), "sync": "full",
+                "format": "qcow2", "node-name": "new", "buf-size": 1 << 20,
+            });
+            qmp.execute("drive-mirror", &mirror)?;
+            wait(&mut qmp, "BLOCK_JOB_READY")?;
+            let change = json!({"id": "j", "type": "mirror", "copy-mode": "write-blocking"});
+            qmp.execute("block-job-change", &change)?;
+            qmp.execute("job-complete", &json!({"id": "j"}))?;
+            wait(&mut qmp, "BLOCK_JOB_COMPLETED").map(drop)
+        };
+        let result = job();
+        is_over.store(true, Ordering::Relaxed);
+        guest.join().expect("it does not panic")?;
+        result
+    })
+    .with_context(|| format!("log: {}", server.log()))?;
+    let exports = qmp.execute("query-block-exports", &json!({}))?;
+    ensure!(exports[0]["node-name"] == "new", "{exports}");
+    std::fs::write(bench.path("seen"), read_all(&mut client)?)?;
+    drop((client, qmp));
+    stop(server, &[&bench.path("s")])?;
+    qemu_img(bench, "check -q -f qcow2 moved")?;
+    qemu_img(bench, "compare -q -f raw -F qcow2 seen moved").map(drop)
+}
+
+#[test]
+fn disks_are_backed_up_and_moved_to_files_by_one_command() {
+    let result = Bench::new().and_then(|bench| files_as_targets(&bench));
+    result.unwrap_or_else(|error| panic!("{error:#}"));
+}
+
 #[test]
 fn a_disk_moves_to_an_nbd_server() {
     let qemu_nbd = Program::named("qemu-nbd", "qemu-nbd", &[]);

@@ -34,7 +34,7 @@ use super::change::{DRAIN_MAX, WhenDrained};
 use super::{DaemonState, GraphChangeError};
 use crate::configuration::KeptJob;
 
-pub use backup::{BackupBitmap, BackupOptions, BackupSync, BitmapSync};
+pub use backup::{BackupBitmap, BackupChanges, BackupOptions, BackupSync, BitmapSync};
 pub use commit::CommitOptions;
 pub use error::BlockJobError;
 pub use mirror::{MirrorEnd, MirrorOptions, MirrorSync};
@@ -393,6 +393,14 @@ impl DaemonState {
             None => tracing::info!("block job '{id}': node '{image}' has no backing file any more"),
         }
         Ok(())
+    }
+
+    /// Whether no job uses a source or a target yet; gives their sizes.
+    fn check_ends(&self, source: &str, target: &str) -> Result<(u64, u64), BlockJobError> {
+        let (from, to) = (self.graph.node(source)?, self.graph.node(target)?);
+        self.graph.model().check_no_job(source)?;
+        self.graph.model().check_no_job(target)?;
+        Ok((from.size().0.0, to.size().0.0))
     }
 
     /// The iothreads for workers of a job on that source.

@@ -292,12 +292,7 @@ impl DaemonState {
         }
         result?;
         self.is_changed |= is_kept;
-        for EdgeChange { user, key, by } in changes {
-            match by {
-                Some(by) => tracing::info!("{user}: its child '{key}' is node {by} now"),
-                None => tracing::info!("{user}: it has no child '{key}' any more"),
-            }
-        }
+        changes.iter().for_each(tell_of);
         for blockdev in reopened {
             tracing::info!("node '{}': has other options now", blockdev.name_below("", ""));
         }
@@ -447,6 +442,14 @@ impl DaemonState {
         transaction.swap();
         transaction.above.iter_mut().try_for_each(AffectedExport::claim_after)?;
         Ok(transaction)
+    }
+}
+
+/// Says in the log that an edge has changed.
+pub(super) fn tell_of(EdgeChange { user, key, by }: &EdgeChange) {
+    match by {
+        Some(by) => tracing::info!("{user}: its child '{key}' is node {by} now"),
+        None => tracing::info!("{user}: it has no child '{key}' any more"),
     }
 }
 

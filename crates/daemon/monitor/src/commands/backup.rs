@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use control::{BackupBitmap, BackupOptions, BackupSync, BitmapSync, JobObserver, StatePolicy};
+use control::{
+    BackupBitmap, BackupChanges, BackupOptions, BackupSync, BitmapSync, JobObserver, StatePolicy,
+};
 use jobs::{JobKind, JobSettings};
 use layers::CbwErrorPolicy;
 use serde_json::Value;
@@ -69,14 +71,16 @@ pub(super) fn backup(
     mut fields: OptionFields,
 ) -> Result<Value, QmpError> {
     let backup = read_between_nodes(context, &mut fields)?;
-    begin(context, vec![backup], &mut BitmapActions::new(Vec::new(), Ok(())))?;
+    let bitmaps = &mut BitmapActions::new(Vec::new(), Ok(()));
+    begin(context, vec![backup], BackupChanges::NONE, bitmaps)?;
     done()
 }
 
-/// Begins backups of one instant, with what is done with bitmaps then: all of it, or nothing.
+/// Begins backups of one instant, with what else changes then, and what is done with bitmaps: all of it, or nothing.
 pub(super) fn begin(
     context: &mut CommandContext<'_>,
     all: Vec<ReadBackup>,
+    besides: BackupChanges<'_>,
     bitmaps: &mut BitmapActions,
 ) -> Result<(), QmpError> {
     for (place, backup) in all.iter().enumerate() {
@@ -87,7 +91,7 @@ pub(super) fn begin(
     }
     let options = |it: &ReadBackup| (it.options.clone(), Arc::clone(&it.observer));
     let started: Vec<_> = all.iter().map(options).collect();
-    context.state.start_backups(&started, bitmaps)?;
+    context.state.start_backups(&started, besides, bitmaps)?;
     for ReadBackup { serial, options, settings, owned, .. } in all {
         let begun = (options.id.as_str(), JobKind::Backup, settings);
         let events = context.jobs.begin(serial, begun, Vec::new(), StatePolicy::Volatile);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use ::bitmaps::Recording;
 use block::DiskSize;
-use control::StatePolicy;
+use control::{BackupChanges, StatePolicy};
 use graph::{Blockdev, EdgeChange, NODE};
 use host::chain_of;
 use qcow2::CreateOptions;
@@ -393,12 +393,8 @@ pub(super) fn change(
         if backups.is_empty() {
             return context.state.replace_at_once(edges, reopened, *policy, &mut bitmaps);
         }
-        if !edges.is_empty() || !reopened.is_empty() {
-            let desc = "backups cannot begin at the instant of snapshots and filters yet: use two \
-                        transactions";
-            return Err(QmpError::generic(desc));
-        }
-        backup::begin(context, backups, &mut bitmaps)
+        let besides = BackupChanges { edges, policy: *policy };
+        backup::begin(context, backups, besides, &mut bitmaps)
     });
     if let Err(error) = changed {
         preparation.take_back(context);

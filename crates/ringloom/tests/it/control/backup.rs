@@ -140,6 +140,62 @@ fn of_one_instant(program: &Program) -> Result<()> {
     place.end()
 }
 
+/// One disk is backed up and the other one gets an overlay at the same instant; then the overlay is merged again.
+fn beside_a_snapshot(program: &Program) -> Result<()> {
+    let mut place = Place::new(program)?;
+    while_written(&mut place, |place| {
+        for round in 0..4 {
+            place.add_target("a-copy")?;
+            let path = place.bench.text(&format!("over{round}"));
+            let snapshot = json!({
+                "node-name": "b", "snapshot-file": path, "snapshot-node-name": "over",
+                "ringloom-volatile": true,
+            });
+            let actions = json!([
+                {"type": "blockdev-snapshot-sync", "data": snapshot},
+                {"type": "block-dirty-bitmap-add", "data": {"node": "a", "name": "since"}},
+                {"type": "blockdev-backup", "data": backup("a", &json!({}))},
+            ]);
+            place.qmp.execute("transaction", &json!({"actions": actions}))?;
+            let end = place.qmp.event("BLOCK_JOB_COMPLETED")?["data"].clone();
+            ensure!(end["error"].is_null() && end["len"] == BYTES, "{end}");
+            let (a, b) =
+                (last_write(&place.content("a-copy")?)?, last_write(&place.content("b")?)?);
+            ensure!(a == b || a == b + 1, "round {round}: not of one instant: {a} and {b}");
+            let commit = json!({"job-id": "c", "device": "over", "ringloom-volatile": true});
+            place.qmp.execute("block-commit", &commit)?;
+            place.qmp.event("BLOCK_JOB_READY")?;
+            place.qmp.execute("job-complete", &json!({"id": "c"}))?;
+            let end = place.qmp.event("BLOCK_JOB_COMPLETED")?["data"].clone();
+            ensure!(end["error"].is_null(), "{end}");
+            let bitmap = json!({"node": "a", "name": "since"});
+            place.qmp.execute("block-dirty-bitmap-remove", &bitmap)?;
+            place.del("over")?;
+            place.del("a-copy")?;
+        }
+        // Which of both is first would matter.
+        place.add_target("a-copy")?;
+        let snapshot = json!({
+            "node-name": "a", "snapshot-file": place.bench.text("never"), "ringloom-volatile": true,
+        });
+        let actions = json!([
+            {"type": "blockdev-snapshot-sync", "data": snapshot},
+            {"type": "blockdev-backup", "data": backup("a", &json!({}))},
+        ]);
+        let (_, desc) = place.qmp.refused("transaction", &json!({"actions": actions}))?;
+        ensure!(desc.contains("Node 'a'"), "{desc}");
+        ensure!(!place.bench.path("never").exists(), "its file is left");
+        ensure!(place.qmp.execute("query-jobs", &json!({}))? == json!([]), "its job is left");
+        place.del("a-copy")
+    })?;
+    place.end()
+}
+
+#[test]
+fn a_disk_is_backed_up_at_the_instant_of_a_snapshot_of_another_one() {
+    with(&ringloom(), beside_a_snapshot);
+}
+
 #[test]
 fn disks_are_backed_up_as_they_were_at_one_instant() {
     with(&ringloom(), of_one_instant);

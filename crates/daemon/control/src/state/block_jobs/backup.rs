@@ -11,12 +11,13 @@ use copy::{
     BacklogCopy, BacklogEnd, BacklogLimits, CopyAction, CopyError, CopyJob, CopySettings, CopySide,
     ErrorPolicy, ScanFilter, TargetContent,
 };
-use graph::{ChildRole, FilterKind, GraphChange, JobFilter, NodeUser};
+use graph::{ChildRole, EdgeChange, FilterKind, GraphChange, JobFilter, NodeUser};
 use layers::{CbwErrorPolicy, CopyBeforeWriteNode, CopyBeforeWriteSettings, SnapshotState};
 
 use super::mirror::{WRITES, ZERO_UNIT, edge};
 use super::{BackupWork, BlockJob, BlockJobError, CopyNews, JobBitmap, JobObserver, JobWork};
-use crate::state::{AtOnce, DaemonState};
+use crate::state::change::tell_of;
+use crate::state::{AtOnce, DaemonState, GraphChangeError, StatePolicy};
 
 /// What is copied at all (QEMU's MirrorSyncMode).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,6 +81,20 @@ pub struct BackupOptions {
     pub min_cluster_bytes: u64,
     /// The name of the filter on the source.
     pub filter: Option<String>,
+}
+
+/// What else changes in the graph at the instant of backups.
+#[derive(Debug, Clone, Copy)]
+pub struct BackupChanges<'a> {
+    /// Other nodes below nodes and exports; none of them has to do with a backup.
+    pub edges: &'a [EdgeChange],
+    /// Whether a restart has to find them.
+    pub policy: StatePolicy,
+}
+
+impl BackupChanges<'_> {
+    /// None.
+    pub const NONE: Self = Self { edges: &[], policy: StatePolicy::Volatile };
 }
 
 /// A backup whose filter is not on its source yet.
@@ -157,10 +172,12 @@ impl DaemonState {
     pub fn start_backups<A: AtOnce<Error: From<BlockJobError>>>(
         &mut self,
         all: &[(BackupOptions, Arc<dyn JobObserver>)],
+        besides: BackupChanges<'_>,
         more: &mut A,
     ) -> Result<(), A::Error> {
-        let prepared = self.prepare_backups(all).map_err(A::Error::from);
-        let result = prepared.and_then(|prepared| self.begin_backups(prepared, more));
+        let apart = check_apart(all, besides.edges).map_err(A::Error::from);
+        let prepared = apart.and_then(|()| Ok(self.prepare_backups(all)?));
+        let result = prepared.and_then(|prepared| self.begin_backups(prepared, besides, more));
         if result.is_err() {
             for (options, _) in all {
                 // It has no filter any more, or never had one.
@@ -218,14 +235,10 @@ impl DaemonState {
 
     /// Whether one node can be copied to the other.
     fn check_backup(&self, source: &str, target: &str) -> Result<(), BlockJobError> {
-        let (from, to) = (self.graph.node(source)?, self.graph.node(target)?);
         if source == target {
             return Err(BlockJobError::Same);
         }
-        let model = self.graph.model();
-        model.check_no_job(source)?;
-        model.check_no_job(target)?;
-        let (wanted, found) = (from.size().0.0, to.size().0.0);
+        let (wanted, found) = self.check_ends(source, target)?;
         if found != wanted {
             let (target, node) = (target.to_owned(), source.to_owned());
             return Err(BlockJobError::OtherSize { target, found, node, wanted });
@@ -283,6 +296,7 @@ impl DaemonState {
     fn begin_backups<A: AtOnce<Error: From<BlockJobError>>>(
         &mut self,
         all: Vec<PreparedBackup<'_>>,
+        besides: BackupChanges<'_>,
         more: &mut A,
     ) -> Result<(), A::Error> {
         let (mut changes, mut begun, mut freezes) = (Vec::new(), Vec::new(), Vec::new());
@@ -304,10 +318,10 @@ impl DaemonState {
             );
             begun.push((BackupBegin { options, observer, nodes }, job));
         }
-        let Some(mut change) = changes.into_iter().reduce(GraphChange::and) else { return Ok(()) };
+        let Some(change) = changes.into_iter().reduce(GraphChange::and) else { return Ok(()) };
         let mut at_instant = AtInstant { more, freezes };
-        change.reach_to(&at_instant.nodes());
-        self.carry_out(change, None, &mut at_instant)?;
+        let before = self.edges_before(besides.edges);
+        self.change_with(change, besides, &mut at_instant)?;
         let AtInstant { more, freezes } = at_instant;
         let mut all = Vec::new();
         for ((work, mut job), freeze) in begun.into_iter().zip(freezes) {
@@ -320,8 +334,52 @@ impl DaemonState {
         }
         self.begin_work_of(&all).map_err(|error| {
             more.take_back();
+            self.take_back(&before, besides.policy);
             error.into()
         })
+    }
+
+    /// The changes that take these back.
+    fn edges_before(&self, edges: &[EdgeChange]) -> Vec<EdgeChange> {
+        let before = edges.iter().rev().map(|EdgeChange { user, key, .. }| {
+            let below = self.graph.model().below(user).iter().find(|edge| edge.key == *key);
+            let by = below.map(|edge| edge.node.clone());
+            EdgeChange { user: user.clone(), key: key.clone(), by }
+        });
+        before.collect()
+    }
+
+    fn take_back(&mut self, before: &[EdgeChange], policy: StatePolicy) {
+        if let Err(error) = self.replace(before, &[], policy) {
+            tracing::error!("a change of the graph is not taken back: {}", host::chain_of(&error));
+        }
+    }
+
+    /// Puts filters there, and changes what else is to be changed then.
+    fn change_with<A: AtOnce>(
+        &mut self,
+        filters: GraphChange,
+        besides: BackupChanges<'_>,
+        more: &mut A,
+    ) -> Result<(), A::Error> {
+        let BackupChanges { edges, policy } = besides;
+        let reach = more.nodes();
+        if edges.is_empty() {
+            let mut change = filters;
+            change.reach_to(&reach);
+            return self.carry_out(change, None, more);
+        }
+        let change = self.graph.change(edges, &[]).map_err(GraphChangeError::from)?;
+        self.check_kept(self.state_file.is_some(), policy, &change.exports)?;
+        let mut change = change.and(filters);
+        change.reach_to(&reach);
+        let mut state_file = self.state_file.take();
+        let result = self.carry_out(change, state_file.as_mut(), more);
+        self.state_file = state_file;
+        result?;
+        self.is_changed = true;
+        edges.iter().for_each(tell_of);
+        Ok(())
     }
 
     /// What is to be taken of a bitmap for a backup.
@@ -384,6 +442,26 @@ impl DaemonState {
         let target = edges.iter().find(|edge| edge.key == "target");
         target.map_or_else(String::new, |edge| edge.node.clone())
     }
+}
+
+/// Whether what else is changed has nothing to do with backups: which of both is first would matter.
+fn check_apart(
+    all: &[(BackupOptions, Arc<dyn JobObserver>)],
+    edges: &[EdgeChange],
+) -> Result<(), BlockJobError> {
+    for EdgeChange { user, by, .. } in edges {
+        let is_theirs = |node: &str| {
+            all.iter().any(|(options, _)| options.source == node || options.target == node)
+        };
+        let above = match user {
+            NodeUser::Node(name) => Some(name.as_str()),
+            NodeUser::Export(_) | NodeUser::Job(_) => None,
+        };
+        if let Some(node) = [above, by.as_deref()].into_iter().flatten().find(|it| is_theirs(it)) {
+            return Err(BlockJobError::ChangedAtOnce(node.to_owned()));
+        }
+    }
+    Ok(())
 }
 
 /// The bitmap that a backup has taken.

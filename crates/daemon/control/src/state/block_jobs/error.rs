@@ -75,6 +75,11 @@ pub enum BlockJobError {
         /// Its size.
         wanted: u64,
     },
+    /// What one transaction backs up, or to, and puts elsewhere as well.
+    #[error(
+        "Node '{0}' belongs to a backup and to a snapshot or filter of one transaction, whose order would matter: use two"
+    )]
+    ChangedAtOnce(String),
     /// Less at once than is preserved together. QEMU's sentence.
     #[error("Required max-chunk ({chunk}) is less than backup cluster size ({cluster})")]
     SmallChunk {

@@ -145,15 +145,11 @@ impl DaemonState {
 
     /// Whether one node can be mirrored to the other; gives the size.
     fn check_mirror(&self, source: &str, target: &str) -> Result<u64, BlockJobError> {
-        let (from, to) = (self.graph.node(source)?, self.graph.node(target)?);
         if source == target {
             return Err(BlockJobError::Itself);
         }
-        let model = self.graph.model();
-        model.check_no_job(source)?;
-        model.check_no_job(target)?;
+        let (wanted, found) = self.check_ends(source, target)?;
         self.check_root(source)?;
-        let (wanted, found) = (from.size().0.0, to.size().0.0);
         if found < wanted {
             let (target, node) = (target.to_owned(), source.to_owned());
             return Err(BlockJobError::TooSmall { target, found, node, wanted });

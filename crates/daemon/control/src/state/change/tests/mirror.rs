@@ -281,3 +281,78 @@ fn a_target_without_space_stops_the_job_and_no_client() {
     }
     assert_eq!(fs::read(place.path("a")).unwrap()[4096..8192], [4; 4096]);
 }
+
+#[test]
+fn what_stands_above_a_filter_stays_there_when_the_node_below_moves() {
+    let mut place = Place::serving(
+        "file,node-name=a,filename=DIR/a,discard=unmap file,node-name=b,filename=DIR/b,discard=unmap \
+         copy-on-read,node-name=cor,file=a cor>e",
+    );
+    let [path, other] = [place.path("a"), place.path("b")];
+    let socket = place.path("e.sock");
+    let over = AtomicBool::new(false);
+    let mut model = DiskModel::new(fs::read(&path).unwrap());
+    let mut is_moved = false;
+    thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let plan = |seed| model::Plan { seed, operations: 200, depth: 8, block_bytes: 512 };
+            let mut client = connect(&socket, plan(0).memory_bytes(2));
+            for seed in (0..).take_while(|seed| *seed < 5 || !over.load(Ordering::Relaxed)) {
+                model::run(&mut client, &mut model, &plan(seed)).unwrap();
+            }
+            model::verify_through(&mut client, &model).unwrap();
+        });
+        for round in 0..9 {
+            let (from, to) = if is_moved { ("b", "a") } else { ("a", "b") };
+            let mode =
+                if round % 2 == 0 { MirrorMode::Background } else { MirrorMode::WriteBlocking };
+            let mut options = options(mode, MirrorSync::Full);
+            (options.source, options.target) = ("cor".to_owned(), to.to_owned());
+            options.replaces = Some(from.to_owned());
+            options.memory = 64 << 10;
+            options.filter = Some("f".to_owned());
+            let news = start(&mut place, &options);
+            assert_eq!(place.built.graph.model().job_filter_on("cor").unwrap().name, "f");
+            finish(&mut place, &news, MirrorEnd::Switch);
+            is_moved = !is_moved;
+            assert!(!place.built.has_block_jobs());
+            assert_eq!(place.built.graph.root("e"), Some("cor"));
+            assert_eq!(place.built.graph.model().filtered("cor"), Some(to));
+            assert!(place.built.graph.model().job_filters().next().is_none());
+        }
+        over.store(true, Ordering::Relaxed);
+        load.join().unwrap();
+    });
+    place.built.stop_exports();
+    model.check_image(if is_moved { &other } else { &path }).unwrap();
+}
+
+#[test]
+fn only_what_shows_the_same_bytes_is_replaced_and_names_are_taken_once() {
+    let mut place = Place::serving(
+        "file,node-name=a,filename=DIR/a file,node-name=b,filename=DIR/b \
+         null-co,node-name=n,size=1048576 copy-on-read,node-name=cor,file=a cor>e",
+    );
+    let refused = |place: &mut Place, change: &dyn Fn(&mut MirrorOptions)| {
+        let mut options = options(MirrorMode::Background, MirrorSync::Full);
+        options.source = "cor".to_owned();
+        change(&mut options);
+        let observer: Arc<dyn JobObserver> = Arc::new(Reporter(std::sync::Mutex::new(channel().0)));
+        let error = place.built.start_mirror(&options, &observer).unwrap_err();
+        assert!(!place.built.has_block_jobs());
+        chain_of(&error).to_string()
+    };
+    let sentence = refused(&mut place, &|options| options.replaces = Some("n".to_owned()));
+    assert!(sentence.starts_with("Cannot replace 'n' by a node mirrored from 'cor'"), "{sentence}");
+    let sentence = refused(&mut place, &|options| options.filter = Some("n".to_owned()));
+    assert_eq!(sentence, "node-name 'n' exists already");
+    let mut first = options(MirrorMode::Background, MirrorSync::New);
+    first.filter = Some("f".to_owned());
+    (first.source, first.target) = ("cor".to_owned(), "b".to_owned());
+    drop(start(&mut place, &first));
+    let taken = Blockdev::parse("null-co,node-name=f,size=512").unwrap();
+    let error = place.built.add_node(&taken).unwrap_err();
+    assert_eq!(chain_of(&error).to_string(), "node-name 'f' exists already");
+    place.built.abort_block_job("j").unwrap();
+    place.built.add_node(&taken).unwrap();
+}
