@@ -1,5 +1,5 @@
 //! The commands of the project: `cargo xtask check`, `test`, `bench`, `conform`, `crash`, `fuzz`,
-//! `hostile`, `jobs`, `migrate`, `tidy` and `install`.
+//! `hostile`, `tidy`, `install` and those of `rounds`.
 //!
 //! Limits: `check`, `tidy` and `install` take no arguments; what CI runs is what a developer runs.
 //! Not here: the steps of each command, which stand in the module of its name.
@@ -35,6 +35,7 @@ commands:
   check    the quick gate: fmt, tidy, clippy, docs, unit tests; installs nothing
   bench    compare with qemu-storage-daemon and the bare host; --help shows its options
   conform  stack nodes at random and check every byte; --help shows its options
+  databases [--rounds N] databases in guests whose disks are kept, copied and moved, N times (1)
   crash    kill ringloom under load and check every byte; --help shows its options
   test     install what the tests need, then check and every test; what CI runs
            [--changed [COMMIT]]  only what a change since COMMIT (where the branch left main) can break
@@ -60,10 +61,8 @@ enum Command {
     Fuzz(fuzz::Plan),
     /// With the arguments of the campaign.
     Hostile(Vec<String>),
-    /// So many rounds.
-    Jobs(u32),
-    /// The same.
-    Migrate(u32),
+    /// Tests with so many rounds.
+    Rounds(&'static rounds::RoundsCampaign, u32),
     Tidy,
     Install,
     Help,
@@ -83,12 +82,14 @@ fn parse(arguments: &[String]) -> Result<Command, String> {
         "test" => return test::Scope::parse(rest).map(Command::Test),
         "fuzz" => return fuzz::Plan::parse(rest).map(Command::Fuzz),
         "hostile" => return Ok(Command::Hostile(rest.to_vec())),
-        "jobs" => return rounds::JOBS.parse(rest).map(Command::Jobs),
-        "migrate" => return rounds::MIGRATE.parse(rest).map(Command::Migrate),
         "tidy" => Command::Tidy,
         "install" => Command::Install,
         "help" | "--help" | "-h" => Command::Help,
-        other => return Err(format!("unknown command `{other}`")),
+        other => {
+            let campaign = rounds::CAMPAIGNS.iter().find(|campaign| campaign.name == other);
+            let campaign = campaign.ok_or_else(|| format!("unknown command `{other}`"))?;
+            return campaign.parse(rest).map(|number| Command::Rounds(campaign, number));
+        }
     };
     match rest {
         [] => Ok(command),
@@ -106,8 +107,7 @@ fn run(command: Command) -> Result<()> {
         Command::Test(scope) => test::run(&workspace, &scope),
         Command::Fuzz(plan) => fuzz::run(&workspace, &plan),
         Command::Hostile(arguments) => hostile::run(&workspace, &arguments),
-        Command::Jobs(rounds) => rounds::JOBS.run(&workspace, rounds),
-        Command::Migrate(rounds) => rounds::MIGRATE.run(&workspace, rounds),
+        Command::Rounds(campaign, number) => campaign.run(&workspace, number),
         Command::Tidy => tidy::run(&workspace),
         Command::Install => install::run(&workspace).map(drop),
         Command::Help => {
@@ -163,7 +163,7 @@ mod tests {
             Ok(Command::Hostile(vec!["--minutes".to_owned(), "9".to_owned()]))
         });
         check(&["fuzz"], Ok(Command::Fuzz(fuzz::Plan::parse(&[]).expect("nothing is wrong"))));
-        check(&["migrate", "--rounds", "5"], Ok(Command::Migrate(5)));
+        check(&["migrate", "--rounds", "5"], Ok(Command::Rounds(&rounds::CAMPAIGNS[0], 5)));
         check(&["tidy"], Ok(Command::Tidy));
         check(&["install"], Ok(Command::Install));
         check(&["--help"], Ok(Command::Help));

@@ -1,16 +1,17 @@
-//! `cargo xtask migrate` and `cargo xtask jobs`: tests of `ringloom` with many rounds.
+//! `cargo xtask migrate`, `jobs` and `databases`: tests of `ringloom` with many rounds.
 //!
-//! Not here: what a round is (`live_migration` and `jobs::campaign` in the tests of `ringloom`, which run a few of them always).
+//! Not here: what a round is (`live_migration`, `jobs::campaign` and `jobs::databases` in the tests of `ringloom`, which run a
+//! few of the first two always).
 
 use anyhow::Result;
 
 use crate::steps::{Workspace, must_succeed, step};
 
 /// Tests that can have many rounds.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RoundsCampaign {
     /// The command.
-    name: &'static str,
+    pub(crate) name: &'static str,
     /// What a developer's run takes, if nothing else is said.
     rounds: u32,
     /// Read by the tests; with it a test that cannot run fails.
@@ -19,21 +20,30 @@ pub(crate) struct RoundsCampaign {
     tests: &'static str,
 }
 
-/// Guests go from daemon to daemon.
-pub(crate) const MIGRATE: RoundsCampaign = RoundsCampaign {
-    name: "migrate",
-    rounds: 20,
-    variable: "RINGLOOM_MIGRATION_ROUNDS",
-    tests: "live_migration::rounds",
-};
-
-/// Random jobs on random chains.
-pub(crate) const JOBS: RoundsCampaign = RoundsCampaign {
-    name: "jobs",
-    rounds: 100,
-    variable: "RINGLOOM_JOB_ROUNDS",
-    tests: "jobs::campaign",
-};
+/// All of them.
+pub(crate) static CAMPAIGNS: [RoundsCampaign; 3] = [
+    // Guests go from daemon to daemon.
+    RoundsCampaign {
+        name: "migrate",
+        rounds: 20,
+        variable: "RINGLOOM_MIGRATION_ROUNDS",
+        tests: "live_migration::rounds",
+    },
+    // Random jobs on random chains.
+    RoundsCampaign {
+        name: "jobs",
+        rounds: 100,
+        variable: "RINGLOOM_JOB_ROUNDS",
+        tests: "jobs::campaign",
+    },
+    // Databases in guests, whose disks have a snapshot, a backup and a mirror.
+    RoundsCampaign {
+        name: "databases",
+        rounds: 1,
+        variable: "RINGLOOM_DATABASE_ROUNDS",
+        tests: "jobs::databases",
+    },
+];
 
 impl RoundsCampaign {
     /// Understands `[--rounds N]`.
@@ -67,7 +77,7 @@ mod tests {
     #[track_caller]
     fn check(input: &[&str], expected: Result<u32, &str>) {
         let arguments: Vec<String> = input.iter().map(|&it| it.to_owned()).collect();
-        assert_eq!(MIGRATE.parse(&arguments), expected.map_err(str::to_owned));
+        assert_eq!(CAMPAIGNS[0].parse(&arguments), expected.map_err(str::to_owned));
     }
 
     #[test]

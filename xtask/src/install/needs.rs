@@ -67,6 +67,18 @@ pub(crate) const NEEDS: &[Need] = &[
         why: "guests make a file system, the host checks it afterwards",
     },
     Need {
+        package: "postgresql",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["pg_ctlcluster", "psql"]),
+        why: "a database in a guest whose disk is kept, copied and moved",
+    },
+    Need {
+        package: "sqlite3",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["sqlite3"]),
+        why: "another one beside it",
+    },
+    Need {
         package: "xfsprogs",
         origin: Origin::Release,
         proof: Proof::Commands(&["mkfs.xfs"]),

@@ -7,14 +7,15 @@
 //! Limits: a guest has `MEMORY_MIB` of memory unless it says so, and takes the time the test allows.
 //! Not here: fetching the kernel. `cargo xtask test` puts it at `target/guest/kernel`.
 
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-pub use guest::Archive;
-use guest::{Contents, Kernel, KernelSource, find_program};
+pub use guest::{Archive, find_program};
+use guest::{Contents, Kernel, KernelSource};
 
 use crate::client::RingLayout;
 use crate::deadline::poll_until;
@@ -176,7 +177,7 @@ impl Guest {
             .context("make the copy writable")?;
         let mut file =
             std::fs::File::options().append(true).open(&path).context("open the copy")?;
-        std::io::Write::write_all(&mut file, &own.finish()).context("append the script")?;
+        Write::write_all(&mut file, &own.finish()).context("append the script")?;
         Ok(path)
     }
 
@@ -233,6 +234,16 @@ impl RunningGuest {
             Ok(self.qemu.stdout.text().contains(text).then_some(()))
         });
         seen.with_context(|| Console::new(&self.qemu.stdout.text()).tail())
+    }
+
+    /// What it has printed so far.
+    pub fn console_text(&self) -> String {
+        self.qemu.stdout.text()
+    }
+
+    /// Types a line on its console.
+    pub fn type_line(&mut self, line: &str) -> Result<()> {
+        writeln!(self.qemu.stdin, "{line}").context("type on the guest's console")
     }
 
     /// Waits until it has powered off, and returns its console.

@@ -1,6 +1,7 @@
 //! Block jobs of a running daemon: what they leave is judged by QEMU's tools, while a client writes.
 
 mod campaign;
+mod databases;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -31,7 +31,8 @@ pub struct Section {
 }
 
 impl Console {
-    pub(super) fn new(text: &str) -> Self {
+    /// Of all that it has printed.
+    pub fn new(text: &str) -> Self {
         Self { lines: text.lines().map(|line| line.trim_end().to_owned()).collect() }
     }
 

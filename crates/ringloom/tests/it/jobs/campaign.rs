@@ -480,14 +480,16 @@ fn complete(qmp: &mut QmpClient) -> Result<()> {
     wait_end(qmp)
 }
 
+/// A number that a variable of the environment has.
+pub(super) fn number_from(name: &str, default: u64) -> u64 {
+    std::env::var(name)
+        .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
+}
+
 #[test]
 fn nothing_is_lost_whatever_becomes_of_a_job() {
-    let number = |name: &str, default| {
-        std::env::var(name)
-            .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
-    };
-    let rounds = number("RINGLOOM_JOB_ROUNDS", ROUNDS);
-    let seed = number("RINGLOOM_JOB_SEED", SEED);
+    let rounds = number_from("RINGLOOM_JOB_ROUNDS", ROUNDS);
+    let seed = number_from("RINGLOOM_JOB_SEED", SEED);
     for round in 0..rounds {
         let seed = seed.wrapping_mul(1_000_003).wrapping_add(round);
         match Round::new(seed).and_then(Round::run) {
