@@ -20,7 +20,7 @@ use exports::{
     DescriptorCheck, DescriptorCheckStartError, ExportClaimError, LOCK_WAIT_MAX,
     MemoryDirectoryError, WaitPolicy,
 };
-use graph::{ServerAddress, StorageWatchdog};
+use graph::{RemoteFlushError, ServerAddress, StorageWatchdog};
 use host::{
     DaemonizeError, DescriptorError, ForkResult, Pidfile, PidfileError, ReadinessPipe,
     StartOutcome, chain_of,
@@ -167,6 +167,9 @@ pub enum ServeError {
         #[source]
         source: io::Error,
     },
+    /// The same of a disk of a server.
+    #[error(transparent)]
+    RemoteFlush(#[from] RemoteFlushError),
 }
 
 /// Closes the descriptors that the process was started with and nobody means. Call it before anything of its own is
@@ -351,7 +354,7 @@ fn take_down(
 ) -> Result<(), ServeError> {
     built.stop_block_jobs();
     built.stop_exports();
-    let flushed = flush(files, watch);
+    let flushed = flush_remotes(&built, watch, flush(files, watch));
     watch.during("closing all disks".to_owned(), || drop(built));
     drop(pidfile);
     flushed
@@ -516,6 +519,22 @@ fn flush(files: &FileTable, watch: &StorageWatchdog) -> Result<(), ServeError> {
             && result.is_ok()
         {
             result = Err(ServeError::Flush { path: file.path().to_path_buf(), source });
+        }
+    }
+    result
+}
+
+/// The same of disks of servers.
+fn flush_remotes(
+    built: &DaemonState,
+    watch: &StorageWatchdog,
+    mut result: Result<(), ServeError>,
+) -> Result<(), ServeError> {
+    let flush = || built.graph().flush_remotes();
+    for error in watch.during("last flush of disks of NBD servers".to_owned(), flush) {
+        match result {
+            Ok(()) => result = Err(error.into()),
+            Err(_) => tracing::error!("{}", chain_of(&error)),
         }
     }
     result

@@ -12,6 +12,7 @@ mod filters;
 mod insertion;
 mod jobs;
 mod named_files;
+mod remotes;
 mod reopen;
 mod root;
 #[cfg(test)]
@@ -42,6 +43,7 @@ pub use filters::FilterKind;
 use filters::ImplicitFilter;
 pub use named_files::NamedFilesPolicy;
 pub use named_files::{NamedFileError, NamedFileRefusal, NamedFileRole};
+pub use remotes::RemoteFlushError;
 pub use reopen::NodeReopening;
 use root::Root;
 

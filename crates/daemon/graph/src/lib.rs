@@ -19,10 +19,11 @@ pub use drivers::{
     Driver, FileCheckError, KeyedChild, check_node_name, file_kind, image_format, image_formats,
     open_fault, real_directory,
 };
-pub use graph::{
+pub use graph::{RemoteFlushError, 
     DelayBefore, DelayError, EdgeChange, ExportStorage, FilterKind, Graph, GraphChange,
     GraphChangeRefusal, GraphError, GraphPath, ImageCreationError, ImageMaker, NamedFileError,
     NamedFileRefusal, NamedFileRole, NamedFilesPolicy, NodeDescription, NodeInfo, NodeReopening,
+    RemoteFlushError,
 };
 pub use model::{
     Activity, ChildRole, Edge, ExportAddress, GraphModel, JobFilter, ModelError, NODE, NewExport,

@@ -13,6 +13,7 @@
 mod address;
 mod channel;
 mod connector;
+mod flush_coverage;
 mod handshake;
 mod known_hosts;
 mod line;

@@ -411,6 +411,10 @@ impl Line {
                     continue;
                 }
             };
+            if request.operation == Operation::Flush {
+                // Sent again it covers no less.
+                request.covers = self.remote.coverage.now();
+            }
             let cookie = up.replies.expect(slot, &wire);
             wire.write(up.terms.style, cookie, up.link.output());
             self.on_wire += 1;
@@ -473,6 +477,11 @@ impl Line {
         self.forget_unknown(slot);
         let request = self.slots[slot as usize].take().expect("it has not ended");
         self.free.push(slot);
+        match (&request.operation, result) {
+            (Operation::Flush, Ok(())) => self.remote.coverage.flushed(request.covers),
+            (_, Ok(())) if request.needs_flush() => self.remote.coverage.add_change(),
+            (_, _) => {}
+        }
         self.ended.push(request.ended(result));
     }
 

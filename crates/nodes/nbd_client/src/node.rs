@@ -3,6 +3,7 @@
 //! Threads: shared by all; a lane belongs to its iothread. Limits: whoever flushes the node without a ring waits for
 //! [`FLUSH_MAX`] at most.
 
+mod claim;
 mod flush;
 
 use std::io;
@@ -13,8 +14,9 @@ use std::time::Duration;
 use block::{
     Access, BatchPieces, BlockLimits, ByteCount, ChannelId, Claim, ClaimError, DiscardPolicy,
     DiskSize, FlushPolicy, Lane, LaneContext, LaneError, LeafLane, Mapping, Node, Operation,
-    Rights, StoragePolicy, Target,
+    Permission, Rights, StoragePolicy, Target,
 };
+use claim::WriteClaim;
 use nbd_wire::transmission;
 
 use crate::channel::NbdChannel;
@@ -72,6 +74,16 @@ impl NbdNode {
         }
         Ok(Self { name: name.to_owned(), remote, policy })
     }
+
+    /// Whether there are changes that only a flush makes durable.
+    pub fn needs_flush(&self) -> bool {
+        self.policy.flushes == FlushPolicy::Obeyed && self.remote.needs_flush()
+    }
+
+    /// Server and export, as messages call them.
+    pub fn uri(&self) -> &str {
+        self.remote.medium.name()
+    }
 }
 
 impl Node for NbdNode {
@@ -108,8 +120,11 @@ impl Node for NbdNode {
         }
     }
 
-    /// The protocol has no locks.
-    fn claim(&self, _: Rights) -> Result<Claim, ClaimError> {
+    /// The protocol has no locks: nobody is kept out.
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+        if self.access() == Access::ReadWrite && rights.uses.has(Permission::Write) {
+            return Ok(Claim::of(WriteClaim::new(&self.remote, self.policy.flushes)));
+        }
         Ok(Claim::nothing())
     }
 

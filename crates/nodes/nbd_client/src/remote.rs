@@ -3,7 +3,7 @@
 //!
 //! Threads: shared by all iothreads and control threads. Limits: [`SPARES_MAX`] connections that nobody uses.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use nbd_wire::transmission;
 
 use crate::address::ServerAddress;
 use crate::connector::{ClientTls, ConnectError, Connected, Connector};
+use crate::flush_coverage::FlushCoverage;
 use crate::handshake::HandshakeError;
 use crate::known_hosts::KnownHosts;
 use crate::shared_line::SharedLine;
@@ -50,6 +51,10 @@ pub(crate) struct Remote {
     pub(crate) terms: Terms,
     pub(crate) medium: Arc<Medium>,
     pub(crate) unknown: UnknownOutcomes,
+    /// Which changes are durable.
+    pub(crate) coverage: FlushCoverage,
+    /// How many claims there are under which it may be changed.
+    pub(crate) writers: AtomicUsize,
     /// The connection that all lanes share, if the server allows only one.
     pub(crate) shared: Option<SharedLine>,
     spares: Mutex<Vec<Connected>>,
@@ -75,6 +80,8 @@ impl Remote {
             terms,
             medium: Arc::new(medium(name, &terms)),
             unknown: UnknownOutcomes::default(),
+            coverage: FlushCoverage::default(),
+            writers: AtomicUsize::new(0),
             shared: is_shared.then(SharedLine::default),
             spares: Mutex::new(vec![first]),
             lines: AtomicU64::new(0),
@@ -84,6 +91,11 @@ impl Remote {
     /// A number for a line, which no other one has.
     pub(crate) fn line_number(&self) -> u64 {
         self.lines.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether there are changes that only a flush makes durable.
+    pub(crate) fn needs_flush(&self) -> bool {
+        self.terms.has(transmission::SEND_FLUSH) && !self.coverage.is_complete()
     }
 
     fn spares(&self) -> MutexGuard<'_, Vec<Connected>> {

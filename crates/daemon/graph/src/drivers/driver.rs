@@ -14,7 +14,7 @@ use credentials::X509Credentials;
 use disk::WriteThreshold;
 use kernel_io::{FileKind, FileTable, OpenFile};
 use layers::{DelayNode, ThrottleGroup};
-use nbd_client::{KnownHosts, ServerAddress};
+use nbd_client::{KnownHosts, NbdNode, ServerAddress};
 use qcow2::{CorruptionReports, Qcow2Node};
 use syntax::{ArgumentError, Keys, OptionFields};
 
@@ -199,11 +199,13 @@ pub(crate) struct MadeNode {
     pub write_threshold: Option<Arc<WriteThreshold>>,
     /// The node itself, if it is a delay.
     pub delay: Option<Arc<DelayNode>>,
+    /// The node itself, if it is a disk of a server.
+    pub remote: Option<Arc<NbdNode>>,
 }
 
 impl MadeNode {
     /// A node that has opened nothing.
     pub(crate) fn of(node: Arc<dyn Node>) -> Self {
-        Self { node, file: None, image: None, write_threshold: None, delay: None }
+        Self { node, file: None, image: None, write_threshold: None, delay: None, remote: None }
     }
 }

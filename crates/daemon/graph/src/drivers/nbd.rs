@@ -223,6 +223,7 @@ impl DriverOptions for NbdOptions {
             NbdNode::open(name, remote, policy, context.hosts)
         };
         let node = context.watch.during(what, open).map_err(|error| context.failed(error))?;
-        Ok(MadeNode::of(Arc::new(node)))
+        let node = Arc::new(node);
+        Ok(MadeNode { remote: Some(Arc::clone(&node)), ..MadeNode::of(node) })
     }
 }

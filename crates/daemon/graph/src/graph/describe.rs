@@ -37,7 +37,7 @@ impl Graph {
         let activity = self.model.activity(name)?;
         let Vertex { made, driver, base, .. } = &self.vertices[name];
         let driver = driver.map_or("", |driver| driver.name);
-        let MadeNode { node: _, file, image, write_threshold, delay: _ } = made;
+        let MadeNode { node: _, file, image, write_threshold, .. } = made;
         let node = self.vertices[name].shown();
         let (file, image) = (file.as_ref(), image.as_ref());
         let write_threshold = write_threshold.as_ref();

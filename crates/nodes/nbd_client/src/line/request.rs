@@ -11,6 +11,7 @@ use block::{
 use nbd_wire::{command, command_flag, error, state, transmission};
 use rustix::io::Errno;
 
+use crate::flush_coverage::CoveredChanges;
 use crate::request::WireRequest;
 use crate::terms::Terms;
 
@@ -54,6 +55,8 @@ pub(crate) struct Request {
     pub(crate) stage: Stage,
     /// Whether the connection of a part was lost.
     pub(crate) was_lost: bool,
+    /// What it covers, if it is a flush that was sent.
+    pub(crate) covers: CoveredChanges,
     /// How many of its bytes are done.
     done: u64,
     /// How many are on the wire.
@@ -125,8 +128,18 @@ impl Request {
         origin: Origin,
         sequence: u64,
     ) -> Self {
-        let (stage, runs) = (Stage::New, StatusRuns::default());
-        Self { operation, memory, origin, sequence, stage, was_lost: false, done: 0, part: 0, runs }
+        Self {
+            operation,
+            memory,
+            origin,
+            sequence,
+            stage: Stage::New,
+            was_lost: false,
+            covers: CoveredChanges::default(),
+            done: 0,
+            part: 0,
+            runs: StatusRuns::default(),
+        }
     }
 
     /// What becomes of it if the server cannot do it.
@@ -142,6 +155,13 @@ impl Request {
             // Such a server keeps what it has answered, as QEMU reads it.
             Operation::Flush => Some(Ok(())).filter(|_| !terms.has(transmission::SEND_FLUSH)),
         }
+    }
+
+    /// Whether it is a change that is durable only with a flush.
+    pub(crate) fn needs_flush(&self) -> bool {
+        // A write that has to be durable is sent with FUA; the others are followed by a flush.
+        self.operation.is_change()
+            && !matches!(self.operation, Operation::Write(_, Durability::Stable))
     }
 
     /// The bytes that it is about.

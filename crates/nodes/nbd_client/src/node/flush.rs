@@ -1,4 +1,4 @@
-//! A flush of a thread that owns no ring: it has a channel for it and waits.
+//! A flush of a thread that owns no ring: it has a channel for it and waits. Without changes that need one it does nothing.
 //!
 //! Invariants: it ends after a time, whatever the server does; soon if the server was given up by somebody who waited as
 //! long, and has answered nothing since.
@@ -36,6 +36,9 @@ impl Wake for Bell {
 
 /// Makes durable what the server has. Blocks, but no longer than that.
 pub(super) fn flush(remote: &Arc<Remote>, limit: Duration) -> io::Result<()> {
+    if !remote.needs_flush() {
+        return Ok(());
+    }
     if remote.medium.has_failed_sync() {
         return Err(Errno::IO.into());
     }

@@ -21,11 +21,14 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// How much later it may be on a machine that does other things, too.
 const SLACK: Duration = Duration::from_secs(10);
 
+/// How long after it has come a client's request has come, too.
+const FOLLOWS: Duration = Duration::from_secs(1);
+
 /// Nobody has to wait for so long.
 const LONG: Duration = Duration::from_secs(120);
 
 /// Stops the server, and begins a write to the export that waits for it.
-fn silence(bench: &Bench, kit: &Server, ours: &Server) -> Result<Child> {
+fn silence(bench: &Bench, kit: &Server, ours: &mut Server) -> Result<Child> {
     kit.freeze()?;
     let uri = uri(bench, "x");
     let mut client = Command::new("qemu-io");
@@ -33,6 +36,8 @@ fn silence(bench: &Bench, kit: &Server, ours: &Server) -> Result<Child> {
     let client = client.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let come = format!("NBD client process {} has come", client.id());
     ours.wait_for_log(&come, Duration::from_secs(20))?;
+    // Its write follows; nothing says when.
+    ours.wait_while_running(FOLLOWS)?;
     Ok(client)
 }
 
@@ -69,7 +74,7 @@ fn ends(program: &Program, is_image: bool) -> Result<()> {
     };
     let mut ours = start(program, &bench, &line(&bench, &node, ""))?;
     tool("qemu-io", &["-f", "raw", "-c", "write -P 1 0 64k", &uri(&bench, "x")])?;
-    let client = silence(&bench, &kit, &ours)?;
+    let client = silence(&bench, &kit, &mut ours)?;
     let status = takes_its_limit("the end", || {
         ours.signal(rustix::process::Signal::TERM)?;
         ours.wait(LONG)
@@ -100,7 +105,7 @@ fn commands_end(program: &Program) -> Result<()> {
     words.extend(monitor(&bench));
     let mut ours = start(program, &bench, &words)?;
     let mut commands = QmpClient::connect(&monitor_socket(&bench))?;
-    let client = silence(&bench, &kit, &ours)?;
+    let client = silence(&bench, &kit, &mut ours)?;
     let other = |command: &str| {
         let begun = Deadline::after(LONG);
         tool("qemu-io", &["-f", "raw", "-c", command, &uri(&bench, "b")])?;
