@@ -1,7 +1,7 @@
 //! virtio-blk requests of any shape, held against a second decoder that works on plain bytes.
 
 use block::{
-    Access, Buffers, ByteCount, DiskSize, Durability, FailKind, Operation, Outcome, Unmap,
+    Access, Buffers, ByteCount, DiskSize, Durability, FailKind, Operation, Outcome, ZeroTerms,
 };
 use virtio::{
     BlkRequestKind, BlkRules, Chain, DATA_BYTES_MAX, GuestAddress, MalformedRequest,
@@ -134,7 +134,7 @@ impl Told {
         let Some(extent) = operation.extent() else {
             return Self::Flush;
         };
-        let unmap = matches!(operation, Operation::WriteZeroes(_, Unmap::Allowed, _));
+        let unmap = matches!(operation, Operation::WriteZeroes(_, ZeroTerms::UNMAP, _));
         let stable = operation.durability() == Durability::Stable;
         let name = operation.name();
         Self::Disk(name, extent.start().0, extent.count().0, stable, unmap)

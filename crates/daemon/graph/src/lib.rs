@@ -19,7 +19,7 @@ pub use drivers::{
     Driver, FileCheckError, KeyedChild, check_node_name, file_kind, image_format, image_formats,
     open_fault, real_directory,
 };
-pub use graph::{RemoteFlushError, 
+pub use graph::{
     DelayBefore, DelayError, EdgeChange, ExportStorage, FilterKind, Graph, GraphChange,
     GraphChangeRefusal, GraphError, GraphPath, ImageCreationError, ImageMaker, NamedFileError,
     NamedFileRefusal, NamedFileRole, NamedFilesPolicy, NodeDescription, NodeInfo, NodeReopening,

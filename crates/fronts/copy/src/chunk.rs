@@ -12,7 +12,7 @@ use std::sync::Arc;
 use bitmaps::CopyClaim;
 use block::{
     BlockStatus, ByteCount, ByteOffset, DiskSize, Durability, Extent, Operation, RequestMemory,
-    StatusRecord, Unmap, is_zero,
+    StatusRecord, ZeroTerms, is_zero,
 };
 use request_path::LogicalUnitIndex;
 
@@ -28,7 +28,7 @@ pub(crate) enum Step {
     /// Write these bytes of the chunk to the target.
     Write(Range<usize>),
     /// Make these bytes of the disk zeroes on the target.
-    Zero(Range<u64>, Unmap),
+    Zero(Range<u64>, ZeroTerms),
 }
 
 /// A part of the disk that is worked on.
@@ -108,9 +108,9 @@ pub(crate) fn request_of(chunk: &Chunk, settings: &CopySettings) -> (LogicalUnit
             let range = start + part.start as u64..start + part.end as u64;
             (target, Operation::Write(on(CopySide::Target, &range), Durability::Cached))
         }
-        Step::Zero(range, unmap) => {
+        Step::Zero(range, terms) => {
             let extent = on(CopySide::Target, range);
-            (target, Operation::WriteZeroes(extent, *unmap, Durability::Cached))
+            (target, Operation::WriteZeroes(extent, *terms, Durability::Cached))
         }
     }
 }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use bitmaps::CopyClaim;
 use block::{
     BlockStatus, Buffers, ByteOffset, FailKind, HostMemory, Outcome, RequestMemory,
-    SourceRequestSlot, Unmap,
+    SourceRequestSlot, ZeroTerms,
 };
 use request_path::{
     FrontEnd, FrontEndContext, Interest, NewRequest, RequestAction, SleepDecision, StreamTransfer,
@@ -165,7 +165,7 @@ impl CopyWorker {
             let SourceRun { bytes, status, claim } = self.next_run()?;
             let begun = match (self.job.settings.action, status.is_zero) {
                 (CopyAction::Copy, true) if !self.target_is_zero(claim.as_deref()) => {
-                    (Step::Zero(bytes.clone(), Unmap::Allowed), None)
+                    (Step::Zero(bytes.clone(), ZeroTerms::UNMAP), None)
                 }
                 (CopyAction::Copy, true) => {
                     let count = bytes.end - bytes.start;
@@ -386,7 +386,7 @@ impl CopyWorker {
             match (is_zero, has_zeroes) {
                 (false, _) => chunk.steps.push_back(Step::Write(bytes)),
                 (true, true) => {}
-                (true, false) => chunk.steps.push_back(Step::Zero(disk, Unmap::Allowed)),
+                (true, false) => chunk.steps.push_back(Step::Zero(disk, ZeroTerms::UNMAP)),
             }
         }
     }

@@ -127,8 +127,8 @@ impl TransmissionFlags {
     /// What is told of an export to a client that uses those headers and contexts.
     ///
     /// One flush covers the completed writes of all connections, so several may be used at once where the server takes
-    /// several. FAST_ZERO is not offered: whether zeroes have to be written is known only when a file has refused to make
-    /// them otherwise.
+    /// several. Whether zeroes are fast is known only when they were asked for: FAST_ZERO is offered, and refused then, as by
+    /// QEMU's server.
     pub fn of(offer: &ExportOffer, style: HeaderStyle, contexts: MetaContexts) -> Self {
         let mut flags = transmission::HAS_FLAGS
             | transmission::SEND_FLUSH
@@ -139,7 +139,11 @@ impl TransmissionFlags {
         }
         flags |= match offer.access {
             Access::ReadOnly => transmission::READ_ONLY,
-            Access::ReadWrite => transmission::SEND_TRIM | transmission::SEND_WRITE_ZEROES,
+            Access::ReadWrite => {
+                transmission::SEND_TRIM
+                    | transmission::SEND_WRITE_ZEROES
+                    | transmission::SEND_FAST_ZERO
+            }
         };
         if style >= HeaderStyle::Structured {
             flags |= transmission::SEND_DF;

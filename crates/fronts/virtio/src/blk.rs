@@ -12,7 +12,7 @@ mod status;
 
 use block::{
     Access, Buffers, ByteCount, DiskSize, Durability, Extent, FailKind, Operation, SECTOR_BYTES,
-    Sector, Segment, Unmap,
+    Sector, Segment, ZeroTerms,
 };
 
 use crate::{Chain, RANGE_SECTORS_MAX};
@@ -157,12 +157,12 @@ impl BlkRules {
     }
 
     fn write_zeroes(&self, buffers: &mut Buffers) -> Result<Operation, FailKind> {
-        let (extent, unmap) = match self.range(self.write_zeroes, buffers)? {
-            (extent, 0) => (extent, Unmap::Keep),
-            (extent, FLAG_UNMAP) => (extent, Unmap::Allowed),
+        let (extent, terms) = match self.range(self.write_zeroes, buffers)? {
+            (extent, 0) => (extent, ZeroTerms::KEEP),
+            (extent, FLAG_UNMAP) => (extent, ZeroTerms::UNMAP),
             (_, _flags) => return Err(FailKind::Unsupported),
         };
-        Ok(Operation::WriteZeroes(extent, unmap, self.durability))
+        Ok(Operation::WriteZeroes(extent, terms, self.durability))
     }
 
     /// What a discard or write-zeroes request changes, and its flags (struct virtio_blk_discard_write_zeroes). One

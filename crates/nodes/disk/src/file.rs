@@ -166,7 +166,7 @@ impl LeafLane for FileLane {
 mod tests {
     use super::*;
     use block::{
-        Answer, ByteOffset, Durability, Extent, FailKind, FlushPolicy, Piece, Token, Unmap,
+        Answer, ByteOffset, Durability, Extent, FailKind, FlushPolicy, Piece, Token, ZeroTerms,
     };
     use kernel_io::{Caching, LockOptions, Locking};
 
@@ -227,7 +227,7 @@ mod tests {
         use DiscardPolicy::{Ignore, Unmap as Pass};
         let (read, write) = (Access::ReadOnly, Access::ReadWrite);
         let discard = Operation::Discard(extent(), Durability::Cached);
-        let zeroes = |unmap| Operation::WriteZeroes(extent(), unmap, Durability::Cached);
+        let zeroes = |terms| Operation::WriteZeroes(extent(), terms, Durability::Cached);
         let store = Operation::Write(extent(), Durability::Stable);
         check(write, Ignore, store, store, Ok(1));
         check(read, Ignore, store, store, Err(FailKind::ReadOnly));
@@ -236,8 +236,8 @@ mod tests {
         check(write, Ignore, discard, discard, Ok(0));
         check(write, Pass, discard, discard, Ok(1));
         check(read, Pass, discard, discard, Err(FailKind::ReadOnly));
-        check(write, Ignore, zeroes(Unmap::Allowed), zeroes(Unmap::Keep), Ok(1));
-        check(write, Pass, zeroes(Unmap::Allowed), zeroes(Unmap::Allowed), Ok(1));
+        check(write, Ignore, zeroes(ZeroTerms::UNMAP), zeroes(ZeroTerms::KEEP), Ok(1));
+        check(write, Pass, zeroes(ZeroTerms::UNMAP), zeroes(ZeroTerms::UNMAP), Ok(1));
     }
 
     #[test]
@@ -248,7 +248,7 @@ mod tests {
             [
                 Operation::Write(extent(), durability),
                 Operation::Discard(extent(), durability),
-                Operation::WriteZeroes(extent(), Unmap::Keep, durability),
+                Operation::WriteZeroes(extent(), ZeroTerms::KEEP, durability),
             ]
         };
         for (stable, cached) in with(Durability::Stable).into_iter().zip(with(Durability::Cached)) {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use block::{
     Access, Answer, BatchPieces, BlockLimits, ByteCount, ByteOffset, Child, Claim, ClaimError,
     DiscardPolicy, DiskSize, Extent, FailKind, Lane, LaneContext, LaneError, Mapping, Node,
-    Operation, ResizeError, Rights, Target, Unmap,
+    Operation, ResizeError, Rights, Target,
 };
 
 /// What a size must be a multiple of, in bytes, as in QEMU.
@@ -234,8 +234,8 @@ impl RawLane {
         let moved = self.moved(extent).ok_or(Answer::Refused(FailKind::OutOfRange))?;
         match (operation.on(moved), self.discard) {
             (Operation::Discard(..), DiscardPolicy::Ignore) => Err(Answer::Now(pieces.none())),
-            (Operation::WriteZeroes(extent, _, durability), DiscardPolicy::Ignore) => {
-                Ok(Operation::WriteZeroes(extent, Unmap::Keep, durability))
+            (Operation::WriteZeroes(extent, terms, durability), DiscardPolicy::Ignore) => {
+                Ok(Operation::WriteZeroes(extent, terms.keeping_space(), durability))
             }
             (operation, _) => Ok(operation),
         }
@@ -252,7 +252,7 @@ impl RawLane {
 mod tests {
     use super::*;
     use crate::{NullNode, ReadContent};
-    use block::{Durability, LeafLane, Piece, Token};
+    use block::{Durability, LeafLane, Piece, Token, ZeroTerms};
 
     /// A child whose pieces say where they are.
     #[derive(Debug)]
@@ -359,7 +359,7 @@ mod tests {
     fn operations(start: u64, count: u64) -> [Operation; 5] {
         let extent = DiskSize(ByteCount(BYTES)).check(ByteOffset(start), ByteCount(count)).unwrap();
         [
-            Operation::WriteZeroes(extent, Unmap::Allowed, Durability::Cached),
+            Operation::WriteZeroes(extent, ZeroTerms::UNMAP, Durability::Cached),
             Operation::Discard(extent, Durability::Cached),
             Operation::Flush,
             Operation::Read(extent),

@@ -92,7 +92,7 @@ mod tests {
     use std::time::Instant;
 
     use block::{
-        BatchPieces, ByteCount, ByteOffset, DiskSize, FailKind, Operation, Unmap, WakeTime,
+        BatchPieces, ByteCount, ByteOffset, DiskSize, FailKind, Operation, WakeTime, ZeroTerms,
     };
 
     use super::*;
@@ -134,7 +134,7 @@ mod tests {
     fn asked(token: Token, answer: Answer, after: AfterPiecesAction) -> Mapping {
         let extent = DiskSize(ByteCount(512)).check(ByteOffset(0), ByteCount(512));
         let extent = extent.expect("it is inside");
-        let operation = Operation::WriteZeroes(extent, Unmap::Keep, block::Durability::Cached);
+        let operation = Operation::WriteZeroes(extent, ZeroTerms::KEEP, block::Durability::Cached);
         Mapping { answer, after, ..Mapping::new(token, operation) }
     }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use block::{
     Access, Answer, BatchPieces, ByteCount, Clock, Durability, EofPolicy, Extent, FailKind, Lane,
     LaneCompletionDecision, LocateQuery, Mapping, Operation, Outcome, Piece, SystemClock, Target,
-    Token, Unmap, WakeTime,
+    Token, Unmap, WakeTime, ZeroCost, ZeroTerms,
 };
 use tasks::{AsyncChild, ChildMapBatch, RequestParts, TaskExecutor, extent, is_over};
 
@@ -419,14 +419,18 @@ impl Qcow2Lane {
             }
             Operation::Discard(bytes, _) => {
                 let how = serve::ZeroMode::Discard;
-                self.spawn(mapping, pieces, serve::zero(core, request, bytes, how));
+                self.spawn(
+                    mapping,
+                    pieces,
+                    serve::zero(core, request, bytes, (how, ZeroCost::Any)),
+                );
             }
-            Operation::WriteZeroes(bytes, unmap, _) => {
+            Operation::WriteZeroes(bytes, ZeroTerms { unmap, cost }, _) => {
                 let how = match (unmap, self.discards) {
                     (Unmap::Allowed, FreedClusterDiscards::Passed) => serve::ZeroMode::Unmap,
                     (Unmap::Keep, _) | (_, FreedClusterDiscards::Ignored) => serve::ZeroMode::Keep,
                 };
-                self.spawn(mapping, pieces, serve::zero(core, request, bytes, how));
+                self.spawn(mapping, pieces, serve::zero(core, request, bytes, (how, cost)));
             }
             Operation::Flush => {
                 let request = ServedRequest { mark: core.mark(), ..request };

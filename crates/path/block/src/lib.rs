@@ -56,7 +56,9 @@ pub use node::{
     LaneCompletionDecision, LaneError, LeafLane, LocateQuery, Mapping, Node, ResizeError, Token,
     WakeTime, display_name,
 };
-pub use operation::{Durability, FailKind, Operation, Outcome, SourceRequestSlot, Unmap};
+pub use operation::{
+    Durability, FailKind, Operation, Outcome, SourceRequestSlot, Unmap, ZeroCost, ZeroTerms,
+};
 pub use permission::{Permission, Permissions};
 pub use pieces::{
     BatchPieces, FileId, PIECES_MAX, Piece, PieceMark, PieceRange, StorageId, Target,

@@ -22,7 +22,7 @@ pub enum Operation {
     /// The guest no longer needs the extent: a hint. Its content is undefined afterwards.
     Discard(Extent, Durability),
     /// The extent reads as zeroes afterwards.
-    WriteZeroes(Extent, Unmap, Durability),
+    WriteZeroes(Extent, ZeroTerms, Durability),
     /// All writes completed before this request was made survive a power loss.
     Flush,
 }
@@ -34,6 +34,11 @@ impl Operation {
             Self::Read(_) | Self::Status(_) | Self::Flush => false,
             Self::Write(..) | Self::Discard(..) | Self::WriteZeroes(..) => true,
         }
+    }
+
+    /// Whether it is asked for only if that is fast: that it is not is an answer, and no failure.
+    pub fn is_only_if_fast(&self) -> bool {
+        matches!(self, Self::WriteZeroes(_, ZeroTerms { cost: ZeroCost::Fast, .. }, _))
     }
 
     /// The bytes the operation is about; `None` for a flush, which is about all.
@@ -56,7 +61,7 @@ impl Operation {
             Self::Status(_) => Self::Status(extent),
             Self::Write(_, durability) => Self::Write(extent, durability),
             Self::Discard(_, durability) => Self::Discard(extent, durability),
-            Self::WriteZeroes(_, unmap, durability) => Self::WriteZeroes(extent, unmap, durability),
+            Self::WriteZeroes(_, terms, durability) => Self::WriteZeroes(extent, terms, durability),
             Self::Flush => Self::Flush,
         }
     }
@@ -100,6 +105,63 @@ pub enum Unmap {
     Keep,
     /// The space may be deallocated if it still reads as zeroes.
     Allowed,
+}
+
+/// What zeroes may cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ZeroCost {
+    /// Bytes are written where the storage cannot make zeroes by itself.
+    Any,
+    /// It has to be faster than a write of as many bytes. Otherwise the request fails as [`FailKind::Unsupported`], soon;
+    /// a part of the extent may have been zeroed.
+    Fast,
+}
+
+/// On what terms an extent becomes zeroes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ZeroTerms {
+    /// What becomes of the space.
+    pub unmap: Unmap,
+    /// What it may cost.
+    pub cost: ZeroCost,
+}
+
+impl ZeroTerms {
+    /// Whatever it costs; the space stays.
+    pub const KEEP: Self = Self { unmap: Unmap::Keep, cost: ZeroCost::Any };
+
+    /// Whatever it costs; the space may be given back.
+    pub const UNMAP: Self = Self { unmap: Unmap::Allowed, cost: ZeroCost::Any };
+
+    /// The same, but only if it is fast.
+    #[must_use]
+    pub const fn only_if_fast(self) -> Self {
+        Self { cost: ZeroCost::Fast, ..self }
+    }
+
+    /// The same, whatever it costs.
+    #[must_use]
+    pub const fn at_any_cost(self) -> Self {
+        Self { cost: ZeroCost::Any, ..self }
+    }
+
+    /// The same; the space stays.
+    #[must_use]
+    pub const fn keeping_space(self) -> Self {
+        Self { unmap: Unmap::Keep, ..self }
+    }
+
+    /// What satisfies both.
+    #[must_use]
+    pub fn both(self, other: Self) -> Self {
+        Self { unmap: self.unmap.min(other.unmap), cost: self.cost.max(other.cost) }
+    }
+}
+
+impl From<Unmap> for ZeroTerms {
+    fn from(unmap: Unmap) -> Self {
+        Self { unmap, cost: ZeroCost::Any }
+    }
 }
 
 /// How a request ended.

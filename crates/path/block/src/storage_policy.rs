@@ -4,7 +4,7 @@
 
 use crate::{
     Access, Answer, BatchPieces, ByteCount, ByteOffset, Durability, FailKind, Mapping, Operation,
-    Piece, Target, Unmap,
+    Piece, Target,
 };
 
 /// Whether discards reach the storage (`discard=`).
@@ -61,8 +61,9 @@ impl StoragePolicy {
         mapping.answer = Answer::Now(match mapping.operation {
             Operation::Flush if ignores_flushes => pieces.none(),
             Operation::Discard(..) if ignores_discards => pieces.none(),
-            Operation::WriteZeroes(extent, Unmap::Allowed, durability) if ignores_discards => {
-                mapping.operation = Operation::WriteZeroes(extent, Unmap::Keep, durability);
+            Operation::WriteZeroes(extent, terms, durability) if ignores_discards => {
+                let terms = terms.keeping_space();
+                mapping.operation = Operation::WriteZeroes(extent, terms, durability);
                 whole(pieces, extent.count(), extent.start())
             }
             Operation::Read(extent)
@@ -99,8 +100,8 @@ fn cached(operation: Operation) -> Operation {
         Operation::Read(_) | Operation::Status(_) | Operation::Flush => operation,
         Operation::Write(extent, _) => Operation::Write(extent, Durability::Cached),
         Operation::Discard(extent, _) => Operation::Discard(extent, Durability::Cached),
-        Operation::WriteZeroes(extent, unmap, _) => {
-            Operation::WriteZeroes(extent, unmap, Durability::Cached)
+        Operation::WriteZeroes(extent, terms, _) => {
+            Operation::WriteZeroes(extent, terms, Durability::Cached)
         }
     }
 }

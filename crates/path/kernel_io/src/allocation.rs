@@ -11,7 +11,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use block::IoFailure;
+use block::{IoFailure, Unmap, ZeroCost, ZeroTerms};
 use rustix::io::Errno;
 
 use crate::in_flight::{InFlightOp, IoKind};
@@ -22,10 +22,8 @@ use crate::{FileKind, OpenFile};
 pub enum DiscardOrZeroGoal {
     /// Its content does not matter any more: give the space back.
     Discard,
-    /// It reads as zeroes; give the space back if that can be.
-    PunchHole,
-    /// It reads as zeroes; keep the space.
-    Zero,
+    /// It reads as zeroes, on these terms.
+    Zeroes(ZeroTerms),
 }
 
 /// One system call, or two, that discards or zeroes a range (fallocate modes, BLKDISCARD).
@@ -143,9 +141,16 @@ fn methods(goal: DiscardOrZeroGoal, kind: FileKind) -> &'static [DiscardOrZeroMe
     match (goal, kind) {
         (DiscardOrZeroGoal::Discard, FileKind::Regular) => &[PunchHole],
         (DiscardOrZeroGoal::Discard, FileKind::BlockDevice) => &[Discard],
-        (DiscardOrZeroGoal::PunchHole, _) => &[PunchHole, ZeroRange],
-        (DiscardOrZeroGoal::Zero, FileKind::Regular) => &[ZeroRange, PunchToFill],
-        (DiscardOrZeroGoal::Zero, FileKind::BlockDevice) => &[ZeroRange],
+        (DiscardOrZeroGoal::Zeroes(ZeroTerms { unmap, cost }), kind) => match (unmap, kind, cost) {
+            (Unmap::Allowed, FileKind::Regular, _) | (Unmap::Allowed, _, ZeroCost::Any) => {
+                &[PunchHole, ZeroRange]
+            }
+            (Unmap::Keep, FileKind::Regular, _) => &[ZeroRange, PunchToFill],
+            (Unmap::Keep, FileKind::BlockDevice, ZeroCost::Any) => &[ZeroRange],
+            // What the device cannot do, the kernel would write.
+            (Unmap::Allowed, FileKind::BlockDevice, ZeroCost::Fast) => &[PunchHole],
+            (Unmap::Keep, FileKind::BlockDevice, ZeroCost::Fast) => &[],
+        },
     }
 }
 
@@ -248,7 +253,7 @@ mod tests {
     #[test]
     fn a_way_that_the_host_lacks_is_tried_once() {
         use DiscardOrZeroMethod::{Fill, PunchHole, PunchToFill, ZeroRange};
-        let (zero, file) = (DiscardOrZeroGoal::Zero, FileKind::Regular);
+        let (zero, file) = (DiscardOrZeroGoal::Zeroes(ZeroTerms::KEEP), FileKind::Regular);
         let lacks = Err(Errno::OPNOTSUPP);
         let missing = MissingMethods::default();
         let tmpfs = [(ZeroRange, lacks), (PunchToFill, Ok(())), (Fill, Ok(()))];
@@ -256,18 +261,36 @@ mod tests {
         check(zero, file, &missing, &tmpfs[1..], DiscardOrZeroStep::Done);
         check(zero, file, &missing, &[(PunchToFill, lacks)], DiscardOrZeroStep::Unsupported);
         check(zero, file, &missing, &[], DiscardOrZeroStep::Unsupported);
-        check(DiscardOrZeroGoal::PunchHole, file, &missing, &[], DiscardOrZeroStep::Unsupported);
+        check(
+            DiscardOrZeroGoal::Zeroes(ZeroTerms::UNMAP),
+            file,
+            &missing,
+            &[],
+            DiscardOrZeroStep::Unsupported,
+        );
         check(DiscardOrZeroGoal::Discard, file, &missing, &[], DiscardOrZeroStep::Unsupported);
         let other = MissingMethods::default();
         let holes = [(PunchHole, lacks), (ZeroRange, Ok(()))];
-        check(DiscardOrZeroGoal::PunchHole, file, &other, &holes, DiscardOrZeroStep::Done);
-        check(DiscardOrZeroGoal::PunchHole, file, &other, &holes[1..], DiscardOrZeroStep::Done);
+        check(
+            DiscardOrZeroGoal::Zeroes(ZeroTerms::UNMAP),
+            file,
+            &other,
+            &holes,
+            DiscardOrZeroStep::Done,
+        );
+        check(
+            DiscardOrZeroGoal::Zeroes(ZeroTerms::UNMAP),
+            file,
+            &other,
+            &holes[1..],
+            DiscardOrZeroStep::Done,
+        );
     }
 
     #[test]
     fn a_hole_that_cannot_be_filled_is_written_and_not_made_again() {
         use DiscardOrZeroMethod::{Fill, PunchHole, PunchToFill, ZeroRange};
-        let (zero, file) = (DiscardOrZeroGoal::Zero, FileKind::Regular);
+        let (zero, file) = (DiscardOrZeroGoal::Zeroes(ZeroTerms::KEEP), FileKind::Regular);
         let lacks = Err(Errno::OPNOTSUPP);
         let missing = MissingMethods::default();
         let all = [(ZeroRange, lacks), (PunchToFill, Ok(())), (Fill, lacks)];
@@ -282,10 +305,26 @@ mod tests {
         );
     }
 
+    /// Of what is not fast: ZERO_RANGE of a device, which the kernel may carry out by writing.
+    #[test]
+    fn what_may_be_slow_is_not_tried_where_it_has_to_be_fast() {
+        use DiscardOrZeroMethod::{PunchHole, ZeroRange};
+        let fast = |terms: ZeroTerms| DiscardOrZeroGoal::Zeroes(terms.only_if_fast());
+        let (keep, unmap) = (fast(ZeroTerms::KEEP), fast(ZeroTerms::UNMAP));
+        let (device, file) = (FileKind::BlockDevice, FileKind::Regular);
+        let lacks = Err(Errno::OPNOTSUPP);
+        let missing = MissingMethods::default();
+        check(keep, device, &missing, &[], DiscardOrZeroStep::Unsupported);
+        check(unmap, device, &missing, &[(PunchHole, Ok(()))], DiscardOrZeroStep::Done);
+        check(unmap, device, &missing, &[(PunchHole, lacks)], DiscardOrZeroStep::Unsupported);
+        check(unmap, device, &missing, &[], DiscardOrZeroStep::Unsupported);
+        check(keep, file, &missing, &[(ZeroRange, Ok(()))], DiscardOrZeroStep::Done);
+    }
+
     #[test]
     fn what_only_does_not_suit_a_range_is_tried_again() {
         use DiscardOrZeroMethod::{PunchToFill, ZeroRange};
-        let (zero, file) = (DiscardOrZeroGoal::Zero, FileKind::Regular);
+        let (zero, file) = (DiscardOrZeroGoal::Zeroes(ZeroTerms::KEEP), FileKind::Regular);
         let unsuitable = Err(Errno::INVAL);
         let missing = MissingMethods::default();
         let both = [(ZeroRange, unsuitable), (PunchToFill, unsuitable)];
@@ -305,7 +344,7 @@ mod tests {
         check(discard, device, &missing, &[], DiscardOrZeroStep::Unsupported);
         // Zeroes are another matter.
         check(
-            DiscardOrZeroGoal::Zero,
+            DiscardOrZeroGoal::Zeroes(ZeroTerms::KEEP),
             device,
             &missing,
             &[(ZeroRange, Ok(()))],
@@ -317,7 +356,7 @@ mod tests {
     fn an_error_of_the_storage_is_the_end() {
         let missing = MissingMethods::default();
         for errno in [Errno::IO, Errno::NOSPC] {
-            let (zero, file) = (DiscardOrZeroGoal::Zero, FileKind::Regular);
+            let (zero, file) = (DiscardOrZeroGoal::Zeroes(ZeroTerms::KEEP), FileKind::Regular);
             let failed = DiscardOrZeroStep::Failed(errno);
             check(zero, file, &missing, &[(DiscardOrZeroMethod::ZeroRange, Err(errno))], failed);
             let filled = [
@@ -330,7 +369,13 @@ mod tests {
         // Of a device that has shrunk.
         let zero = [(DiscardOrZeroMethod::ZeroRange, Err(Errno::INVAL))];
         let failed = DiscardOrZeroStep::Failed(Errno::INVAL);
-        check(DiscardOrZeroGoal::Zero, FileKind::BlockDevice, &missing, &zero, failed);
+        check(
+            DiscardOrZeroGoal::Zeroes(ZeroTerms::KEEP),
+            FileKind::BlockDevice,
+            &missing,
+            &zero,
+            failed,
+        );
     }
 
     #[test]

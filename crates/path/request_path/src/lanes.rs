@@ -595,7 +595,7 @@ fn new_io(calls: &Arc<IothreadWakeFlag>, numbers: &ChannelIds) -> (Arc<LaneWaker
 
 #[cfg(test)]
 mod tests {
-    use block::{ByteCount, ByteOffset, DiskSize, Durability, Unmap};
+    use block::{ByteCount, ByteOffset, DiskSize, Durability, ZeroTerms};
 
     use super::*;
 
@@ -606,7 +606,7 @@ mod tests {
         let none = Buffers::default();
         for operation in [
             Operation::Discard(extent, Durability::Cached),
-            Operation::WriteZeroes(extent, Unmap::Keep, Durability::Cached),
+            Operation::WriteZeroes(extent, ZeroTerms::KEEP, Durability::Cached),
         ] {
             assert_eq!(weight(operation, &none), 512 << 20);
         }

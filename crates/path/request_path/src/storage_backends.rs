@@ -5,7 +5,7 @@
 
 use block::{
     ByteCount, ByteOffset, ChannelId, DiskSize, Durability, Extent, Medium, Operation, Segment,
-    StorageId, Tag, Unmap,
+    StorageId, Tag,
 };
 use kernel_io::{BounceBuffer, DiscardOrZeroGoal, EngineKernel};
 
@@ -140,11 +140,11 @@ impl<K: EngineKernel> FileAndChannelBackends<'_, K> {
             StorageId::File(file) => self.kernel.allocate(file, offset, count, how, tag),
             StorageId::Channel(channel) => {
                 let extent = extent(offset, count.0);
-                let zeroes = |unmap| Operation::WriteZeroes(extent, unmap, Durability::Cached);
                 let operation = match how {
                     DiscardOrZeroGoal::Discard => Operation::Discard(extent, Durability::Cached),
-                    DiscardOrZeroGoal::PunchHole => zeroes(Unmap::Allowed),
-                    DiscardOrZeroGoal::Zero => zeroes(Unmap::Keep),
+                    DiscardOrZeroGoal::Zeroes(terms) => {
+                        Operation::WriteZeroes(extent, terms, Durability::Cached)
+                    }
                 };
                 self.channels.begin(channel, operation, tag);
             }

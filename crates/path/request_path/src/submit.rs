@@ -5,7 +5,7 @@
 
 use block::{
     Alignments, Buffers, ByteCount, ByteOffset, Durability, DurableWriteMethod, FailKind, Medium,
-    Operation, Piece, Segment, StorageId, Tag, Unmap,
+    Operation, Piece, Segment, StorageId, Tag,
 };
 use kernel_io::{DiscardOrZeroGoal, EngineKernel, IoFailure};
 
@@ -127,11 +127,8 @@ pub(crate) fn submit_run(
         Operation::Discard(..) => {
             submit_allocation(storages, run, DiscardOrZeroGoal::Discard, None, tag)
         }
-        Operation::WriteZeroes(_, unmap, _) => {
-            let how = match unmap {
-                Unmap::Allowed => DiscardOrZeroGoal::PunchHole,
-                Unmap::Keep => DiscardOrZeroGoal::Zero,
-            };
+        Operation::WriteZeroes(_, terms, _) => {
+            let how = DiscardOrZeroGoal::Zeroes(terms);
             submit_allocation(storages, run, how, Some(staged), tag)
         }
         Operation::Flush | Operation::Status(_) => panic!("no bytes of files are moved for it"),

@@ -16,7 +16,7 @@ use block::{
     AfterPiecesAction, Answer, BatchPieces, BufferCopyPolicy, ByteCount, ByteOffset, DiskSize,
     Durability, Extent, FailKind, HostMemory, Lane, LaneCompletionDecision, LaneContext,
     LocateQuery, Mapping, Operation, Outcome, Piece, StatusRecord, StatusRun, StatusRuns, Target,
-    Token, Unmap, WakeTime,
+    Token, WakeTime, ZeroTerms,
 };
 
 /// How many runs a file is asked for at once.
@@ -453,7 +453,7 @@ impl AsyncChild {
 
     /// Zeroes a range in the best way there is.
     pub async fn zero(&self, bytes: Range<u64>) -> Result<(), FailKind> {
-        let zero = Operation::WriteZeroes(extent(bytes)?, Unmap::Allowed, Durability::Cached);
+        let zero = Operation::WriteZeroes(extent(bytes)?, ZeroTerms::UNMAP, Durability::Cached);
         self.run(zero, HostMemory::zeroed(0)).await.map(drop)
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use anyhow::{Context, Result, ensure};
-use block::{Operation, Unmap};
+use block::{Operation, ZeroTerms};
 use rustix::event::{EventfdFlags, eventfd};
 use testkit::conformance::workload::Request;
 use testkit::memory::SharedMemory;
@@ -149,7 +149,7 @@ impl Guest {
             Operation::Discard(extent, _) | Operation::WriteZeroes(extent, _, _) => {
                 let sectors = u32::try_from(extent.count().0 / block::SECTOR_BYTES)?;
                 let unmap =
-                    matches!(request.operation, Operation::WriteZeroes(_, Unmap::Allowed, _));
+                    matches!(request.operation, Operation::WriteZeroes(_, ZeroTerms::UNMAP, _));
                 self.memory.write(header + RANGE, &sector.to_le_bytes());
                 self.memory.write(header + RANGE + 8, &sectors.to_le_bytes());
                 self.memory.write(header + RANGE + 12, &u32::from(unmap).to_le_bytes());

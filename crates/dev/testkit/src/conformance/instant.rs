@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use block::{
     ByteCount, ByteOffset, Child, Clock, DiskSize, Durability, DurableWriteMethod, Extent, Node,
-    Operation, Outcome, StatusRecord, Unmap,
+    Operation, Outcome, StatusRecord, ZeroTerms,
 };
 
 use super::ends::{any_content, any_end};
@@ -239,8 +239,8 @@ impl Game {
                 0 => Operation::Read(extent),
                 1 => Operation::Flush,
                 2 => Operation::Discard(extent, Durability::Cached),
-                3 => Operation::WriteZeroes(extent, Unmap::Allowed, Durability::Cached),
-                4 => Operation::WriteZeroes(extent, Unmap::Keep, Durability::Stable),
+                3 => Operation::WriteZeroes(extent, ZeroTerms::UNMAP, Durability::Cached),
+                4 => Operation::WriteZeroes(extent, ZeroTerms::KEEP, Durability::Stable),
                 _ => Operation::Write(extent, Durability::Cached),
             };
         }

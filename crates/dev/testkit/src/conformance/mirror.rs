@@ -14,7 +14,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use block::{
     ByteCount, ByteOffset, Child, Clock, DiskSize, Durability, DurableWriteMethod, Extent, FileId,
-    Node, Operation, Outcome, Unmap,
+    Node, Operation, Outcome, ZeroTerms,
 };
 
 use super::ends::{any_content, any_end};
@@ -285,8 +285,8 @@ fn any_request(rng: &mut Rng, bytes: u64) -> (Operation, Vec<u8>) {
         0 => (Operation::Read(extent), vec![0; count]),
         1 => (Operation::Flush, Vec::new()),
         2 => (Operation::Discard(extent, Durability::Cached), Vec::new()),
-        3 => (Operation::WriteZeroes(extent, Unmap::Allowed, Durability::Cached), Vec::new()),
-        4 => (Operation::WriteZeroes(extent, Unmap::Keep, Durability::Stable), Vec::new()),
+        3 => (Operation::WriteZeroes(extent, ZeroTerms::UNMAP, Durability::Cached), Vec::new()),
+        4 => (Operation::WriteZeroes(extent, ZeroTerms::KEEP, Durability::Stable), Vec::new()),
         _ => (Operation::Write(extent, Durability::Cached), any_content(rng, extent.count().0)),
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use block::{
-    ByteCount, ByteOffset, DiskSize, Durability, FailKind, Operation, StatusRecord, Unmap,
+    ByteCount, ByteOffset, DiskSize, Durability, FailKind, Operation, StatusRecord, ZeroTerms,
 };
 
 use super::faults::{Mischief, Refusal, Victims};
@@ -147,8 +147,8 @@ impl Workload {
                 6..46 => Operation::Read(extent),
                 46..80 => Operation::Write(extent, durability),
                 80..88 => Operation::Discard(extent, durability),
-                88..94 => Operation::WriteZeroes(extent, Unmap::Keep, durability),
-                _ => Operation::WriteZeroes(extent, Unmap::Allowed, durability),
+                88..94 => Operation::WriteZeroes(extent, ZeroTerms::KEEP, durability),
+                _ => Operation::WriteZeroes(extent, ZeroTerms::UNMAP, durability),
             };
             if self.may_begin(&operation, &sectors) {
                 return Some(self.begin(operation));

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use block::{ByteCount, ByteOffset, DiskSize, Durability, Operation, Outcome, Unmap};
+use block::{ByteCount, ByteOffset, DiskSize, Durability, Operation, Outcome, ZeroTerms};
 
 use crate::conformance::history::{Effect, History, Kept, Moment};
 use crate::conformance::stamp::{SECTOR_BYTES, Stamp};
@@ -285,8 +285,8 @@ impl Load {
         match dice - flushes {
             dice if dice < reads => Operation::Read(extent),
             dice if dice < reads + zeroings => match rng.below(4) {
-                0 => Operation::WriteZeroes(extent, Unmap::Keep, durability),
-                1 => Operation::WriteZeroes(extent, Unmap::Allowed, durability),
+                0 => Operation::WriteZeroes(extent, ZeroTerms::KEEP, durability),
+                1 => Operation::WriteZeroes(extent, ZeroTerms::UNMAP, durability),
                 _ => Operation::Discard(extent, durability),
             },
             _ => Operation::Write(extent, durability),

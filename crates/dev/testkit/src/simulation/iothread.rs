@@ -340,7 +340,7 @@ impl EngineKernel for SimulatedKernel {
     ) {
         let order = match how {
             DiscardOrZeroGoal::Discard => Order::Discard,
-            DiscardOrZeroGoal::PunchHole | DiscardOrZeroGoal::Zero => Order::Zero,
+            DiscardOrZeroGoal::Zeroes(_) => Order::Zero,
         };
         self.begin(file, offset, count.0, (order, None), tag);
     }

@@ -121,7 +121,7 @@ impl FrameKind {
             Self::Flush => Operation::Flush,
             Self::Discard(durability) => Operation::Discard(extent, durability),
             Self::WriteZeroes(unmap, durability) => {
-                Operation::WriteZeroes(extent, unmap, durability)
+                Operation::WriteZeroes(extent, unmap.into(), durability)
             }
         }
     }
@@ -139,8 +139,8 @@ impl RequestFrame {
             Operation::Write(_, durability) => FrameKind::Write(durability),
             Operation::Flush => FrameKind::Flush,
             Operation::Discard(_, durability) => FrameKind::Discard(durability),
-            Operation::WriteZeroes(_, unmap, durability) => {
-                FrameKind::WriteZeroes(unmap, durability)
+            Operation::WriteZeroes(_, terms, durability) => {
+                FrameKind::WriteZeroes(terms.unmap, durability)
             }
             Operation::Status(_) => return None,
         };

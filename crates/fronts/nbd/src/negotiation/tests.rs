@@ -260,7 +260,7 @@ fn go_describes_and_begins() {
     let sizes = "7 blocks [512, 4096, 33554432]";
     check(
         &[go("disk", &[]), vec![1; 5]],
-        &[sizes, "7 export 1048576 0x56d", "7 ack", "disk Simple [] 5"],
+        &[sizes, "7 export 1048576 0xd6d", "7 ack", "disk Simple [] 5"],
     );
     check(
         &[go("deep", &[info::DESCRIPTION, info::NAME, 99, info::NAME])],
@@ -280,12 +280,12 @@ fn go_describes_and_begins() {
             "7 blocks [4096, 4096, 33554432]",
             "7 error 8",
             "7 blocks [4096, 4096, 33554432]",
-            "7 export 1048576 0x56d",
+            "7 export 1048576 0xd6d",
             "7 ack",
             "4k Simple [] 0",
         ],
     );
-    let flags = transmission::SEND_DF | 0x56d;
+    let flags = transmission::SEND_DF | 0xd6d;
     check(
         &[option(EXTENDED.0, EXTENDED.1), go("", &[])],
         &["11 ack", sizes, &format!("7 export 1048576 {flags:#x}"), "7 ack", "disk Extended [] 0"],
@@ -295,7 +295,7 @@ fn go_describes_and_begins() {
 #[test]
 fn info_describes_and_goes_on() {
     let info = |data: &[u8]| option(option::INFO, data);
-    let described = ["6 blocks [512, 4096, 33554432]", "6 export 1048576 0x56d", "6 ack", "more"];
+    let described = ["6 blocks [512, 4096, 33554432]", "6 export 1048576 0xd6d", "6 ack", "more"];
     check(&[info(&export("disk", &[]))], &described);
     check(&[info(&export("no", &[]))], &["6 error 6", "more"]);
     for wrong in [
@@ -416,7 +416,7 @@ fn contexts_are_chosen_for_one_export() {
 fn extended_headers_with_contexts_let_a_status_name_them() {
     let set = option(option::SET_META_CONTEXT, &queries("disk", &["base:allocation"]));
     let go = option(option::GO, &export("disk", &[]));
-    let flags = transmission::SEND_DF | transmission::BLOCK_STATUS_PAYLOAD | 0x56d;
+    let flags = transmission::SEND_DF | transmission::BLOCK_STATUS_PAYLOAD | 0xd6d;
     check(
         &[option(EXTENDED.0, EXTENDED.1), set, go],
         &[
@@ -446,7 +446,7 @@ fn who_needs_tls_tells_nothing_before() {
         &["failed: an export was chosen without TLS"],
     );
     check_tls(required, &[option(option::STARTTLS, b"x")], &["5 error 3", "more"]);
-    let begun = ["7 blocks [512, 4096, 33554432]", "7 export 1048576 0x56d", "7 ack"];
+    let begun = ["7 blocks [512, 4096, 33554432]", "7 export 1048576 0xd6d", "7 ack"];
     check_tls(required, &[tls(), go()], &[&["5 ack"], &begun[..], &["disk Simple [] 0"]].concat());
     check_tls(required, &[tls(), tls()], &["5 ack", "5 error 3", "more"]);
     check_tls(TlsPolicy::None, &[tls()], &["5 error 2", "more"]);

@@ -10,7 +10,7 @@
 
 use block::{
     Access, ByteCount, ByteOffset, DiskSize, Durability, Extent, FailKind, Operation, SECTOR_BYTES,
-    Unmap,
+    ZeroTerms,
 };
 
 use super::status::RECORDS_MAX;
@@ -65,7 +65,7 @@ pub(crate) struct Window {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StepKind {
     Discard,
-    Zero(Unmap),
+    Zero(ZeroTerms),
     Cache,
 }
 
@@ -165,9 +165,13 @@ impl RequestHeader {
             command::FLUSH => self.flags(0).map(|()| Decision::Flush),
             command::TRIM => self.change(rules, StepKind::Discard, 0),
             command::WRITE_ZEROES => {
-                let keeps = self.flags & command_flag::NO_HOLE != 0;
-                let unmap = if keeps { Unmap::Keep } else { Unmap::Allowed };
-                self.change(rules, StepKind::Zero(unmap), command_flag::NO_HOLE)
+                let has = |flag: u16| self.flags & flag != 0;
+                let keeps = has(command_flag::NO_HOLE);
+                let terms = if keeps { ZeroTerms::KEEP } else { ZeroTerms::UNMAP };
+                let is_fast = has(command_flag::FAST_ZERO);
+                let terms = if is_fast { terms.only_if_fast() } else { terms };
+                let valid = command_flag::NO_HOLE | command_flag::FAST_ZERO;
+                self.change(rules, StepKind::Zero(terms), valid)
             }
             command::CACHE => self.cache(rules),
             command::BLOCK_STATUS => self.status(rules, payload),
@@ -392,7 +396,7 @@ impl Steps {
         self.next += count;
         Some(match self.kind {
             StepKind::Discard => Operation::Discard(extent, self.durability),
-            StepKind::Zero(unmap) => Operation::WriteZeroes(extent, unmap, self.durability),
+            StepKind::Zero(terms) => Operation::WriteZeroes(extent, terms, self.durability),
             StepKind::Cache => Operation::Read(extent),
         })
     }

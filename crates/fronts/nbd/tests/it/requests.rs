@@ -130,6 +130,10 @@ fn zeroes_discards_caches_and_flushes() {
                 change(&mut client, command::WRITE_ZEROES, command_flag::NO_HOLE, 0, 4096),
                 0
             );
+            for flags in [0, command_flag::NO_HOLE, command_flag::FUA] {
+                let flags = flags | command_flag::FAST_ZERO;
+                assert_eq!(change(&mut client, command::WRITE_ZEROES, flags, 0, all), 0);
+            }
             assert_eq!(change(&mut client, command::TRIM, command_flag::FUA, 0, all), 0);
             assert_eq!(change(&mut client, command::TRIM, 0, 0, 0), 0);
             assert_eq!(change(&mut client, command::FLUSH, 0, 0, 0), 0);
@@ -156,7 +160,7 @@ fn refusals_are_those_of_the_specification() {
         check(command::WRITE_ZEROES, 0, 1, 512, error::EINVAL);
         check(command::WRITE_ZEROES, 0, 0, 513, error::EINVAL);
         check(command::TRIM, 0, 100, 512, error::EINVAL);
-        check(command::WRITE_ZEROES, command_flag::FAST_ZERO, 0, 512, error::EINVAL);
+        check(command::TRIM, command_flag::FAST_ZERO, 0, 512, error::EINVAL);
         check(command::FLUSH, command_flag::DF, 0, 0, error::EINVAL);
         check(command::READ, command_flag::NO_HOLE, 0, 512, error::EINVAL);
         check(command::BLOCK_STATUS, 0, 0, 512, error::EINVAL);

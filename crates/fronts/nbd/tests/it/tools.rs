@@ -43,7 +43,7 @@ fn libnbd_finds_what_is_offered() {
         "\"can_df\": true",
         "\"can_trim\": true",
         "\"can_zero\": true",
-        "\"can_fast_zero\": false",
+        "\"can_fast_zero\": true",
         "\"base:allocation\"",
         "\"qemu:allocation-depth\"",
         "\"block_size_minimum\": 512",

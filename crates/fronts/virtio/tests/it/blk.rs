@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use block::{
     Access, ByteCount, ByteOffset, DiskSize, Durability, Extent, FailKind, Operation, Outcome,
-    Unmap,
+    ZeroTerms,
 };
 use virtio::{
     BlkRequest, BlkRequestKind, BlkRules, Chain, GuestAddress, MalformedRequest, Region,
@@ -201,8 +201,8 @@ fn the_id_is_cut_or_filled_up_to_what_the_guest_asks_for() {
 fn discards_and_write_zeroes_have_one_range_in_the_disk() {
     let discard = Operation::Discard(extent(4096, 8192), Durability::Cached);
     check(&with_data(DISCARD, 0, &range(8, 16, 0)), 1, BlkRequestKind::Disk(discard));
-    for (flags, unmap) in [(0, Unmap::Keep), (1, Unmap::Allowed)] {
-        let zeroes = Operation::WriteZeroes(extent(0, 512), unmap, Durability::Cached);
+    for (flags, terms) in [(0, ZeroTerms::KEEP), (1, ZeroTerms::UNMAP)] {
+        let zeroes = Operation::WriteZeroes(extent(0, 512), terms, Durability::Cached);
         let request = with_data(WRITE_ZEROES, 0, &range(0, 1, flags));
         check(&request, 1, BlkRequestKind::Disk(zeroes));
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use block::{
     Access, Answer, BatchPieces, Clock, DiscardPolicy, FailKind, Lane, LaneCompletionDecision,
-    LaneContext, LocateQuery, Mapping, Operation, Outcome, Target, Token, Unmap, WakeTime,
+    LaneContext, LocateQuery, Mapping, Operation, Outcome, Target, Token, WakeTime,
 };
 use tasks::TaskExecutor;
 
@@ -73,8 +73,8 @@ impl CopyBeforeWriteLane {
     /// Begins with a new request: it is to be asked below, or answered, or held.
     fn begin(&mut self, mapping: &mut Mapping, pieces: &BatchPieces) -> Disposition {
         let operation = match (mapping.operation, self.discards) {
-            (Operation::WriteZeroes(extent, _, durability), DiscardPolicy::Ignore) => {
-                Operation::WriteZeroes(extent, Unmap::Keep, durability)
+            (Operation::WriteZeroes(extent, terms, durability), DiscardPolicy::Ignore) => {
+                Operation::WriteZeroes(extent, terms.keeping_space(), durability)
             }
             (operation, _) => operation,
         };

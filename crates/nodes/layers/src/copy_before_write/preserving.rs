@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Durability, FailKind, HostMemory, Operation, Unmap};
+use block::{Durability, FailKind, HostMemory, Operation, ZeroTerms};
 use tasks::{AsyncChild, Semaphore, extent};
 
 use super::{CHUNK_BYTES, COPIED_BYTES, SnapshotState};
@@ -86,7 +86,7 @@ impl PreservingTasks {
     async fn copy(&self, bytes: Range<u64>) -> Result<(), FailKind> {
         let found = self.source.read(bytes.clone()).await?;
         if found.iter().all(|byte| *byte == 0) {
-            let zero = Operation::WriteZeroes(extent(bytes)?, Unmap::Allowed, Durability::Cached);
+            let zero = Operation::WriteZeroes(extent(bytes)?, ZeroTerms::UNMAP, Durability::Cached);
             self.target.run(zero, HostMemory::zeroed(0)).await.map(drop)
         } else {
             self.target.write(bytes.start, found).await.map(drop)

@@ -11,7 +11,7 @@ use std::time::Instant;
 use block::{
     Access, Answer, BatchPieces, DiskSize, Durability, FailKind, HostMemory, Lane,
     LaneCompletionDecision, LaneContext, Mapping, Operation, Outcome, RangeGuard, RangeLock, Token,
-    Unmap, WakeTime,
+    WakeTime, ZeroTerms,
 };
 use tasks::{AsyncChild, Semaphore, TaskExecutor, extent};
 
@@ -75,7 +75,8 @@ impl CopyTasks {
         for run in self.missing(bytes).await? {
             let found = self.storage.read(run.clone()).await?;
             if found.iter().all(|byte| *byte == 0) {
-                let zero = Operation::WriteZeroes(extent(run)?, Unmap::Keep, Durability::Cached);
+                let zero =
+                    Operation::WriteZeroes(extent(run)?, ZeroTerms::KEEP, Durability::Cached);
                 self.storage.run(zero, HostMemory::zeroed(0)).await?;
             } else {
                 self.storage.write(run.start, found).await?;

@@ -6,7 +6,7 @@ use std::task::Wake;
 
 use block::{
     AfterPiecesAction, BlockLimits, ByteCount, ByteOffset, DiskSize, Durability, FailKind,
-    SystemClock, Unmap,
+    SystemClock, ZeroTerms,
 };
 
 use super::*;
@@ -256,7 +256,7 @@ fn every_kind_of_request_takes_its_own_time() {
     let mut rig = Rig::new(settings(3, 5, 7, DelayOrder::Any));
     let extent = SIZE.check(ByteOffset(0), ByteCount(512)).unwrap();
     let cached = Durability::Cached;
-    let zeroes = Operation::WriteZeroes(extent, Unmap::Keep, cached);
+    let zeroes = Operation::WriteZeroes(extent, ZeroTerms::KEEP, cached);
     let discard = Operation::Discard(extent, cached);
     let held = rig.map(0, &[Operation::Flush, write(), read(), discard, zeroes]);
     assert_eq!(held, [true; 5]);

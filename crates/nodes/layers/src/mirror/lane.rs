@@ -181,8 +181,9 @@ impl MirrorLane {
 fn on_target(change: Mapping) -> Mapping {
     let operation = match change.operation {
         Operation::Write(bytes, _) => Operation::Write(bytes, Durability::Cached),
-        Operation::WriteZeroes(bytes, unmap, _) => {
-            Operation::WriteZeroes(bytes, unmap, Durability::Cached)
+        // The source has them.
+        Operation::WriteZeroes(bytes, terms, _) => {
+            Operation::WriteZeroes(bytes, terms.at_any_cost(), Durability::Cached)
         }
         Operation::Discard(..) | Operation::Read(_) | Operation::Status(_) | Operation::Flush => {
             panic!("it is only noted")

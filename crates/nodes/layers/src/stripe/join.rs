@@ -357,7 +357,7 @@ fn together(whole: Operation, part: Operation) -> Option<Operation> {
             Operation::Discard(extent, durability)
         }
         (Operation::WriteZeroes(extent, one, _), Operation::WriteZeroes(_, other, _)) => {
-            Operation::WriteZeroes(extent, one.min(other), durability)
+            Operation::WriteZeroes(extent, one.both(other), durability)
         }
         (Operation::Read(_), Operation::Read(_))
         | (Operation::Status(_), Operation::Status(_))

@@ -16,7 +16,7 @@ use std::time::Instant;
 use block::{
     Access, AfterPiecesAction, Answer, BatchPieces, ByteCount, ByteOffset, DiskSize, Extent,
     FailKind, Lane, LaneCompletionDecision, LaneContext, Mapping, Operation, Outcome, PIECES_MAX,
-    Token, Unmap, WakeTime,
+    Token, WakeTime,
 };
 
 use super::StripeDiscards;
@@ -165,8 +165,9 @@ impl StripeParameters {
         if self.discards == StripeDiscards::Ignored {
             match mapping.operation {
                 Operation::Discard(..) => return Err(Answer::Now(pieces.none())),
-                Operation::WriteZeroes(extent, _, durability) => {
-                    mapping.operation = Operation::WriteZeroes(extent, Unmap::Keep, durability);
+                Operation::WriteZeroes(extent, terms, durability) => {
+                    mapping.operation =
+                        Operation::WriteZeroes(extent, terms.keeping_space(), durability);
                 }
                 Operation::Read(_)
                 | Operation::Status(_)

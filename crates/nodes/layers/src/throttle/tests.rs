@@ -15,7 +15,7 @@ use std::sync::Arc;
 use block::{
     Access, Answer, BatchPieces, BlockLimits, Child, Claim, ClaimError, DiskSize, Durability, Lane,
     LaneCompletionDecision, LaneContext, LaneError, Mapping, Node, Operation, Outcome, Rights,
-    Token, Unmap, WakeTime,
+    Token, WakeTime, ZeroTerms,
 };
 use simulation::{
     EmptyNode, FakeClock, Load, MICROSECOND, MILLISECOND, Passed, SECOND, Simulation, disk, extent,
@@ -171,7 +171,7 @@ fn discards_and_zeroings_are_writes_of_their_size_and_flushes_are_free() {
     let changes = [
         write(1 << 20),
         Operation::Discard(extent(1 << 20), durability),
-        Operation::WriteZeroes(extent(1 << 20), Unmap::Allowed, durability),
+        Operation::WriteZeroes(extent(1 << 20), ZeroTerms::UNMAP, durability),
     ];
     for change in changes {
         let clock = FakeClock::new();

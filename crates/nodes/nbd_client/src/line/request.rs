@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use block::{
-    BlockStatus, Buffers, ByteCount, Durability, Extent, Operation, StatusRuns, Tag, Unmap,
+    BlockStatus, Buffers, ByteCount, Durability, Extent, Operation, StatusRuns, Tag, Unmap, ZeroCost, ZeroTerms,
 };
 use nbd_wire::{command, command_flag, error, state, transmission};
 use rustix::io::Errno;
@@ -149,8 +149,13 @@ impl Request {
             Operation::Read(_) | Operation::Write(..) => None,
             Operation::Status(_) => unsupported.filter(|_| terms.allocation.is_none()),
             Operation::Discard(..) => unsupported.filter(|_| !terms.has(transmission::SEND_TRIM)),
-            Operation::WriteZeroes(..) => {
-                unsupported.filter(|_| !terms.has(transmission::SEND_WRITE_ZEROES))
+            Operation::WriteZeroes(_, ZeroTerms { cost, .. }, _) => {
+                let needs = transmission::SEND_WRITE_ZEROES
+                    | match cost {
+                        ZeroCost::Any => 0,
+                        ZeroCost::Fast => transmission::SEND_FAST_ZERO,
+                    };
+                unsupported.filter(|_| terms.flags & needs != needs)
             }
             // Such a server keeps what it has answered, as QEMU reads it.
             Operation::Flush => Some(Ok(())).filter(|_| !terms.has(transmission::SEND_FLUSH)),
@@ -183,10 +188,11 @@ impl Request {
             Operation::Write(_, Durability::Stable) => (command::WRITE, command_flag::FUA),
             Operation::Write(_, Durability::Cached) => (command::WRITE, 0),
             Operation::Discard(..) => (command::TRIM, 0),
-            Operation::WriteZeroes(_, Unmap::Keep, _) => {
-                (command::WRITE_ZEROES, command_flag::NO_HOLE)
+            Operation::WriteZeroes(_, ZeroTerms { unmap, cost }, _) => {
+                let hole = if unmap == Unmap::Keep { command_flag::NO_HOLE } else { 0 };
+                let fast = if cost == ZeroCost::Fast { command_flag::FAST_ZERO } else { 0 };
+                (command::WRITE_ZEROES, hole | fast)
             }
-            Operation::WriteZeroes(_, Unmap::Allowed, _) => (command::WRITE_ZEROES, 0),
             Operation::Flush => (command::FLUSH, 0),
             // Not every connection to a server need have the same contexts.
             Operation::Status(_) if terms.allocation.is_none() => return Err(Errno::OPNOTSUPP),
@@ -280,7 +286,7 @@ mod tests {
     fn what_does_not_fit_a_compact_header_goes_in_parts() {
         let all = DiskSize(ByteCount(1 << 40));
         let extent = all.check(ByteOffset(4096), ByteCount(9 << 30)).unwrap();
-        let operation = Operation::WriteZeroes(extent, Unmap::Allowed, Durability::Cached);
+        let operation = Operation::WriteZeroes(extent, ZeroTerms::UNMAP, Durability::Cached);
         let terms = terms(HeaderStyle::Structured, transmission::SEND_WRITE_ZEROES);
         let (mut it, mut at) = (request(operation), 4096);
         assert_eq!(it.answer_without_server(&terms), None);

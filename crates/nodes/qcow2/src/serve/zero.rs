@@ -1,12 +1,12 @@
 //! Zeroing and discarding: whole clusters in the tables, parts of clusters in the file.
 //!
 //! Where it stands in the life of a request: always a task. What the tables no longer name is freed
-//! when that is durable.
+//! when that is durable. What is wanted only if it is fast is what the tables can say; the rest is refused.
 
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Extent, FailKind};
+use block::{Extent, FailKind, ZeroCost};
 
 use super::compressed;
 use super::write::{WriteAllocation, finish, is_zero as is_zero_below, look};
@@ -28,12 +28,26 @@ pub(crate) enum ZeroMode {
 }
 
 /// Serves a zeroing or a discard.
-pub(crate) async fn zero(core: Rc<LaneCore>, request: ServedRequest, bytes: Extent, how: ZeroMode) {
-    let result = zero_all(&core, bytes.bytes(), how).await;
+pub(crate) async fn zero(
+    core: Rc<LaneCore>,
+    request: ServedRequest,
+    bytes: Extent,
+    (how, cost): (ZeroMode, ZeroCost),
+) {
+    let result = zero_all(&core, bytes.bytes(), how, cost).await;
     finish(&core, request, result).await;
 }
 
-async fn zero_all(core: &LaneCore, bytes: Range<u64>, how: ZeroMode) -> Result<(), FailKind> {
+async fn zero_all(
+    core: &LaneCore,
+    bytes: Range<u64>,
+    how: ZeroMode,
+    cost: ZeroCost,
+) -> Result<(), FailKind> {
+    if cost == ZeroCost::Fast && core.data.kind == DataLocation::Raw {
+        // The data file has to have them, too.
+        return Err(FailKind::Unsupported);
+    }
     let geometry = core.image.geometry;
     let cluster_bytes = geometry.cluster_bytes();
     let first = bytes.start.div_ceil(cluster_bytes);
@@ -44,22 +58,27 @@ async fn zero_all(core: &LaneCore, bytes: Range<u64>, how: ZeroMode) -> Result<(
         bytes.end / cluster_bytes
     };
     if first >= end {
-        return zero_part(core, bytes, how).await;
+        return zero_part(core, bytes, how, cost).await;
     }
     let (head, tail) = (bytes.start..first * cluster_bytes, end * cluster_bytes..bytes.end);
-    zero_part(core, head, how).await?;
+    zero_part(core, head, how, cost).await?;
     let mut at = first;
     while at < end {
         let next = end.min(at + CLUSTERS_AT_ONCE);
-        zero_clusters(core, at..next, how).await?;
+        zero_clusters(core, at..next, how, cost).await?;
         core.pause().await;
         at = next;
     }
-    zero_part(core, tail, how).await
+    zero_part(core, tail, how, cost).await
 }
 
 /// Zeroes a part of a cluster.
-async fn zero_part(core: &LaneCore, bytes: Range<u64>, how: ZeroMode) -> Result<(), FailKind> {
+async fn zero_part(
+    core: &LaneCore,
+    bytes: Range<u64>,
+    how: ZeroMode,
+    cost: ZeroCost,
+) -> Result<(), FailKind> {
     if bytes.is_empty() || how == ZeroMode::Discard {
         return Ok(());
     }
@@ -69,13 +88,17 @@ async fn zero_part(core: &LaneCore, bytes: Range<u64>, how: ZeroMode) -> Result<
     let border = geometry.start_of(cluster) + geometry.cluster_bytes();
     for part in [bytes.start..bytes.end.min(border), bytes.end.min(border)..bytes.end] {
         if !part.is_empty() {
-            zero_in_cluster(core, part).await?;
+            zero_in_cluster(core, part, cost).await?;
         }
     }
     Ok(())
 }
 
-async fn zero_in_cluster(core: &LaneCore, bytes: Range<u64>) -> Result<(), FailKind> {
+async fn zero_in_cluster(
+    core: &LaneCore,
+    bytes: Range<u64>,
+    cost: ZeroCost,
+) -> Result<(), FailKind> {
     let cluster = core.image.geometry.cluster_of(bytes.start);
     let _claimed = core.image.claim(cluster.0..cluster.0 + 1).await;
     let start = core.image.geometry.start_of(cluster);
@@ -98,7 +121,7 @@ async fn zero_in_cluster(core: &LaneCore, bytes: Range<u64>) -> Result<(), FailK
     if is_zero {
         return Ok(());
     }
-    write_over(core, bytes).await
+    write_over(core, bytes, cost).await
 }
 
 /// Zeroes whole clusters.
@@ -106,6 +129,7 @@ async fn zero_clusters(
     core: &LaneCore,
     clusters: Range<u64>,
     how: ZeroMode,
+    cost: ZeroCost,
 ) -> Result<(), FailKind> {
     let image = &core.image;
     let geometry = image.geometry;
@@ -119,7 +143,7 @@ async fn zero_clusters(
             ClusterUpdate::Same => {}
             ClusterUpdate::Written => {
                 let start = geometry.start_of(cluster);
-                write_over(core, start..start + geometry.cluster_bytes()).await?;
+                write_over(core, start..start + geometry.cluster_bytes(), cost).await?;
             }
             ClusterUpdate::Entry(after) => {
                 core.ensure_table(cluster).await?;
@@ -222,7 +246,10 @@ fn after(core: &LaneCore, cluster: GuestCluster, entry: L2Entry, how: ZeroMode) 
 }
 
 /// Writes zeroes over bytes whose clusters are claimed.
-async fn write_over(core: &LaneCore, bytes: Range<u64>) -> Result<(), FailKind> {
+async fn write_over(core: &LaneCore, bytes: Range<u64>, cost: ZeroCost) -> Result<(), FailKind> {
+    if cost == ZeroCost::Fast {
+        return Err(FailKind::Unsupported);
+    }
     let mut change = WriteAllocation::prepare(core, bytes).await?;
     let written = change.write_zeroes(core).await;
     change.conclude(core, written).await

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use block::{
     Access, AfterPiecesAction, Answer, BatchPieces, ByteCount, ByteOffset, Child, Claim, Clock,
     Durability, EngineFactory, FailKind, FileId, HostMemory, Lane, LaneCompletionDecision,
-    LaneContext, Mapping, Node, Operation, Outcome, Piece, Rights, SystemClock, Token, Unmap,
+    LaneContext, Mapping, Node, Operation, Outcome, Piece, Rights, SystemClock, Token, ZeroTerms,
 };
 use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 use testkit::qcow2rig::child::{ControlThread, FileChild, Life};
@@ -243,7 +243,7 @@ fn change(bench: &mut Bench, content: &mut [u8], random: &mut Rng) -> Result<()>
         let extent = bench.extent(at, count);
         let part = &mut content[usize::try_from(at)?..usize::try_from(at + count)?];
         let operation = match round % 3 {
-            0 => Operation::WriteZeroes(extent, Unmap::Allowed, Durability::Cached),
+            0 => Operation::WriteZeroes(extent, ZeroTerms::UNMAP, Durability::Cached),
             _ => Operation::Write(extent, Durability::Cached),
         };
         if round % 3 == 0 {

@@ -8,7 +8,7 @@ use block::{
     Access, AfterPiecesAction, Answer, BatchPieces, ByteCount, ByteOffset, Child, Claim, Clock,
     Durability, Extent, FailKind, FileId, HostMemory, InternalOperation, Lane,
     LaneCompletionDecision, LaneContext, Mapping, Node, Operation, Outcome, Rights, SystemClock,
-    Target, Token, Unmap,
+    Target, Token, ZeroTerms,
 };
 use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 use testkit::qcow2rig::check::check;
@@ -337,8 +337,8 @@ fn check_doubtful(recipe: &Recipe, change: Operation) {
 fn writes_in_place_are_kept_after_a_table_was_written_and_that_failed() {
     let first = extent(0, CLUSTER);
     let discard = Operation::Discard(first, Durability::Cached);
-    let unmap = Operation::WriteZeroes(first, Unmap::Allowed, Durability::Cached);
-    let zero = Operation::WriteZeroes(first, Unmap::Keep, Durability::Cached);
+    let unmap = Operation::WriteZeroes(first, ZeroTerms::UNMAP, Durability::Cached);
+    let zero = Operation::WriteZeroes(first, ZeroTerms::KEEP, Durability::Cached);
     for change in [discard, unmap, zero] {
         check_doubtful(&plain(), change);
         check_doubtful(&Recipe { extended_l2: true, ..plain() }, change);
@@ -349,8 +349,8 @@ fn writes_in_place_are_kept_after_a_table_was_written_and_that_failed() {
 #[test]
 fn zeroes_are_kept_after_a_write_has_failed() {
     for change in [
-        Operation::WriteZeroes(extent(CLUSTER, CLUSTER), Unmap::Allowed, Durability::Cached),
-        Operation::WriteZeroes(extent(CLUSTER, BLOCK), Unmap::Keep, Durability::Cached),
+        Operation::WriteZeroes(extent(CLUSTER, CLUSTER), ZeroTerms::UNMAP, Durability::Cached),
+        Operation::WriteZeroes(extent(CLUSTER, BLOCK), ZeroTerms::KEEP, Durability::Cached),
     ] {
         let mut bench = Bench::new(&plain());
         assert_eq!(bench.write(0, 0, 1, Durability::Cached), Ok(1));

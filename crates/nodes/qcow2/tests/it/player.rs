@@ -11,7 +11,7 @@ use block::{
     AfterPiecesAction, Answer, BatchPieces, ByteCount, ByteOffset, Claim, Clock, Durability,
     EngineFactory, Extent, HostMemory, InternalIoFuture, InternalOperation, Lane,
     LaneCompletionDecision, LaneContext, Mapping, Node, Operation, Outcome, Piece, Rights,
-    SystemClock, Token, Unmap,
+    SystemClock, Token, ZeroTerms,
 };
 use testkit::rng::Rng;
 
@@ -174,8 +174,8 @@ impl Player {
             let durability =
                 if self.rng.one_in(5) { Durability::Stable } else { Durability::Cached };
             return Ok(match kind {
-                2 => Operation::WriteZeroes(extent, Unmap::Keep, durability),
-                4 => Operation::WriteZeroes(extent, Unmap::Allowed, durability),
+                2 => Operation::WriteZeroes(extent, ZeroTerms::KEEP, durability),
+                4 => Operation::WriteZeroes(extent, ZeroTerms::UNMAP, durability),
                 _ if changes => Operation::Write(extent, durability),
                 _ => Operation::Read(extent),
             });

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use block::{ByteCount, ByteOffset, Durability, FileId};
+use block::{ByteCount, ByteOffset, Durability, FileId, ZeroTerms};
 use kernel_io::{
     Aio, DiscardOrZeroGoal, EngineKernel, Event, FileTable, Interest, IoFailure, Kernel, Notifier,
     OpenFile, ReactorChoice, ServedRings, StorageBlockingKind, Tag, WaitMode,
@@ -52,7 +52,13 @@ fn what_is_written_inline_is_an_event_at_once_and_read_back() {
         let found = read_back(base, 4000);
         assert!(found[..512].iter().all(|byte| *byte == 0));
         assert_eq!(found[512..3512], bytes);
-        kernel.allocate(id, ByteOffset(0), ByteCount(4096), DiscardOrZeroGoal::PunchHole, Tag(2));
+        kernel.allocate(
+            id,
+            ByteOffset(0),
+            ByteCount(4096),
+            DiscardOrZeroGoal::Zeroes(ZeroTerms::UNMAP),
+            Tag(2),
+        );
         finished(&mut kernel, Tag(2)).unwrap();
         kernel.sync(id, Tag(3));
         finished(&mut kernel, Tag(3)).unwrap();
@@ -73,7 +79,13 @@ fn failures_inline_are_told_like_any_other() {
         let failure = finished(&mut kernel, Tag(0)).unwrap_err();
         assert_eq!(failure, IoFailure::EndOfFile { offset: ByteOffset(1000) });
         rustix::fs::fcntl_add_seals(table.get(id), SealFlags::WRITE).unwrap();
-        kernel.allocate(id, ByteOffset(0), ByteCount(4096), DiscardOrZeroGoal::Zero, Tag(1));
+        kernel.allocate(
+            id,
+            ByteOffset(0),
+            ByteCount(4096),
+            DiscardOrZeroGoal::Zeroes(ZeroTerms::KEEP),
+            Tag(1),
+        );
         let failure = finished(&mut kernel, Tag(1)).unwrap_err();
         assert_eq!(failure, IoFailure::Errno { offset: ByteOffset(0), errno: Errno::PERM });
     });
@@ -89,11 +101,11 @@ fn what_is_zeroed_in_memory_keeps_its_space_and_what_is_punched_does_not() {
         let mut tag = 0;
         // A large range is filled by somebody else than this thread.
         for (how, bytes, mib_left) in [
-            (DiscardOrZeroGoal::Zero, 2 * MIB, 4),
-            (DiscardOrZeroGoal::Zero, MIB, 4),
-            (DiscardOrZeroGoal::PunchHole, MIB, 3),
+            (DiscardOrZeroGoal::Zeroes(ZeroTerms::KEEP), 2 * MIB, 4),
+            (DiscardOrZeroGoal::Zeroes(ZeroTerms::KEEP), MIB, 4),
+            (DiscardOrZeroGoal::Zeroes(ZeroTerms::UNMAP), MIB, 3),
             (DiscardOrZeroGoal::Discard, MIB, 3),
-            (DiscardOrZeroGoal::Zero, MIB, 4),
+            (DiscardOrZeroGoal::Zeroes(ZeroTerms::KEEP), MIB, 4),
         ] {
             let whole = || std::iter::once(all(0, 4 * MIB));
             kernel.write(id, ByteOffset(0), Durability::Cached, whole(), Tag(tag));

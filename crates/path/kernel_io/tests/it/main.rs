@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use block::{ByteCount, ByteOffset, Durability, FileId, Segment};
+use block::{ByteCount, ByteOffset, Durability, FileId, Segment, ZeroTerms};
 use kernel_io::{
     Aio, DiscardOrZeroGoal, EngineKernel, Event, FileTable, Interest, IoFailure, Kernel, Notifier,
     OpenFile, ReactorChoice, ReactorKind, Tag, WaitMode,
@@ -237,7 +237,7 @@ fn holes_are_punched_and_what_a_file_cannot_do_is_said() {
             id,
             ByteOffset(4096),
             ByteCount(4096),
-            DiscardOrZeroGoal::PunchHole,
+            DiscardOrZeroGoal::Zeroes(ZeroTerms::UNMAP),
             Tag(0),
         );
         finished(&mut kernel, Tag(0)).unwrap();
@@ -247,9 +247,11 @@ fn holes_are_punched_and_what_a_file_cannot_do_is_said() {
         assert!(found[4096..].iter().all(|byte| *byte == 0));
         // What has no space can do none of it: said the first time by the host, then by us.
         for tag in 2..4 {
-            for how in
-                [DiscardOrZeroGoal::Zero, DiscardOrZeroGoal::PunchHole, DiscardOrZeroGoal::Discard]
-            {
+            for how in [
+                DiscardOrZeroGoal::Zeroes(ZeroTerms::KEEP),
+                DiscardOrZeroGoal::Zeroes(ZeroTerms::UNMAP),
+                DiscardOrZeroGoal::Discard,
+            ] {
                 kernel.allocate(null, ByteOffset(0), ByteCount(4096), how, Tag(tag));
                 let failure = finished(&mut kernel, Tag(tag)).unwrap_err();
                 let errno = Errno::OPNOTSUPP;

@@ -47,6 +47,10 @@ impl<K: EngineKernel> Engine<K> {
             match job.operation {
                 // A hint that the file system cannot take.
                 Operation::Discard(..) => return,
+                Operation::WriteZeroes(..) if job.operation.is_only_if_fast() => {
+                    job.failure.get_or_insert(FailKind::Unsupported);
+                    return;
+                }
                 Operation::WriteZeroes(..) => {
                     let whole = medium.allocation_blocks(&(offset.0..offset.0 + count.0));
                     let (at, left) = (whole.start, whole.end - whole.start);
@@ -122,9 +126,12 @@ impl<K: EngineKernel> Engine<K> {
     /// A lane does not carry a request out, or says in the end that it has failed.
     pub(super) fn refused(&mut self, index: RequestIndex, kind: FailKind) {
         let job = self.jobs.get(index);
-        let node = &**self.lanes.node(job.lane);
-        let wait = self.report.refused(node, job.operation, kind);
-        self.catch_up_after(wait);
+        let is_an_answer = kind == FailKind::Unsupported && job.operation.is_only_if_fast();
+        if !is_an_answer {
+            let node = &**self.lanes.node(job.lane);
+            let wait = self.report.refused(node, job.operation, kind);
+            self.catch_up_after(wait);
+        }
         self.finish(index, Outcome::Failed(kind));
     }
 

@@ -6,7 +6,7 @@ use std::task::Waker;
 
 use block::{
     Access, ByteCount, ByteOffset, Clock, DiskSize, Durability, FailKind, FileId, FlushPolicy,
-    HostMemory, Operation, Piece, SystemClock, Target, Unmap,
+    HostMemory, Operation, Piece, SystemClock, Target, ZeroTerms,
 };
 use kernel_io::{
     Aio, Caching, FileKind, FileTable, LockOptions, Locking, OpenFile, OpenOptions, Sharing,
@@ -95,8 +95,8 @@ fn play(path: &Path, kind: FileKind, caching: Caching, seed: u64) {
             }
             2 => {
                 model[place.start..next.end].fill(0);
-                let unmap = if rng.one_in(2) { Unmap::Allowed } else { Unmap::Keep };
-                let zero = Operation::WriteZeroes(extent(count), unmap, durability);
+                let terms = if rng.one_in(2) { ZeroTerms::UNMAP } else { ZeroTerms::KEEP };
+                let zero = Operation::WriteZeroes(extent(count), terms, durability);
                 run(&table, zero, &pieces, HostMemory::zeroed(0)).unwrap();
             }
             _ => {
@@ -223,7 +223,7 @@ fn an_errand_waits_for_whoever_changes_its_block() {
     let pieces = || [piece(file, 0, 512, 512)];
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
-            let zero = Operation::WriteZeroes(extent(512), Unmap::Keep, Durability::Cached);
+            let zero = Operation::WriteZeroes(extent(512), ZeroTerms::KEEP, Durability::Cached);
             run(&table, zero, &pieces(), HostMemory::zeroed(0)).unwrap();
         });
         // Reads wait for nobody.
@@ -244,7 +244,7 @@ fn what_another_process_owns_is_read_and_not_changed() {
     let file = open(&table, &path, FileKind::Regular, Caching::Buffered);
     let (pieces, memory) = ([piece(file, 0, 0, 4)], || HostMemory::of(b"data"));
     let write = Operation::Write(extent(4), Durability::Cached);
-    let zero = Operation::WriteZeroes(extent(4), Unmap::Allowed, Durability::Cached);
+    let zero = Operation::WriteZeroes(extent(4), ZeroTerms::UNMAP, Durability::Cached);
     let discard = Operation::Discard(extent(4), Durability::Cached);
     run(&table, write, &pieces, memory()).unwrap();
     table.get(file).leave();
@@ -277,7 +277,7 @@ fn a_sync_that_failed_is_remembered() {
     let flush = run(&table, Operation::Flush, &[piece(file, 0, 0, 0)], HostMemory::zeroed(0));
     assert_eq!(flush.map(drop), Err(FailKind::Io));
     // What it cannot do at all is written, or was only a hint.
-    let zero = Operation::WriteZeroes(extent(4), Unmap::Allowed, Durability::Cached);
+    let zero = Operation::WriteZeroes(extent(4), ZeroTerms::UNMAP, Durability::Cached);
     run(&table, zero, &[piece(file, 0, 0, 4)], HostMemory::zeroed(0)).unwrap();
     let discard = Operation::Discard(extent(4), Durability::Cached);
     run(&table, discard, &[piece(file, 0, 0, 4)], HostMemory::zeroed(0)).unwrap();

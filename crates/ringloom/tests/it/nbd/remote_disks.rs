@@ -1,6 +1,7 @@
 //! Disks of NBD servers that nobody here wrote (`driver=nbd`): nbdkit, qemu-nbd, and ringloom's own.
 
 mod connections;
+mod fast_zero;
 mod last_flush;
 mod lost;
 mod rights;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use block::{
     Access, AfterPiecesAction, Answer, BatchPieces, ByteCount, Durability, FailKind, FileId, Lane,
     LaneCompletionDecision, LaneContext, Mapping, Node, Operation, Outcome, PIECES_MAX, Piece,
-    Target, Token, Unmap, WakeTime,
+    Target, Token, WakeTime, ZeroTerms,
 };
 use layers::{ChunkSize, StripeDiscards, StripeNode};
 
@@ -182,21 +182,21 @@ fn a_member_that_refuses_fails_only_what_touches_it() {
 #[test]
 fn the_strictest_part_rules_the_whole() {
     let bytes = extent(0..2 * CHUNK);
-    let zeroes = |unmap, durability| Operation::WriteZeroes(bytes, unmap, durability);
-    let stable = Operation::WriteZeroes(extent(0..CHUNK), Unmap::Keep, Durability::Stable);
+    let zeroes = |terms, durability| Operation::WriteZeroes(bytes, terms, durability);
+    let stable = Operation::WriteZeroes(extent(0..CHUNK), ZeroTerms::KEEP, Durability::Stable);
     let mut pair = Pair::new([Conduct::Rewrite(stable), ANSWER]);
-    let answer = pair.ask(zeroes(Unmap::Allowed, Durability::Cached));
-    assert_eq!(answer.operation, zeroes(Unmap::Keep, Durability::Stable));
+    let answer = pair.ask(zeroes(ZeroTerms::UNMAP, Durability::Cached));
+    assert_eq!(answer.operation, zeroes(ZeroTerms::KEEP, Durability::Stable));
     let mut pair = Pair::new([ANSWER; 2]);
-    let answer = pair.ask(zeroes(Unmap::Allowed, Durability::Cached));
-    assert_eq!(answer.operation, zeroes(Unmap::Allowed, Durability::Cached));
+    let answer = pair.ask(zeroes(ZeroTerms::UNMAP, Durability::Cached));
+    assert_eq!(answer.operation, zeroes(ZeroTerms::UNMAP, Durability::Cached));
 }
 
 #[test]
 fn members_that_would_do_different_things_do_nothing() {
     let discard = Operation::Discard(extent(0..CHUNK), Durability::Cached);
     let mut pair = Pair::new([Conduct::Rewrite(discard), ANSWER]);
-    let zeroes = Operation::WriteZeroes(extent(0..2 * CHUNK), Unmap::Allowed, Durability::Cached);
+    let zeroes = Operation::WriteZeroes(extent(0..2 * CHUNK), ZeroTerms::UNMAP, Durability::Cached);
     assert_eq!(pair.ask(zeroes).answer, Answer::Refused(FailKind::Unsupported));
 }
 
@@ -266,8 +266,8 @@ fn ignored_discards_reach_no_member_and_zeroings_keep_the_space() {
     let answer = pair.ask(Operation::Discard(extent(0..3 * CHUNK), Durability::Cached));
     assert!(pair.pieces(&answer).is_empty());
     assert_eq!(pair.asked(), [0, 0]);
-    let zeroes = |unmap| Operation::WriteZeroes(extent(0..512), unmap, Durability::Cached);
-    assert_eq!(pair.ask(zeroes(Unmap::Allowed)).operation, zeroes(Unmap::Keep));
+    let zeroes = |terms| Operation::WriteZeroes(extent(0..512), terms, Durability::Cached);
+    assert_eq!(pair.ask(zeroes(ZeroTerms::UNMAP)).operation, zeroes(ZeroTerms::KEEP));
 }
 
 const FAILED: Outcome = Outcome::Failed(FailKind::NoSpace);

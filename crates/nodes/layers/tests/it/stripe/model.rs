@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use block::{
     Access, Answer, BatchPieces, ByteCount, Durability, FailKind, FileId, Lane, LaneContext,
-    Mapping, Node, Operation, Piece, SECTOR_BYTES, Target, Token, Unmap,
+    Mapping, Node, Operation, Piece, SECTOR_BYTES, Target, Token, ZeroTerms,
 };
 use layers::{ChunkSize, StripeDiscards, StripeNode};
 use proptest::prelude::*;
@@ -82,7 +82,7 @@ fn operation(size: u64, chunk: u64) -> impl Strategy<Value = Operation> {
             0..3 => Operation::Read(extent),
             3..5 => Operation::Write(extent, Durability::Stable),
             5 => Operation::Discard(extent, Durability::Cached),
-            6 => Operation::WriteZeroes(extent, Unmap::Allowed, Durability::Cached),
+            6 => Operation::WriteZeroes(extent, ZeroTerms::UNMAP, Durability::Cached),
             7 => Operation::Status(extent),
             _ => Operation::Flush,
         }

@@ -16,7 +16,7 @@ use crate::nbd::{socket, start};
 use crate::support::{qemu_img, ringloom, stop, with};
 
 /// A server that notes what it is asked.
-fn noting(bench: &Bench, plugin: &[&str]) -> Result<Server> {
+pub(super) fn noting(bench: &Bench, plugin: &[&str]) -> Result<Server> {
     let log = format!("logfile={}", bench.text("kit.log"));
     nbdkit(bench, &[&["--filter=log"], plugin, &[&log]].concat())
 }
