@@ -253,6 +253,7 @@ const TABLE: &[Row] = &[
             "block",
             "credentials",
             "disk",
+            "host",
             "kernel_io",
             "layers",
             "nbd_client",
@@ -261,7 +262,7 @@ const TABLE: &[Row] = &[
             "request_path",
             "syntax",
         ],
-        &["host"],
+        &[],
     ),
     row("sandbox", &["block", "host", "iothread"], &["kernel_io"]),
     row(

@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::os::fd::RawFd;
 use std::path::Path;
 
-use graph::Blockdev;
+use graph::{Blockdev, ServerAddress};
 use monitor::{ChardevKind, ChardevOptions};
 use nbd_server::{ListenAddress, NbdServerOptions};
 
@@ -64,8 +64,20 @@ pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
         ListenAddress::Descriptor(descriptor) => Some(descriptor),
         ListenAddress::Inet(_) | ListenAddress::Unix(_) => None,
     });
-    let sockets = exports.chain(monitors).chain(nbd);
+    let sockets = exports.chain(monitors).chain(nbd).chain(servers(plan));
     paths.filter_map(number_of).chain(passed).chain(sockets).chain(*gauges).collect()
+}
+
+/// The connections to NBD servers that the process was started with.
+pub(crate) fn servers(plan: &Plan) -> impl Iterator<Item = RawFd> {
+    let blockdevs = plan.steps.iter().filter_map(|step| match step {
+        PlanStep::Blockdev(blockdev) => Some(blockdev),
+        PlanStep::Object(_) | PlanStep::Export(_) => None,
+    });
+    blockdevs.flat_map(Blockdev::nodes).filter_map(|node| match node.server() {
+        Some(ServerAddress::Descriptor(descriptor)) => Some(*descriptor),
+        Some(ServerAddress::Inet { .. } | ServerAddress::Unix(_)) | None => None,
+    })
 }
 
 fn paths_of(step: &PlanStep) -> Vec<&Path> {
@@ -158,10 +170,12 @@ mod tests {
             "/proc/self/fd/1002",
             "--gauges-fd",
             "1003",
+            "--blockdev",
+            "qcow2,node-name=q,file.driver=nbd,file.server.type=fd,file.server.str=1004",
         ];
         let ServeCommand::Serve(plan) = parse(line.map(Into::into)).unwrap() else {
             panic!("a line that serves")
         };
-        assert_eq!(meant(&plan), [number, 1001, 1002, 1003].into());
+        assert_eq!(meant(&plan), [number, 1001, 1002, 1003, 1004].into());
     }
 }

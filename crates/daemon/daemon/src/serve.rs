@@ -69,6 +69,15 @@ pub enum ServeError {
         #[source]
         source: DescriptorError,
     },
+    /// There is no connection to an NBD server where one was named.
+    #[error("server.type=fd,server.str={descriptor}")]
+    Server {
+        /// Which.
+        descriptor: RawFd,
+        /// Why.
+        #[source]
+        source: DescriptorError,
+    },
     /// What was asked for could not be built.
     #[error(transparent)]
     Build(#[from] BuildError),
@@ -177,6 +186,10 @@ pub enum ServeError {
 pub fn close_inherited(plan: &Plan) -> Result<(), ServeError> {
     // Now a number that is open is one of theirs.
     gauges_descriptor(plan)?;
+    for descriptor in inherited_descriptors::servers(plan) {
+        let failed = |source| ServeError::Server { descriptor, source };
+        host::duplicate(descriptor).map(drop).map_err(failed)?;
+    }
     let action = "close the descriptors that it was started with";
     host::close_descriptors_but(&inherited_descriptors::meant(plan))
         .map_err(|source| ServeError::Process { action, source })

@@ -176,6 +176,7 @@ impl Plan {
             match server {
                 ServerAddress::Inet { port, .. } => needs.ports.push(*port),
                 ServerAddress::Unix(path) => needs.sockets.push(path.clone()),
+                ServerAddress::Descriptor(_) => {}
             }
         }
         needs

@@ -5,6 +5,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use crate::known_hosts::KnownHosts;
@@ -25,6 +26,8 @@ pub enum ServerAddress {
     },
     /// A UNIX socket.
     Unix(PathBuf),
+    /// A connection that the process was started with, at that descriptor.
+    Descriptor(RawFd),
 }
 
 /// Where a server is connected to.
@@ -34,6 +37,8 @@ pub(crate) enum ServerEndpoint {
     Inet(Vec<SocketAddr>),
     /// A UNIX socket.
     Unix(PathBuf),
+    /// Nowhere: there is the connection that the process was started with, and no other one.
+    Given,
 }
 
 impl ServerAddress {
@@ -41,6 +46,7 @@ impl ServerAddress {
     pub(crate) fn resolve(&self, hosts: &KnownHosts) -> io::Result<ServerEndpoint> {
         match self {
             Self::Unix(path) => Ok(ServerEndpoint::Unix(path.clone())),
+            Self::Descriptor(_) => Ok(ServerEndpoint::Given),
             Self::Inet { host, port, ipv4, ipv6 } => {
                 let is_wanted = |it: &IpAddr| if it.is_ipv4() { *ipv4 } else { *ipv6 };
                 let found = hosts.look_up(host)?.into_iter().filter(is_wanted);
@@ -60,6 +66,8 @@ impl ServerAddress {
         match self {
             Self::Inet { .. } => format!("nbd://{self}/{export}"),
             Self::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
+            // There is no URI for it.
+            Self::Descriptor(_) => format!("'{export}' at {self}"),
         }
     }
 }
@@ -70,6 +78,7 @@ impl fmt::Display for ServerAddress {
             Self::Inet { host, port, .. } if host.contains(':') => write!(f, "[{host}]:{port}"),
             Self::Inet { host, port, .. } => write!(f, "{host}:{port}"),
             Self::Unix(path) => write!(f, "{}", path.display()),
+            Self::Descriptor(number) => write!(f, "descriptor {number}"),
         }
     }
 }
@@ -129,6 +138,7 @@ mod tests {
         assert_eq!(inet("::1", true, true).uri("disk"), "nbd://[::1]:10809/disk");
         let unix = ServerAddress::Unix("/run/nbd".into());
         assert_eq!(unix.uri("a"), "nbd+unix:///a?socket=/run/nbd");
+        assert_eq!(ServerAddress::Descriptor(3).uri("a"), "'a' at descriptor 3");
     }
 
     #[track_caller]

@@ -8,12 +8,12 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use block::{Clock, SystemClock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt,
 };
@@ -106,6 +106,8 @@ pub(crate) struct Connector {
     pub(crate) endpoint: ServerEndpoint,
     pub(crate) export: String,
     pub(crate) tls: Option<ClientTls>,
+    /// The connection that the process was started with, until it is used.
+    pub(crate) given: Mutex<Option<OwnedFd>>,
 }
 
 impl Connector {
@@ -147,6 +149,13 @@ impl Connector {
                     }
                 }
                 Err(failed)
+            }
+            ServerEndpoint::Given => {
+                let given = self.given.lock().expect("no holder of this lock panics").take();
+                let used = "the connection that the process was started with is over, and there is no other";
+                let socket = given.ok_or_else(|| io::Error::new(ErrorKind::NotConnected, used))?;
+                ioctl_fionbio(&socket, true)?;
+                Ok(socket)
             }
         }
     }

@@ -3,6 +3,7 @@
 //!
 //! Threads: shared by all iothreads and control threads. Limits: [`SPARES_MAX`] connections that nobody uses.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use block::{Alignments, Clock, DurableWriteMethod, Medium, SystemClock};
 use nbd_wire::transmission;
 
-use crate::address::ServerAddress;
+use crate::address::{ServerAddress, ServerEndpoint};
 use crate::connector::{ClientTls, ConnectError, Connected, Connector};
 use crate::flush_coverage::FlushCoverage;
 use crate::handshake::HandshakeError;
@@ -29,10 +30,12 @@ const SPARES_MAX: usize = 16;
 const OPEN_PAUSE: Duration = Duration::from_secs(1);
 
 /// Where an export is, and how long is waited for it.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct RemoteOptions {
     /// The server.
     pub address: ServerAddress,
+    /// The connection that the process was started with, if that is the address: a stream socket.
+    pub given: Option<OwnedFd>,
     /// The name of the export.
     pub export: String,
     /// With what TLS is done, if it is.
@@ -67,13 +70,14 @@ impl Remote {
         options: RemoteOptions,
         hosts: &KnownHosts,
     ) -> Result<Arc<Self>, ConnectError> {
-        let RemoteOptions { address, export, tls, open_timeout, reconnect_delay } = options;
+        let RemoteOptions { address, given, export, tls, open_timeout, reconnect_delay } = options;
         let name = address.uri(&export);
         let endpoint = address.resolve(hosts).map_err(ConnectError::Resolve)?;
-        let connector = Connector { endpoint, export, tls };
+        let is_given = endpoint == ServerEndpoint::Given;
+        let connector = Connector { endpoint, export, tls, given: Mutex::new(given) };
         let first = connect_within(&connector, open_timeout)?;
         let terms = first.terms;
-        let is_shared = !terms.has(transmission::CAN_MULTI_CONN);
+        let is_shared = is_given || !terms.has(transmission::CAN_MULTI_CONN);
         Ok(Arc::new(Self {
             connector,
             reconnect_delay,

@@ -54,10 +54,14 @@ impl DaemonState {
         self.connect_rights = Some(rights);
     }
 
-    /// Whether the fences let all servers through that a node and those inside it connect to.
+    /// Whether a command may use all servers, and the fences let all servers through that a node and those inside it connect to.
     pub(super) fn check_may_connect(&self, blockdev: &Blockdev) -> Result<(), ControlError> {
-        let Some(rights) = &self.connect_rights else { return Ok(()) };
         let nodes = blockdev.nodes();
+        let is_given = |server: &&ServerAddress| matches!(server, ServerAddress::Descriptor(_));
+        if nodes.iter().filter_map(|node| node.server()).any(|server| is_given(&server)) {
+            return Err(ControlError::DescriptorAtRunTime);
+        }
+        let Some(rights) = &self.connect_rights else { return Ok(()) };
         let mut servers = nodes.iter().filter_map(|node| node.server());
         match servers.find(|server| !rights.allow(server)) {
             Some(server) => Err(ControlError::MayNotConnect { address: server.clone() }),

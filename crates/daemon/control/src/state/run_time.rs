@@ -106,6 +106,9 @@ pub enum ControlError {
         /// The server.
         address: ServerAddress,
     },
+    /// There is no descriptor that a command could name.
+    #[error("server.type=fd is for the command line: a monitor passes no descriptors")]
+    DescriptorAtRunTime,
     /// There is no such queue now.
     #[error("export '{export}' has no queue {queue} that is served now")]
     NotRunning {

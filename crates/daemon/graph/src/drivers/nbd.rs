@@ -1,5 +1,6 @@
 //! The driver `nbd`: a disk of an NBD server.
 
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,8 +39,8 @@ const LATER: &[&str] = &["x-dirty-bitmap"];
 static SERVER: Union = Union {
     tag: "type",
     default: None,
-    branches: &[("inet", INET), ("unix", UNIX)],
-    later: &["fd", "vsock"],
+    branches: &[("inet", INET), ("unix", UNIX), ("fd", DESCRIPTOR)],
+    later: &["vsock"],
 };
 
 const INET: Keys = Keys {
@@ -54,6 +55,12 @@ const UNIX: Keys = Keys {
     later: &[UNIX_LATER],
 };
 
+const DESCRIPTOR: Keys = Keys {
+    of: "server.type=fd",
+    supported: &[&[required("type", ValueType::Text), required("str", ValueType::Text)]],
+    later: &[],
+};
+
 /// `driver=nbd`.
 pub(super) static NBD: Driver = Driver {
     name: "nbd",
@@ -66,7 +73,7 @@ pub(super) static NBD: Driver = Driver {
     roles: &[],
     help: "  --blockdev [driver=]nbd,node-name=N,server.type=inet,server.host=HOST,server.port=PORT
                          [,server.ipv4=on|off][,server.ipv6=on|off]
-             | server.type=unix,server.path=PATH
+             | server.type=unix,server.path=PATH | server.type=fd,server.str=DESCRIPTOR
                    [,export=NAME][,tls-creds=ID][,tls-hostname=NAME]
                    [,reconnect-delay=SECONDS][,open-timeout=SECONDS]
                          a disk of an NBD server. reconnect-delay: how long requests wait for
@@ -97,8 +104,14 @@ enum NbdOptionsError {
     SocketPath(usize),
     #[error("tls-hostname is only used with tls-creds")]
     HostnameAlone,
-    #[error("tls-creds on a UNIX socket needs tls-hostname: the name in the server's certificate")]
-    NoHostname,
+    #[error("tls-creds on a {0} needs tls-hostname: the name in the server's certificate")]
+    NoHostname(&'static str),
+    #[error("Unable to parse FD number {0}")]
+    Descriptor(String),
+    #[error(
+        "{0} is of no use with server.type=fd: there is no other connection than that descriptor"
+    )]
+    OneConnection(&'static str),
 }
 
 /// Credentials that cannot be used. QEMU's sentences.
@@ -122,7 +135,10 @@ fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentE
     match (&tls_creds, &tls_hostname, &server) {
         (None, Some(_), _) => return Err(ArgumentError::own(NbdOptionsError::HostnameAlone)),
         (Some(_), None, ServerAddress::Unix(_)) => {
-            return Err(ArgumentError::own(NbdOptionsError::NoHostname));
+            return Err(ArgumentError::own(NbdOptionsError::NoHostname("UNIX socket")));
+        }
+        (Some(_), None, ServerAddress::Descriptor(_)) => {
+            return Err(ArgumentError::own(NbdOptionsError::NoHostname("descriptor")));
         }
         (_, _, _) => {}
     }
@@ -130,6 +146,12 @@ fn read(fields: &mut OptionFields, _: &BaseOptions) -> Result<Options, ArgumentE
         Ok(Duration::from_secs(fields.number_u32(key)?.unwrap_or(0).into()))
     };
     let (reconnect_delay, open_timeout) = (seconds("reconnect-delay")?, seconds("open-timeout")?);
+    if let ServerAddress::Descriptor(_) = server {
+        let waits = [("reconnect-delay", reconnect_delay), ("open-timeout", open_timeout)];
+        if let Some((key, _)) = waits.into_iter().find(|(_, time)| !time.is_zero()) {
+            return Err(ArgumentError::own(NbdOptionsError::OneConnection(key)));
+        }
+    }
     Ok(Arc::new(NbdOptions {
         server,
         export,
@@ -147,6 +169,12 @@ fn read_server(kind: &str, fields: &mut OptionFields) -> Result<ServerAddress, A
             return Err(ArgumentError::own(NbdOptionsError::SocketPath(path.len())));
         }
         return Ok(ServerAddress::Unix(path.into()));
+    }
+    if kind == "fd" {
+        let text = fields.required_text("str")?;
+        let number = text.parse::<RawFd>().ok().filter(|number| *number >= 0);
+        let number = number.ok_or(NbdOptionsError::Descriptor(text));
+        return Ok(ServerAddress::Descriptor(number.map_err(ArgumentError::own)?));
     }
     let port = fields.required_text("port")?;
     let port = port.parse().ok().filter(|port| *port > 0);
@@ -175,7 +203,7 @@ impl NbdOptions {
         };
         let host = match &self.server {
             ServerAddress::Inet { host, .. } => Some(host),
-            ServerAddress::Unix(_) => None,
+            ServerAddress::Unix(_) | ServerAddress::Descriptor(_) => None,
         };
         let name = self.tls_hostname.as_ref().or(host).expect("the reader has asked for one");
         ClientTls::new(config, name).map(Some).map_err(|error| context.failed(error))
@@ -212,9 +240,16 @@ impl DriverOptions for NbdOptions {
         let what = format!("node {name}: NBD server {}", self.server);
         let policy =
             StoragePolicy { access: base.access(), discard: base.discard, flushes: base.flushes };
+        let given = match self.server {
+            ServerAddress::Descriptor(number) => {
+                Some(host::duplicate(number).map_err(|error| context.failed(error))?)
+            }
+            ServerAddress::Inet { .. } | ServerAddress::Unix(_) => None,
+        };
         let open = || {
             let remote = RemoteOptions {
                 address: self.server.clone(),
+                given,
                 export: self.export.clone(),
                 tls,
                 open_timeout: self.open_timeout,

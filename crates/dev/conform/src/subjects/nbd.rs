@@ -87,6 +87,7 @@ impl Chosen for ChosenNbd {
         let server = Process::start(&path, KINDS[self.kind])?;
         let remote = RemoteOptions {
             address: ServerAddress::Unix(server.socket.clone()),
+            given: None,
             export: String::new(),
             tls: None,
             open_timeout: Duration::ZERO,

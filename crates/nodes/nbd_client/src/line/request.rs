@@ -6,7 +6,8 @@
 use std::ops::Range;
 
 use block::{
-    BlockStatus, Buffers, ByteCount, Durability, Extent, Operation, StatusRuns, Tag, Unmap, ZeroCost, ZeroTerms,
+    BlockStatus, Buffers, ByteCount, Durability, Extent, Operation, StatusRuns, Tag, Unmap,
+    ZeroCost, ZeroTerms,
 };
 use nbd_wire::{command, command_flag, error, state, transmission};
 use rustix::io::Errno;

@@ -2,6 +2,7 @@
 
 mod connections;
 mod fast_zero;
+mod given;
 mod last_flush;
 mod lost;
 mod rights;
