@@ -154,8 +154,8 @@ pub fn configuration_of(sockets: &[&Path]) -> Result<Option<Configuration>, Take
     Ok(Some(read))
 }
 
-/// Claims and listens on what nobody serves yet; gives back the rest: what is served, and what is not but stands on
-/// the same files.
+/// Claims and listens on what nobody serves yet; gives back the rest: what is served, and what is not, or not by a socket of
+/// its own, but may stand on the same files.
 fn listen_fresh(
     built: &mut DaemonState,
     exports: Vec<PreparedExport>,
@@ -173,7 +173,11 @@ fn listen_fresh(
     }
     only_server(&served)?;
     let stands_beside = |prepared: &PreparedExport| {
-        served.iter().any(|(served, _)| built.share_files(&served.disk, &prepared.disk))
+        // Of one without a socket nobody can say who serves it: that is asked first.
+        let is_unknown = prepared.vhost_user_blk().is_none() && !served.is_empty();
+        let shares =
+            |(served, _): &TakeoverCandidate| built.share_files(&served.disk, &prepared.disk);
+        is_unknown || served.iter().any(shares)
     };
     let (beside, alone): (Vec<_>, Vec<_>) = fresh.into_iter().partition(stands_beside);
     // Before any wait for a lock: somebody may serve its image on a socket that has lost its name.

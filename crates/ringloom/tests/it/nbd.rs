@@ -9,6 +9,7 @@ mod guest;
 mod kills;
 mod peers;
 mod remote_disks;
+mod replaced;
 mod tls;
 
 use std::path::PathBuf;
