@@ -28,7 +28,7 @@ mod uncompressed;
 pub mod witness;
 
 pub use console::{Console, Section};
-pub use halves::{Course, Half, Origin, Progress};
+pub use halves::{Course, DiskAddress, Half, Origin, Progress, QEMU_NODE};
 pub use migration::MIGRATE_NOW;
 
 /// Memory of a guest; the initramfs with fio and its libraries takes about 90 MiB of it, twice while it is unpacked.

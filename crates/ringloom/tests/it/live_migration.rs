@@ -17,6 +17,7 @@ use testkit::slow_disk::{Delays, SlowDisk};
 use crate::support::{is_root, qemu_img, ringloom, stop, with};
 
 mod courses;
+mod rounds_with_copied_disks;
 
 /// How often the guest goes from one daemon to the other, if nobody says.
 const ROUNDS: u32 = 3;

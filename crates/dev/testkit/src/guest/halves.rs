@@ -48,6 +48,24 @@ enum Coming {
     Arrives,
 }
 
+/// Where the disk of a guest is.
+#[derive(Debug, Clone, Copy)]
+pub enum DiskAddress<'a> {
+    /// At this socket of vhost-user-blk.
+    VhostUser(&'a Path),
+    /// The export `disk` of the NBD server at this socket: QEMU is its client, and has the node [`QEMU_NODE`] for it.
+    Nbd(&'a Path),
+}
+
+/// The node of a disk that QEMU has itself.
+pub const QEMU_NODE: &str = "disk";
+
+impl<'a> From<&'a PathBuf> for DiskAddress<'a> {
+    fn from(socket: &'a PathBuf) -> Self {
+        Self::VhostUser(socket)
+    }
+}
+
 impl Origin {
     /// Why there can be none here, if so.
     pub fn missing() -> Option<String> {
@@ -72,22 +90,27 @@ impl Origin {
         Ok(Self { bench, guest, equipment, kernel, initramfs })
     }
 
-    /// Boots it with the disk at this socket.
-    pub fn boot(&self, name: &str, disk: &Path) -> Result<Half> {
-        self.start(name, disk, Coming::Boots)
+    /// Boots it with the disk there.
+    pub fn boot<'a>(&self, name: &str, disk: impl Into<DiskAddress<'a>>) -> Result<Half> {
+        self.start(name, disk.into(), Coming::Boots)
     }
 
     /// Starts a QEMU in which it can arrive.
-    pub fn expect(&self, name: &str, disk: &Path) -> Result<Half> {
-        self.start(name, disk, Coming::Arrives)
+    pub fn expect<'a>(&self, name: &str, disk: impl Into<DiskAddress<'a>>) -> Result<Half> {
+        self.start(name, disk.into(), Coming::Arrives)
     }
 
-    fn start(&self, name: &str, disk: &Path, coming: Coming) -> Result<Half> {
-        let guest = Guest { disks: vec![disk.to_path_buf()], ..self.guest.clone() };
+    fn start(&self, name: &str, disk: DiskAddress<'_>, coming: Coming) -> Result<Half> {
+        let (disks, of_disk) = match disk {
+            DiskAddress::VhostUser(socket) => (vec![socket.to_path_buf()], Vec::new()),
+            DiskAddress::Nbd(socket) => (Vec::new(), self.nbd_arguments(socket)),
+        };
+        let guest = Guest { disks, ..self.guest.clone() };
         let control = self.bench.path(&format!("{name}.qmp"));
         let migration = self.bench.text(&format!("{name}.migration"));
         let mut arguments = guest.arguments(&self.equipment, &self.kernel, &self.initramfs)?;
         arguments.last_mut().context("the kernel's words")?.push_str(super::PAGES_AS_THEY_ARE);
+        arguments.extend(of_disk);
         arguments.push("-qmp".to_owned());
         arguments.push(format!("unix:{},server=on,wait=off", control.display()));
         if coming == Coming::Arrives {
@@ -104,6 +127,22 @@ impl Origin {
             monitor.command("migrate-incoming", json!({"uri": uri}))?;
         }
         Ok(Half { qemu, monitor, migration })
+    }
+
+    /// A disk that QEMU has from an NBD server.
+    fn nbd_arguments(&self, socket: &Path) -> Vec<String> {
+        let Guest { queues, layout, .. } = &self.guest;
+        let packed = if *layout == RingLayout::Packed { "on" } else { "off" };
+        let socket = socket.display();
+        let words = [
+            "-blockdev",
+            &format!(
+                "nbd,node-name={QEMU_NODE},server.type=unix,server.path={socket},export=disk,cache.direct=on,discard=unmap"
+            ),
+            "-device",
+            &format!("virtio-blk-pci,drive={QEMU_NODE},num-queues={queues},packed={packed}"),
+        ];
+        words.map(str::to_owned).to_vec()
     }
 }
 
@@ -220,7 +259,8 @@ impl Half {
         witness::digest(&text).with_context(|| format!("no digest: {}", tail()))
     }
 
-    fn command(&mut self, command: &str, arguments: Value) -> Result<Value> {
+    /// Has QEMU carry out a command; an error has what QEMU and the guest said.
+    pub fn command(&mut self, command: &str, arguments: Value) -> Result<Value> {
         match self.monitor.command(command, arguments) {
             Ok(answer) => Ok(answer),
             Err(error) => {
