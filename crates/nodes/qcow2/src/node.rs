@@ -173,11 +173,6 @@ impl Qcow2Node {
         })
     }
 
-    /// Whether there are dirty bitmaps in it.
-    pub fn stores_bitmaps(&self) -> bool {
-        self.shared.header().bitmaps.is_some()
-    }
-
     /// How much memory its tables may take.
     pub fn cache_bytes(&self) -> ByteCount {
         let Qcow2Settings { l2_cache, refcount_cache, .. } = self.shared.settings;
@@ -542,7 +537,12 @@ impl Node for Qcow2Node {
             source,
         };
         let mut used = shared.used();
-        if used.image.is_none() {
+        // Who wrote last may have made the file longer, when bitmaps were stored.
+        let is_known = used.image.as_ref().is_some_and(|image| match access {
+            Access::ReadOnly => true,
+            Access::ReadWrite => image.is_written(),
+        });
+        if !is_known {
             below.refresh().map_err(|error| failed(error.into()))?;
         }
         shared.begin(&mut used, access).map_err(|error| failed(error.into()))?;

@@ -83,9 +83,8 @@ impl Graph {
         let (Some(driver), Some(options)) = (before.driver, before.own.clone()) else {
             return Err(fixed().into());
         };
-        let has_bitmaps = before.made.image.as_ref().is_some_and(|image| image.stores_bitmaps());
-        // Who else may write cannot be forbidden, and bitmaps in the image would be loaded twice.
-        if before.base.force_share || has_bitmaps {
+        // Who else may write cannot be forbidden.
+        if before.base.force_share {
             return Err(fixed().into());
         }
         let mut base = before.base;
@@ -139,6 +138,13 @@ impl Graph {
             filtered.push((name.clone(), vertex.filters.clone()));
         }
         GraphChange { places, exports, jobs, successions, remade, filtered, model }
+    }
+
+    /// Bitmaps that are in a node's image are not known here until it takes changes again.
+    pub fn forget_stored_bitmaps(&self, node: &str) {
+        if let Some(vertex) = self.vertices.get(node).filter(|vertex| vertex.made.image.is_some()) {
+            vertex.bitmaps.forget_persistent();
+        }
     }
 
     /// From now on it is written of a node, and of what its bytes are in, that they take changes or not.

@@ -1,13 +1,15 @@
-//! What stands below an image is changed while it is used: `blockdev-reopen`, `change-backing-file`.
+//! What stands below an image is changed while it is used: `blockdev-reopen`, `change-backing-file`; images are merged into
+//! others that are only read: `block-commit`.
 
-use anyhow::{Result, ensure};
-use serde_json::json;
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
 use testkit::client::{Client, Shape};
 use testkit::image;
 use testkit::process::{Bench, Program};
+use testkit::qmp::QmpClient;
 
 use super::{export, start, state};
-use crate::support::{qemu_img, ringloom, stop, with};
+use crate::support::{qemu_img, qemu_io, ringloom, stop, with};
 
 const BYTES: usize = 1 << 20;
 
@@ -30,7 +32,7 @@ fn chains_are_cut_and_joined(program: &Program) -> Result<()> {
         let node = json!({"driver": "file", "node-name": name, "filename": bench.text(name)});
         qmp.execute("blockdev-add", &node)?;
     }
-    let over = |backing: serde_json::Value| {
+    let over = |backing: Value| {
         json!({
             "driver": "qcow2", "node-name": "over", "file": "over-file", "backing": backing,
         })
@@ -42,11 +44,11 @@ fn chains_are_cut_and_joined(program: &Program) -> Result<()> {
     let mut client = Client::connect(&socket, Shape::small())?;
     ensure!(client.read(BEHIND, 4096, 0)? == part(&one), "not what is below");
     client.write(0, &[0x77; 4096], 0)?;
-    let reopen = |options: serde_json::Value| json!({"options": [options]});
+    let reopen = |options: Value| json!({"options": [options]});
     qmp.execute("blockdev-reopen", &reopen(over("two".into())))?;
     ensure!(client.read(BEHIND, 4096, 0)? == part(&two), "not what is below now");
     ensure!(client.read(0, 4096, 0)? == [0x77; 4096], "what was written is lost");
-    qmp.execute("blockdev-reopen", &reopen(over(serde_json::Value::Null)))?;
+    qmp.execute("blockdev-reopen", &reopen(over(Value::Null)))?;
     ensure!(client.read(BEHIND, 4096, 0)? == [0; 4096], "something is below");
     qmp.execute("blockdev-reopen", &reopen(over("one".into())))?;
     // What would take the disk away, and what nobody can change.
@@ -85,4 +87,76 @@ fn chains_are_cut_and_joined(program: &Program) -> Result<()> {
 #[test]
 fn what_stands_below_an_image_is_changed_under_a_client() {
     with(&ringloom(), chains_are_cut_and_joined);
+}
+
+/// Images with a bitmap in the lowest are merged into it, which is only read but for that time.
+fn bitmaps_in_a_base_that_is_only_read(program: &Program) -> Result<()> {
+    let bench = Bench::new()?;
+    let socket = bench.path("e.sock");
+    qemu_img(&bench, &format!("create -q -f qcow2 base {BYTES}"))?;
+    qemu_img(&bench, "bitmap --add -f qcow2 base b0")?;
+    qemu_img(&bench, "create -q -f qcow2 -b base -F qcow2 middle")?;
+    qemu_io(&bench, &["-f", "qcow2", "-c", "write -P 5 128k 4k", "middle"])?;
+    qemu_img(&bench, "create -q -f qcow2 -b middle -F qcow2 top")?;
+    let (server, mut qmp) = start(program, &bench, &state(&bench), &[])?;
+    let (mut below, mut is_read_only) = (json!(null), true);
+    for name in ["base", "middle", "top"] {
+        is_read_only = is_read_only && name != "top";
+        let node = json!({
+            "driver": "qcow2", "node-name": name, "backing": below, "read-only": is_read_only,
+            "file": {"driver": "file", "filename": bench.text(name)},
+        });
+        qmp.execute("blockdev-add", &node)?;
+        below = name.into();
+    }
+    qmp.execute("block-export-add", &export(&bench, "e", "top"))?;
+    let mut client = Client::connect(&socket, Shape::small())?;
+    client.write(0, &[0x77; 4096], 0)?;
+    let bitmaps = |qmp: &mut QmpClient| -> Result<(Value, Value)> {
+        let all = qmp.execute("query-named-block-nodes", &json!({"flat": true}))?;
+        let mut all = all.as_array().cloned().unwrap_or_default().into_iter();
+        let base = all.find(|node| node["node-name"] == "base").context("no base")?;
+        Ok((base["ro"].clone(), base["dirty-bitmaps"].clone()))
+    };
+    let commit = |more: &[(&str, &str)]| {
+        let mut all = json!({"job-id": "j", "device": "top", "base-node": "base"});
+        more.iter().for_each(|(key, value)| all[*key] = (*value).into());
+        all
+    };
+    for _ in 0..2 {
+        let both = bitmaps(&mut qmp)?;
+        ensure!(both == (json!(true), json!(null)), "{both:?}");
+        qmp.execute("block-commit", &commit(&[]))?;
+        qmp.event("BLOCK_JOB_READY")?;
+        qmp.execute("job-cancel", &json!({"id": "j"}))?;
+        qmp.event("BLOCK_JOB_CANCELLED")?;
+    }
+    qmp.execute("block-commit", &commit(&[("top-node", "middle")]))?;
+    let end = qmp.event("BLOCK_JOB_COMPLETED")?;
+    ensure!(end["data"]["error"].is_null(), "{end}");
+    let both = bitmaps(&mut qmp)?;
+    ensure!(both == (json!(true), json!(null)), "{both:?}");
+    qmp.execute("blockdev-del", &json!({"node-name": "middle"}))?;
+    qmp.execute("block-commit", &commit(&[]))?;
+    qmp.event("BLOCK_JOB_READY")?;
+    qmp.execute("job-complete", &json!({"id": "j"}))?;
+    let end = qmp.event("BLOCK_JOB_COMPLETED")?;
+    ensure!(end["data"]["error"].is_null(), "{end}");
+    let (ro, known) = bitmaps(&mut qmp)?;
+    // What the client wrote, and what was in the middle.
+    ensure!(ro == false && known[0]["name"] == "b0" && known[0]["count"] == 128 << 10, "{known}");
+    ensure!(client.read(0, 4096, 0)? == [0x77; 4096], "what was written is lost");
+    ensure!(client.read(BEHIND, 4096, 0)? == [5; 4096], "what was below is lost");
+    drop((client, qmp));
+    stop(server, &[&socket])?;
+    qemu_img(&bench, "check -q -f qcow2 base")?;
+    let info: Value = serde_json::from_str(&qemu_img(&bench, "info --output=json -f qcow2 base")?)?;
+    let stored = &info["format-specific"]["data"]["bitmaps"];
+    ensure!(stored[0]["name"] == "b0" && stored[0]["flags"] == json!(["auto"]), "{stored}");
+    Ok(())
+}
+
+#[test]
+fn images_are_merged_into_one_with_bitmaps_that_is_only_read() {
+    with(&ringloom(), bitmaps_in_a_base_that_is_only_read);
 }

@@ -62,8 +62,12 @@ impl DaemonState {
 
     /// Has a node be read only again.
     pub(in crate::state) fn protect(&mut self, node: &str) {
-        if let Err(error) = self.set_access(node, Access::ReadOnly) {
-            tracing::warn!("node '{node}' stays writable: {}", host::chain_of(&error));
+        match self.set_access(node, Access::ReadOnly) {
+            // They were stored when nobody wrote any more.
+            Ok(_) => self.graph.forget_stored_bitmaps(node),
+            Err(error) => {
+                tracing::warn!("node '{node}' stays writable: {}", host::chain_of(&error));
+            }
         }
     }
 
