@@ -3,6 +3,7 @@
 //! Invariants: arguments are checked against their table before a command begins; a command that is refused has changed
 //! nothing.
 
+mod at_instant;
 mod backup;
 mod bitmaps;
 mod chain_jobs;
@@ -12,6 +13,7 @@ mod drive_jobs;
 mod exports;
 mod filters;
 mod images;
+mod internal_snapshots;
 mod jobs;
 mod mirror;
 mod nbd;
@@ -19,6 +21,7 @@ mod nodes;
 mod objects;
 mod placement;
 mod queries;
+mod transaction;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -112,7 +115,7 @@ pub(crate) const COMMANDS: &[Command] = {
         BlockDeviceInfo, BlockDirtyBitmapSha256, BlockExportInfo, BlockGraph, BlockInfo,
         BlockJobInfo, BlockStats, ChardevBackendInfo, ChardevInfo, ChardevReturn, CommandInfo,
         JobInfo, ObjectPropertyInfo, ObjectTypeInfo, QapiType, RingloomIothreadInfo,
-        RingloomPoolInfo, RingloomQueueInfo, SchemaInfo, VersionInfo,
+        RingloomPoolInfo, RingloomQueueInfo, SchemaInfo, SnapshotInfo, VersionInfo,
     };
     use Arguments::{Blockdev, Export, Keys as Table, None as Nothing, Object};
     use graph::DELAY_SET;
@@ -202,6 +205,18 @@ pub(crate) const COMMANDS: &[Command] = {
                 <()>::describe,
                 images::snapshot,
             ),
+        ),
+        changes(
+            "blockdev-snapshot-delete-internal-sync",
+            Table(&internal_snapshots::DELETE),
+            SnapshotInfo::describe,
+            internal_snapshots::delete,
+        ),
+        changes(
+            "blockdev-snapshot-internal-sync",
+            Table(&internal_snapshots::CREATE),
+            <()>::describe,
+            internal_snapshots::create,
         ),
         changes(
             "blockdev-snapshot-sync",
@@ -331,7 +346,12 @@ pub(crate) const COMMANDS: &[Command] = {
             placement::pin_queue,
         ),
         changes("ringloom-remove-filter", Table(&filters::REMOVE), <()>::describe, filters::remove),
-        changes("transaction", Table(&images::TRANSACTION), <()>::describe, images::transaction),
+        changes(
+            "transaction",
+            Table(&transaction::TRANSACTION),
+            <()>::describe,
+            images::transaction,
+        ),
         with(
             &["unstable"],
             changes(
@@ -359,8 +379,6 @@ pub(crate) const COMMANDS: &[Command] = {
 
 /// The commands of qemu-storage-daemon that are not here, and say so.
 const LATER: &[&str] = &[
-    "blockdev-snapshot-delete-internal-sync",
-    "blockdev-snapshot-internal-sync",
     "chardev-change",
     "chardev-send-break",
     "ringbuf-read",

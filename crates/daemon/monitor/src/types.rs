@@ -252,8 +252,21 @@ structure! {
         "backing-filename" backing: Option<String>,
         "full-backing-filename" full_backing: Option<String>,
         "backing-filename-format" backing_format: Option<String>,
+        "snapshots" snapshots: Option<Vec<SnapshotInfo>>,
         "format-specific" specific: Option<ImageInfoSpecific>,
         "backing-image" backing_image: Option<Box<ImageInfo>>,
+    }
+
+    /// An internal snapshot of an image (`SnapshotInfo`).
+    struct SnapshotInfo {
+        "id" id: String,
+        "name" name: String,
+        "vm-state-size" state_bytes: u64,
+        "date-sec" date_seconds: u64,
+        "date-nsec" date_nanoseconds: u64,
+        "vm-clock-sec" clock_seconds: u64,
+        "vm-clock-nsec" clock_nanoseconds: u64,
+        "icount" instructions: Option<u64>,
     }
 
     /// What is known of a qcow2 image (`ImageInfoSpecificQCow2`).

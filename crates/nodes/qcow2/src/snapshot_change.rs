@@ -9,10 +9,12 @@
 //! So nothing that the image has is written over: references are counted as they will be, and everything that differs is
 //! written to clusters that nobody uses: L2 tables whose flags change, the L1 table, the snapshot's, the table of snapshots, all
 //! refcount blocks and their table. Until the sector is written whatever fails has changed nothing, and nothing leaks; after
-//! that the old tables are free.
+//! that the old tables are free. What is counted and named nowhere leaks as before: it may be somebody's whom nobody here knows.
 //! Invariants: a table of L2 entries that changes its place is named by the tables that are written here, and by no others.
 //! Limits: those of a repair: [`TABLE_BYTES_MAX`](crate::table_reader::TABLE_BYTES_MAX) of tables and [`BYTES_MAX`] of memory
-//! for each of three kinds of counts; what is larger is refused.
+//! for each of four kinds of counts; what is larger is refused.
+
+use std::ops::Range;
 
 use block::{FailKind, HostMemory};
 use tasks::AsyncChild;
@@ -21,7 +23,7 @@ use crate::cluster_allocator::FreedClusterDiscards;
 use crate::geometry::{COPIED, OFFSET};
 use crate::header::Header;
 use crate::refcount::{HostClusters, RefcountBlock, RefcountTablePlace};
-use crate::repair::{ImageWalk, RefcountLayout};
+use crate::repair::{ImageWalk, RefcountLayout, ReferenceCounts};
 use crate::snapshots::{self, Snapshot, SnapshotEntry, SnapshotInfo};
 use crate::table_reader::{MetadataError, MetadataTables, TableReader, wrong};
 
@@ -90,8 +92,8 @@ pub(crate) async fn change(
     let new = builder.write().await?;
     name(tables.storage, &new).await?;
     if discards == FreedClusterDiscards::Passed {
-        let file_bytes = tables.storage_bytes();
-        for bytes in builder.left(file_bytes) {
+        let left = builder.walk.leaving.used().map(|(cluster, _)| cluster);
+        for bytes in runs(left, tables.header.cluster_bits, tables.storage_bytes()) {
             if let Err(kind) = tables.storage.discard(bytes).await {
                 tracing::warn!("space that no snapshot uses any more is not given back ({kind:?})");
                 break;
@@ -175,7 +177,21 @@ impl<'a> MetadataBuilder<'a> {
             }
         }
         self.walk.check_width()?;
-        self.find_unused(&refcount_table).await
+        let released = self.released().await?;
+        self.find_unused(&refcount_table, &released).await
+    }
+
+    /// What the snapshot has that is deleted.
+    async fn released(&self) -> Result<ReferenceCounts, MetadataError> {
+        let walked = self.walk.tables;
+        let tables = TableReader::new(walked.header, walked.storage, walked.storage_bytes());
+        let mut gone = ImageWalk::new(&tables);
+        if let Some(number) = self.deleted() {
+            let Snapshot { l1_offset, l1_entries } = self.entries[number].place;
+            gone.count_l1(l1_offset, l1_entries, 1).await?;
+            gone.count_l2().await?;
+        }
+        Ok(gone.counts)
     }
 
     /// What of the metadata has another place with the change, or none.
@@ -204,11 +220,15 @@ impl<'a> MetadataBuilder<'a> {
         self.walk.leaving.add(cluster, 1)
     }
 
-    /// Finds what is used now and will not be: what only a deleted snapshot has, and what leaks.
-    async fn find_unused(&mut self, refcount_table: &[u64]) -> Result<(), MetadataError> {
+    /// Finds what is used now and will not be: what only the deleted snapshot has. What leaks keeps its refcounts.
+    async fn find_unused(
+        &mut self,
+        refcount_table: &[u64],
+        released: &ReferenceCounts,
+    ) -> Result<(), MetadataError> {
         let (per_block, order) = (self.walk.per_block(), self.header().refcount_order);
         let tables = self.walk.tables;
-        let mut counted = Vec::new();
+        let (mut counted, mut gone) = (Vec::new(), Vec::new());
         for (offset, number) in refcount_table.iter().zip(0_u64..).filter(|(it, _)| **it != 0) {
             let memory = tables.read("a refcount block", *offset, tables.cluster_bytes()).await?;
             if memory.iter().all(|byte| *byte == 0) {
@@ -217,9 +237,16 @@ impl<'a> MetadataBuilder<'a> {
             let block = RefcountBlock::of(memory.to_vec());
             let first = number * per_block;
             self.walk.counts.copy_to(first..first + per_block, &mut counted);
-            for (count, index) in counted.iter().zip(0_u64..) {
-                if *count == 0 && block.get(order, index) > 0 {
-                    self.walk.leaving.add(first + index, 1)?;
+            released.copy_to(first..first + per_block, &mut gone);
+            for ((count, gone), index) in counted.iter().zip(&gone).zip(0_u64..) {
+                let (cluster, old) = (first + index, block.get(order, index));
+                if *count > 0 || old == 0 || self.walk.leaving.get(cluster) > 0 {
+                    continue;
+                }
+                if *gone > 0 {
+                    self.walk.leaving.add(cluster, 1)?;
+                } else {
+                    self.walk.counts.add(cluster, u16::try_from(old).unwrap_or(u16::MAX))?;
                 }
             }
         }
@@ -326,19 +353,35 @@ impl<'a> MetadataBuilder<'a> {
         let clusters = u32::try_from(count).expect("at most 8 MiB");
         Ok(RefcountTablePlace { offset: first << bits, clusters })
     }
+}
 
-    /// What nobody uses any more, as far as the file had it.
-    fn left(&self, file_bytes: u64) -> Vec<std::ops::Range<u64>> {
-        let bits = self.header().cluster_bits;
-        let mut left: Vec<std::ops::Range<u64>> = Vec::new();
-        for (cluster, _) in self.walk.leaving.used() {
-            let (start, end) = (cluster << bits, file_bytes.min((cluster + 1) << bits));
-            match left.last_mut() {
-                Some(last) if last.end == start && start < end => last.end = end,
-                Some(_) | None if start < end => left.push(start..end),
-                Some(_) | None => {}
-            }
+/// The bytes of these clusters, in order, as far as the file has them, and together what follows each other.
+fn runs(
+    clusters: impl Iterator<Item = u64>,
+    cluster_bits: u32,
+    file_bytes: u64,
+) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    // Of a stranger's image refcounts may count what no file can have.
+    let end = file_bytes.div_ceil(1 << cluster_bits);
+    for cluster in clusters.take_while(|cluster| *cluster < end) {
+        let bytes = cluster << cluster_bits..file_bytes.min((cluster + 1) << cluster_bits);
+        match runs.last_mut() {
+            Some(last) if last.end == bytes.start => last.end = bytes.end,
+            Some(_) | None => runs.push(bytes),
         }
-        left
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clusters_beside_each_other_are_discarded_together_and_none_behind_the_file() {
+        let clusters = [1, 2, 4, 5, 6, 1 << 48, 1 << 55];
+        let found = runs(clusters.into_iter(), 16, (5 << 16) + 512);
+        assert_eq!(found, [1 << 16..3 << 16, 4 << 16..(5 << 16) + 512]);
     }
 }

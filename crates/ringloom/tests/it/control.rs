@@ -9,6 +9,7 @@ mod corrupted;
 mod faulty_disk;
 pub(crate) mod filters;
 mod guest;
+mod internal_snapshots;
 #[cfg(feature = "fault-points")]
 mod killed;
 mod leaks;

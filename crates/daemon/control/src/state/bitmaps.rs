@@ -41,9 +41,13 @@ impl DaemonState {
         if !is_held {
             return Ok(None);
         }
+        self.hold_image(node).map(Some)
+    }
+
+    /// Has an image be in use for writing as long as the claim is held, beside whoever else uses it.
+    pub fn hold_image(&self, node: &str) -> Result<Claim, ControlError> {
         let rights = Rights { uses: Permissions::WRITES, shares: Permissions::ALL };
-        let claim = self.graph.node(node)?.claim(rights).map_err(GraphChangeError::from)?;
-        Ok(Some(claim))
+        Ok(self.graph.node(node)?.claim(rights).map_err(GraphChangeError::from)?)
     }
 
     /// Takes the bitmaps into use that an export is to show.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bitmaps::{Granularity, NodeBitmaps};
 use block::{Access, Node};
 use layers::RecorderNode;
+use qcow2::Qcow2Node;
 
 use super::{FilterKind, Graph, GraphChange, ImplicitFilter};
 use crate::drivers::MadeNode;
@@ -85,6 +86,20 @@ impl Graph {
             match self.below(at).iter().find(same) {
                 Some(edge) => at = &edge.node,
                 None => return Granularity::DEFAULT,
+            }
+        }
+    }
+
+    /// The image whose disk a node shows, with its name: itself, or what filters without anything else below them lead down to.
+    pub fn image_shown<'a>(&'a self, name: &'a str) -> Option<(&'a str, &'a Arc<Qcow2Node>)> {
+        let mut at = name;
+        loop {
+            if let Some(image) = self.node_info(at).ok()?.image {
+                return Some((at, image));
+            }
+            match self.below(at) {
+                [edge] if edge.role.is_same_disk() => at = &edge.node,
+                _ => return None,
             }
         }
     }

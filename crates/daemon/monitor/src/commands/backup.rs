@@ -11,7 +11,7 @@ use layers::CbwErrorPolicy;
 use serde_json::Value;
 use syntax::{Key, Keys, OptionFields, ValueType, optional, required};
 
-use super::bitmaps::BitmapActions;
+use super::at_instant::InstantActions;
 use super::mirror::{
     BLOCK_JOB_KEYS, FILTER_NAME, ON_ERROR, block_job_settings, error_policy, filter_name, node,
 };
@@ -71,17 +71,17 @@ pub(super) fn backup(
     mut fields: OptionFields,
 ) -> Result<Value, QmpError> {
     let backup = read_between_nodes(context, &mut fields)?;
-    let bitmaps = &mut BitmapActions::new(Vec::new(), Ok(()));
-    begin(context, vec![backup], BackupChanges::NONE, bitmaps)?;
+    let more = &mut InstantActions::new(Vec::new(), Ok(()));
+    begin(context, vec![backup], BackupChanges::NONE, more)?;
     done()
 }
 
-/// Begins backups of one instant, with what else changes then, and what is done with bitmaps: all of it, or nothing.
+/// Begins backups of one instant, with what else changes and is done then: all of it, or nothing.
 pub(super) fn begin(
     context: &mut CommandContext<'_>,
     all: Vec<ReadBackup>,
     besides: BackupChanges<'_>,
-    bitmaps: &mut BitmapActions,
+    more: &mut InstantActions,
 ) -> Result<(), QmpError> {
     for (place, backup) in all.iter().enumerate() {
         let id = &backup.options.id;
@@ -91,7 +91,7 @@ pub(super) fn begin(
     }
     let options = |it: &ReadBackup| (it.options.clone(), Arc::clone(&it.observer));
     let started: Vec<_> = all.iter().map(options).collect();
-    context.state.start_backups(&started, besides, bitmaps)?;
+    context.state.start_backups(&started, besides, more)?;
     for ReadBackup { serial, options, settings, owned, .. } in all {
         let begun = (options.id.as_str(), JobKind::Backup, settings);
         let events = context.jobs.begin(serial, begun, Vec::new(), StatePolicy::Volatile);

@@ -11,11 +11,12 @@ use bitmaps::{
     Persistence, Recording,
 };
 use block::{Access, Claim};
-use control::{AtOnce, StatePolicy};
+use control::StatePolicy;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use syntax::{Keys, OptionFields, TextOrObject, ValueType, optional, required};
 
+use super::at_instant::{InstantAction, InstantActions};
 use super::{CommandContext, answer, done};
 use crate::qmp_error::QmpError;
 use crate::types::BlockDirtyBitmapSha256;
@@ -78,7 +79,7 @@ struct MergeSource {
 }
 
 /// What was done, until it is sure that it stays.
-enum Done {
+pub(super) enum BitmapDone {
     /// It can be taken back.
     Undo(BitmapUndo),
     /// It is removed then, and records until then. As in QEMU it is in use, and its name is taken.
@@ -90,7 +91,7 @@ pub(super) fn add(
     mut fields: OptionFields,
 ) -> Result<Value, QmpError> {
     let action = BitmapAction::add(context, &mut fields)?;
-    let mut all = BitmapActions::new(vec![action], Ok(()));
+    let mut all = InstantActions::new(vec![InstantAction::Bitmap(action)], Ok(()));
     context.state.replace_at_once(&[], &[], StatePolicy::Volatile, &mut all)?;
     done()
 }
@@ -278,10 +279,16 @@ impl BitmapAction {
         done()
     }
 
-    fn apply(&self) -> Result<Done, QmpError> {
+    /// The node that is meant.
+    pub(super) fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// Does it, such that it can be taken back.
+    pub(super) fn apply(&self) -> Result<BitmapDone, QmpError> {
         let of = &self.of;
-        Ok(Done::Undo(match &self.what {
-            Deed::Remove(name) => return Ok(Done::Removal(of.occupy_to_remove(name)?)),
+        Ok(BitmapDone::Undo(match &self.what {
+            Deed::Remove(name) => return Ok(BitmapDone::Removal(of.occupy_to_remove(name)?)),
             Deed::Add(new) => of.add(new)?,
             Deed::Clear(name) => of.clear(name)?,
             Deed::Record(name, to) => of.set_recording(name, *to)?,
@@ -293,6 +300,25 @@ impl BitmapAction {
                 of.merge_into(target, &sum)?
             }
         }))
+    }
+
+    /// It stays.
+    pub(super) fn commit(&self, done: BitmapDone) {
+        if let BitmapDone::Removal(busy) = done {
+            let name = busy.name().to_owned();
+            drop(busy);
+            if let Err(error) = self.of.remove(&name) {
+                tracing::error!("node {}: {error}", self.node);
+            }
+        }
+    }
+
+    /// It is as it was.
+    pub(super) fn take_back(&self, done: BitmapDone) {
+        match done {
+            BitmapDone::Undo(undo) => self.of.undo(undo),
+            BitmapDone::Removal(busy) => drop(busy),
+        }
     }
 }
 
@@ -311,60 +337,4 @@ fn check_storable(context: &CommandContext<'_>, node: &str, name: &str) -> Resul
     checked.map_err(|why| {
         QmpError::generic(format!("Can't make bitmap '{name}' persistent in '{node}': {why}"))
     })
-}
-
-/// What a transaction does with bitmaps, in order.
-pub(super) struct BitmapActions {
-    all: Vec<BitmapAction>,
-    /// What comes of it once it is done.
-    after: Result<(), QmpError>,
-    /// What was done of it.
-    done: Vec<Done>,
-}
-
-impl BitmapActions {
-    /// These, in order; with an error they are only tried.
-    pub(super) fn new(all: Vec<BitmapAction>, after: Result<(), QmpError>) -> Self {
-        Self { all, after, done: Vec::new() }
-    }
-
-    /// All of it stays.
-    pub(super) fn commit(self) {
-        for (action, done) in self.all.iter().zip(self.done) {
-            if let Done::Removal(busy) = done {
-                let name = busy.name().to_owned();
-                drop(busy);
-                if let Err(error) = action.of.remove(&name) {
-                    tracing::error!("node {}: {error}", action.node);
-                }
-            }
-        }
-    }
-}
-
-impl AtOnce for BitmapActions {
-    type Error = QmpError;
-
-    fn nodes(&self) -> Vec<String> {
-        self.all.iter().map(|action| action.node.clone()).collect()
-    }
-
-    fn apply(&mut self) -> Result<(), QmpError> {
-        let mut all = self.all.iter();
-        let result = all.try_for_each(|action| action.apply().map(|done| self.done.push(done)));
-        let result = result.and_then(|()| self.after.clone());
-        if result.is_err() {
-            self.take_back();
-        }
-        result
-    }
-
-    fn take_back(&mut self) {
-        while let Some(done) = self.done.pop() {
-            match done {
-                Done::Undo(undo) => self.all[self.done.len()].of.undo(undo),
-                Done::Removal(busy) => drop(busy),
-            }
-        }
-    }
 }

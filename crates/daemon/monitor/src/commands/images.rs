@@ -13,12 +13,12 @@ use graph::{Blockdev, EdgeChange, NODE};
 use host::chain_of;
 use qcow2::CreateOptions;
 use serde_json::{Map, Value, json};
-use syntax::{Key, Keys, OptionFields, Union, ValueType, is_identifier, optional, required};
+use syntax::{Key, Keys, OptionFields, ValueType, is_identifier, optional, required};
 
-use super::backup::{self, BACKUP, ReadBackup};
-use super::bitmaps::{self, BitmapAction, BitmapActions};
-use super::drive_jobs::DRIVE_BACKUP;
-use super::filters::{INSERT, REMOVE};
+use super::at_instant::{InstantAction, InstantActions};
+use super::backup::{self, ReadBackup};
+use super::bitmaps::BitmapAction;
+use super::internal_snapshots::SnapshotAction;
 use super::nodes::node_or_device;
 use super::queries::GraphReader;
 use super::{CommandContext, done};
@@ -67,174 +67,6 @@ pub(super) static CHANGE_BACKING: Keys = Keys {
     later: &[],
 };
 
-static ABORT: Keys = Keys { of: "abort", supported: &[], later: &[] };
-
-static ACTION: Union = Union {
-    tag: "type",
-    default: None,
-    branches: &[
-        (
-            "abort",
-            Keys {
-                of: "transaction abort",
-                supported: &[&[
-                    required("type", ValueType::Text),
-                    required("data", ValueType::Object(&ABORT)),
-                ]],
-                later: &[],
-            },
-        ),
-        (
-            "block-dirty-bitmap-add",
-            Keys {
-                of: "transaction block-dirty-bitmap-add",
-                supported: &[&[
-                    required("type", ValueType::Text),
-                    required("data", ValueType::Object(&bitmaps::ADD)),
-                ]],
-                later: &[],
-            },
-        ),
-        (
-            "block-dirty-bitmap-clear",
-            Keys {
-                of: "transaction block-dirty-bitmap-clear",
-                supported: &[&[
-                    required("type", ValueType::Text),
-                    required("data", ValueType::Object(&bitmaps::BITMAP)),
-                ]],
-                later: &[],
-            },
-        ),
-        (
-            "block-dirty-bitmap-disable",
-            Keys {
-                of: "transaction block-dirty-bitmap-disable",
-                supported: &[&[
-                    required("type", ValueType::Text),
-                    required("data", ValueType::Object(&bitmaps::BITMAP)),
-                ]],
-                later: &[],
-            },
-        ),
-        (
-            "block-dirty-bitmap-enable",
-            Keys {
-                of: "transaction block-dirty-bitmap-enable",
-                supported: &[&[
-                    required("type", ValueType::Text),
-                    required("data", ValueType::Object(&bitmaps::BITMAP)),
-                ]],
-                later: &[],
-            },
-        ),
-        (
-            "block-dirty-bitmap-merge",
-            Keys {
-                of: "transaction block-dirty-bitmap-merge",
-                supported: &[&[
-                    required("type", ValueType::Text),
-                    required("data", ValueType::Object(&bitmaps::MERGE)),
-                ]],
-                later: &[],
-            },
-        ),
-        (
-            "block-dirty-bitmap-remove",
-            Keys {
-                of: "transaction block-dirty-bitmap-remove",
-                supported: &[&[
-                    required("type", ValueType::Text),
-                    required("data", ValueType::Object(&bitmaps::BITMAP)),
-                ]],
-                later: &[],
-            },
-        ),
-        (
-            "blockdev-backup",
-            Keys {
-                of: "transaction blockdev-backup",
-                supported: &[&[
-                    required("type", ValueType::Text),
-                    required("data", ValueType::Object(&BACKUP)),
-                ]],
-                later: &[],
-            },
-        ),
-        (
-            "blockdev-snapshot",
-            Keys {
-                of: "transaction blockdev-snapshot",
-                supported: &[&[
-                    required("type", ValueType::Text),
-                    required("data", ValueType::Object(&SNAPSHOT)),
-                ]],
-                later: &[],
-            },
-        ),
-        (
-            "blockdev-snapshot-sync",
-            Keys {
-                of: "transaction blockdev-snapshot-sync",
-                supported: &[&[
-                    required("type", ValueType::Text),
-                    required("data", ValueType::Object(&SNAPSHOT_SYNC)),
-                ]],
-                later: &[],
-            },
-        ),
-        (
-            "drive-backup",
-            Keys {
-                of: "transaction drive-backup",
-                supported: &[&[
-                    required("type", ValueType::Text),
-                    required("data", ValueType::Object(&DRIVE_BACKUP)),
-                ]],
-                later: &[],
-            },
-        ),
-        (
-            "ringloom-insert-filter",
-            Keys {
-                of: "transaction ringloom-insert-filter",
-                supported: &[&[
-                    required("type", ValueType::Text),
-                    required("data", ValueType::Object(&INSERT)),
-                ]],
-                later: &[],
-            },
-        ),
-        (
-            "ringloom-remove-filter",
-            Keys {
-                of: "transaction ringloom-remove-filter",
-                supported: &[&[
-                    required("type", ValueType::Text),
-                    required("data", ValueType::Object(&REMOVE)),
-                ]],
-                later: &[],
-            },
-        ),
-    ],
-    later: &["blockdev-snapshot-internal-sync"],
-};
-
-static PROPERTIES: Keys = Keys {
-    of: "transaction properties",
-    supported: &[&[optional("completion-mode", ValueType::Word(&["individual", "grouped"]))]],
-    later: &[],
-};
-
-pub(super) static TRANSACTION: Keys = Keys {
-    of: "transaction",
-    supported: &[&[
-        required("actions", ValueType::List(&ValueType::Union(&ACTION))),
-        optional("properties", ValueType::Object(&PROPERTIES)),
-    ]],
-    later: &[],
-};
-
 /// What the actions of a transaction have prepared, and how it is taken back.
 pub(super) struct Preparation {
     pub(super) edges: Vec<EdgeChange>,
@@ -245,8 +77,8 @@ pub(super) struct Preparation {
     pub(super) nodes: Vec<String>,
     /// Files that were made for it.
     pub(super) files: Vec<PathBuf>,
-    /// What is done with dirty bitmaps at that instant.
-    bitmaps: Vec<BitmapAction>,
+    /// What is done with dirty bitmaps and internal snapshots at that instant.
+    at_instant: Vec<InstantAction>,
     /// Whether it is taken back after that.
     aborts: bool,
     /// Backups that begin.
@@ -343,13 +175,17 @@ pub(super) fn transaction(
                 }
                 Some("drive-backup") => preparation.add_drive_backup(context, &mut data)?,
                 Some("blockdev-snapshot") => preparation.add_snapshot(context, &mut data)?,
+                Some("blockdev-snapshot-internal-sync") => {
+                    let action = SnapshotAction::create(context, &mut data)?;
+                    preparation.at_instant.push(InstantAction::Snapshot(action));
+                }
                 Some("blockdev-snapshot-sync") => {
                     preparation.add_snapshot_sync(context, &mut data)?;
                 }
                 Some("ringloom-insert-filter") => preparation.add_insertion(context, &mut data)?,
                 Some("ringloom-remove-filter") => preparation.add_removal(context, &mut data)?,
                 // What is before it may fail first.
-                _ if !preparation.bitmaps.is_empty() => {
+                _ if !preparation.at_instant.is_empty() => {
                     preparation.aborts = true;
                     break;
                 }
@@ -380,27 +216,27 @@ pub(super) fn change(
         policy: StatePolicy::Volatile,
         nodes: Vec::new(),
         files: Vec::new(),
-        bitmaps: Vec::new(),
+        at_instant: Vec::new(),
         aborts: false,
         backups: Vec::new(),
     };
     let prepared = prepare(context, &mut preparation);
     let after = if preparation.aborts { Err(aborted()) } else { Ok(()) };
-    let mut bitmaps = BitmapActions::new(std::mem::take(&mut preparation.bitmaps), after);
+    let mut at_instant = InstantActions::new(std::mem::take(&mut preparation.at_instant), after);
     let changed = prepared.and_then(|()| {
         let backups = std::mem::take(&mut preparation.backups);
         let Preparation { edges, reopened, policy, .. } = &preparation;
         if backups.is_empty() {
-            return context.state.replace_at_once(edges, reopened, *policy, &mut bitmaps);
+            return context.state.replace_at_once(edges, reopened, *policy, &mut at_instant);
         }
         let besides = BackupChanges { edges, policy: *policy };
-        backup::begin(context, backups, besides, &mut bitmaps)
+        backup::begin(context, backups, besides, &mut at_instant)
     });
     if let Err(error) = changed {
         preparation.take_back(context);
         return Err(error);
     }
-    bitmaps.commit();
+    at_instant.commit();
     done()
 }
 
@@ -433,7 +269,7 @@ impl Preparation {
             "block-dirty-bitmap-merge" => BitmapAction::merge(context, data),
             _ => BitmapAction::remove(context, data),
         };
-        self.bitmaps.push(action?);
+        self.at_instant.push(InstantAction::Bitmap(action?));
         Ok(())
     }
 

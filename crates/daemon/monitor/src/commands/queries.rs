@@ -18,7 +18,7 @@ use crate::types::{
     BlockDeviceInfo, BlockDeviceStats, BlockDirtyInfo, BlockGraph, BlockGraphEdge, BlockGraphNode,
     BlockInfo, BlockStats, CacheInfo, CommandInfo, CompressionType, DetectZeroes, FileInfo,
     GraphNodeType, ImageInfo, ImageInfoSpecific, PermissionName, Qcow2Info, SchemaInfo,
-    version as this_version,
+    SnapshotInfo, version as this_version,
 };
 
 pub(super) static CAPABILITIES: Keys =
@@ -234,6 +234,13 @@ impl GraphReader<'_> {
         Some(described.collect::<Vec<_>>()).filter(|all| !all.is_empty())
     }
 
+    /// The internal snapshots of the image that a node shows.
+    fn snapshots(&self, name: &str) -> Option<Vec<SnapshotInfo>> {
+        let (_, image) = self.graph.image_shown(name)?;
+        let all: Vec<SnapshotInfo> = image.snapshots().iter().map(SnapshotInfo::of).collect();
+        Some(all).filter(|all| !all.is_empty())
+    }
+
     fn image(&self, name: &str, info: &NodeInfo<'_>) -> ImageInfo {
         let header = info.image.map(|image| image.header());
         let backing = self.child(name, "backing");
@@ -259,6 +266,7 @@ impl GraphReader<'_> {
             backing: header.as_ref().and_then(|header| header.backing.clone()),
             full_backing: full_backing.map(|path| path.display().to_string()),
             backing_format: header.and_then(|header| header.backing_format.clone()),
+            snapshots: self.snapshots(name),
             specific,
             backing_image: below,
         }

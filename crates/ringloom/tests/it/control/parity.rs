@@ -22,7 +22,8 @@ use super::{monitor, monitor_socket, start, state};
 use crate::support::{qemu_img, ringloom, stop};
 use compare::{Difference, compare};
 
-const TABLES: [&str; 10] = [
+const TABLES: [&str; 11] = [
+    include_str!("parity/snapshots.txt"),
     include_str!("parity/bitmaps.txt"),
     include_str!("parity/backup.txt"),
     include_str!("parity/objects.txt"),
@@ -68,6 +69,12 @@ impl Side {
         qemu_img(&bench, "create -q -f qcow2 qcow2 4M")?;
         qemu_img(&bench, "create -q -f qcow2 -o cluster_size=512 bitmaps 4M")?;
         qemu_img(&bench, "create -q -f qcow2 -o compat=0.10 bitmaps2 4M")?;
+        qemu_img(&bench, "create -q -f qcow2 snaps 1M")?;
+        qemu_img(&bench, "create -q -f qcow2 -o compat=0.10 snaps2 1M")?;
+        qemu_img(&bench, "create -q -f qcow2 -o data_file=snapsd.raw snapsd 1M")?;
+        qemu_img(&bench, "create -q -f qcow2 -o refcount_bits=1,preallocation=metadata snaps1 1M")?;
+        qemu_img(&bench, "create -q -f qcow2 snapsr 1M")?;
+        qemu_img(&bench, "snapshot -c s1 snapsr")?;
         qemu_img(&bench, "create -q -f qcow2 -b other -F raw over")?;
         qemu_img(&bench, "create -q -f qcow2 -b other -F raw over2")?;
         qemu_img(&bench, "create -q -f qcow2 -b base -F raw upper")?;

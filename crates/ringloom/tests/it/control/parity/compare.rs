@@ -9,6 +9,10 @@ use serde_json::Value;
 const MEMBERS: &[(&str, &str)] = &[
     ("package", "it says which program it is"),
     ("actual-size", "how an image lies on the disk is up to who wrote it"),
+    ("date-sec", "each program makes its own snapshots"),
+    ("date-nsec", "the same"),
+    ("vm-clock-sec", "the peer has the time of day where no machine runs"),
+    ("vm-clock-nsec", "the same"),
     ("shared-perm", "who may do what beside it is decided by rules of ringloom's own"),
 ];
 
@@ -23,6 +27,7 @@ const PLACES: &[(&str, &str)] = &[
     ("[l1f].image.virtual-size", "the same"),
     ("[l2f].image.virtual-size", "the same"),
     ("[l3f].image.virtual-size", "the same"),
+    ("[isf].image.virtual-size", "the same"),
     ("[c0].backing_file_depth", "the peer counts a filter as a backing file"),
     ("[th0].backing_file_depth", "the same"),
     ("[base].ro", "the peer opens a base anew to read it only; here claims say who writes"),
