@@ -175,9 +175,9 @@ fn what_fails(program: &Program, filter: &[&str], kept: &str) -> Result<()> {
         let expected = if breaks_snapshot { (true, true, false) } else { (false, false, true) };
         ensure!(found == expected, "{policy}: {found:?} ({status:?}): {}", server.log());
         drop(client);
-        // It may still wait for the target.
-        kit.kill()?;
+        // What came to the target late is flushed there.
         end(server, &bench)?;
+        kit.kill()?;
     }
     Ok(())
 }

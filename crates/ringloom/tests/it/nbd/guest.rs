@@ -49,6 +49,8 @@ const LINK: &str = "section link sh -c 'ip link set lo up; ip addr add 10.0.2.15
 /// long it waits. Arguments: number of the device, port, name of the export, connections, seconds.
 const RECONNECT: &str = r#"
 my ($device, $port, $name, $count, $seconds) = @ARGV;
+# A server that dies in the handshake may never be heard of again.
+alarm 5;
 sub attribute { my ($type, $data) = @_; pack('SSa*x![4]', 4 + length $data, $type, $data) }
 socket(my $netlink, 16, 3, 16) or die "netlink: $!";
 sub request {
