@@ -329,6 +329,9 @@ pub(crate) struct MoveDiskArgs {
     /// The old node stays open
     #[arg(long)]
     pub(crate) keep: bool,
+    /// Compare all of it before the switch, and say what was found
+    #[arg(long)]
+    pub(crate) verify: bool,
 }
 
 /// What is done with nodes.

@@ -76,6 +76,10 @@ impl QmpClient {
     /// Waits until something has happened, or for that long.
     pub(crate) fn wait_event(&mut self, limit: Duration) -> Result<()> {
         let limit = Timespec::try_from(limit).context("a time limit")?;
+        // The end of the line of the last message is none.
+        while self.reader.buffer().first().is_some_and(u8::is_ascii_whitespace) {
+            self.reader.consume(1);
+        }
         let stream = self.reader.get_ref();
         let readable = &mut [PollFd::new(stream, PollFlags::IN)];
         let is_there = !self.reader.buffer().is_empty()

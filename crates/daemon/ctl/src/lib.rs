@@ -1,7 +1,7 @@
 //! `ringloom ctl`: what an administrator asks a running daemon for, over its monitor.
 //!
 //! Invariants: it knows a daemon by QMP only, so that it drives other versions, and qemu-storage-daemon as far as that has
-//! the commands. What changes something is one command of the daemon, but for a disk that moves (`jobs`) and for backups
+//! the commands. What changes something is one command of the daemon, but for a disk that moves (`move_disk`) and for backups
 //! (`backup`): whoever interrupts it leaves nothing half done. Files of backups it looks at itself, and has them flattened by
 //! the engine of `ringloom convert` (`restore`).
 //! Threads: one. Limits: those of `client`.
@@ -15,6 +15,7 @@ mod changes;
 mod client;
 mod inventory;
 mod jobs;
+mod move_disk;
 mod progress;
 mod restore;
 mod run;

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::arguments::{CtlArgs, Kind, Word};
 use crate::backup::{self, BackupArgs};
 use crate::client::{QmpClient, write};
+use crate::move_disk::move_disk;
 use crate::restore;
 use crate::show::{list, show};
 use crate::table::Answer;
@@ -100,7 +101,7 @@ fn carry_out(client: &mut QmpClient, word: &Word) -> Result<Answer> {
         Word::Disk(word) => changes::disk(client, word),
         Word::Filter(word) => changes::filter(client, word),
         Word::Job(word) => jobs::job(client, word),
-        Word::MoveDisk(arguments) => jobs::move_disk(client, arguments),
+        Word::MoveDisk(arguments) => move_disk(client, arguments),
         Word::Move { target: (export, queue), iothread } => {
             changes::move_to(client, export, *queue, iothread)
         }

@@ -193,6 +193,8 @@ structure! {
         "auto-dismiss" dismisses_itself: bool,
         "error" error: Option<String>,
         "actively-synced" is_actively_synced: Option<bool>,
+        "ringloom-compared" compared_bytes: Option<u64>,
+        "ringloom-differing" differing_bytes: Option<u64>,
     }
 
     /// How a node uses the page cache (`BlockdevCacheInfo`).

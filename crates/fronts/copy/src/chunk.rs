@@ -86,6 +86,28 @@ pub(crate) fn first_difference(chunk: &mut Chunk) -> Option<usize> {
     }
 }
 
+/// The granules of a chunk in which its memories differ.
+pub(crate) fn differing_parts(chunk: &mut Chunk, granule: u64) -> Vec<Range<u64>> {
+    let (disk, count) = (chunk.bytes.clone(), chunk.len());
+    let target = &chunk.target.as_mut().expect("it was read into memory").bytes()[..count];
+    let source = chunk.source.as_mut().map(|source| &source.bytes()[..count]);
+    let (mut parts, mut at) = (Vec::new(), disk.start);
+    while at < disk.end {
+        let end = (at / granule + 1).saturating_mul(granule).min(disk.end);
+        let place = |byte: u64| usize::try_from(byte - disk.start).expect("a chunk fits memory");
+        let part = place(at)..place(end);
+        let is_equal = match source {
+            Some(source) => source[part.clone()] == target[part],
+            None => is_zero(&target[part]),
+        };
+        if !is_equal {
+            parts.push(at..end);
+        }
+        at = end;
+    }
+    parts
+}
+
 /// Which disk a step works on, and what it asks of it.
 pub(crate) fn request_of(chunk: &Chunk, settings: &CopySettings) -> (LogicalUnitIndex, Operation) {
     let on = |side, range: &Range<u64>| -> Extent {

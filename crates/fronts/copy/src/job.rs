@@ -4,6 +4,8 @@
 //! says who copies what. The first error counts; after it, and after [`CopyJob::cancel`], no worker begins anything more.
 //! Threads: the workers of the job, each on its iothread, and whoever watches it.
 
+mod verification;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -17,6 +19,9 @@ use block::{BlockStatus, ByteOffset, Clock, FailKind, SECTOR_BYTES};
 
 use crate::backlog::{BacklogCopy, BacklogEnd, BacklogLimits, ErrorAction, ErrorPolicy};
 use crate::rate::RateLimit;
+
+pub use verification::ComparedBytes;
+use verification::Verification;
 
 /// How many bytes the source is asked about at once: so many that a file system which looks for the end of a long run
 /// does so seldom, and so few that an image with much to tell is copied meanwhile.
@@ -182,6 +187,7 @@ pub struct CopyJob {
     done: AtomicU64,
     data: AtomicU64,
     written: AtomicU64,
+    verification: Verification,
     is_cancelled: AtomicBool,
     /// The first error.
     error: Mutex<Option<CopyError>>,
@@ -290,6 +296,7 @@ impl CopyJob {
             done: AtomicU64::new(0),
             data: AtomicU64::new(0),
             written: AtomicU64::new(0),
+            verification: Verification::default(),
             is_cancelled: AtomicBool::new(false),
             error: Mutex::default(),
             work: Mutex::new(work),
@@ -436,6 +443,9 @@ impl CopyJob {
             (ClaimResult::Wait, _) => Share::Wait,
             (ClaimResult::Nothing, BacklogEnd::WhenEmpty) => Share::Nothing,
             (ClaimResult::Nothing, BacklogEnd::WhenCancelled) => {
+                if let Some(share) = self.share_of_verification(backlog, most, worker) {
+                    return share;
+                }
                 observer.is_equal();
                 Share::Equal
             }
@@ -446,10 +456,15 @@ impl CopyJob {
     pub(crate) fn claim_told(&self, is_zero: bool) {
         let most = CLAIMED_BYTES_OF_ZEROES;
         let bytes = match (is_zero, self.settings.action) {
-            (true, CopyAction::Copy) => (self.claimed_bytes.load(Ordering::Relaxed) * 2).min(most),
-            (false, _) | (true, CopyAction::Compare | CopyAction::Map | CopyAction::Populate) => {
-                CLAIMED_BYTES
+            // Zeroes that are compared are read.
+            (true, CopyAction::Copy) if !self.is_verifying() => {
+                (self.claimed_bytes.load(Ordering::Relaxed) * 2).min(most)
             }
+            (false, _)
+            | (
+                true,
+                CopyAction::Copy | CopyAction::Compare | CopyAction::Map | CopyAction::Populate,
+            ) => CLAIMED_BYTES,
         };
         self.claimed_bytes.store(bytes, Ordering::Relaxed);
     }

@@ -18,6 +18,7 @@ pub use backlog::{
     BacklogCopy, BacklogEnd, BacklogLimits, CopyObserver, ErrorAction, ErrorPolicy, ScanFilter,
 };
 pub use job::{
-    CopyAction, CopyEnd, CopyError, CopyJob, CopyProgress, CopySettings, CopySide, TargetContent,
+    ComparedBytes, CopyAction, CopyEnd, CopyError, CopyJob, CopyProgress, CopySettings, CopySide,
+    TargetContent,
 };
 pub use worker::CopyWorker;

@@ -9,6 +9,8 @@
 //! Threads: belongs to the iothread that serves it. Limits: [`SLOTS`] chunks of [`CHUNK_BYTES`], with memory for what is
 //! read from each side.
 
+mod verified;
+
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -32,6 +34,7 @@ use crate::job::{
     CopyAction, CopyEnd, CopyError, CopyJob, CopySide, Share, TargetContent, WorkerKick,
 };
 use crate::zeroes::{Part, parts};
+use verified::comparison;
 
 /// How many chunks are worked on at once: enough to keep a disk behind a network busy.
 const SLOTS: u16 = 32;
@@ -164,6 +167,7 @@ impl CopyWorker {
             }
             let SourceRun { bytes, status, claim } = self.next_run()?;
             let begun = match (self.job.settings.action, status.is_zero) {
+                (CopyAction::Copy, is_zero) if self.job.is_verifying() => comparison(is_zero),
                 (CopyAction::Copy, true) if !self.target_is_zero(claim.as_deref()) => {
                     (Step::Zero(bytes.clone(), ZeroTerms::UNMAP), None)
                 }
@@ -178,10 +182,7 @@ impl CopyWorker {
                 (CopyAction::Copy, false) | (CopyAction::Populate, _) => {
                     (Step::Read(CopySide::Source), None)
                 }
-                (CopyAction::Compare, true) => (Step::Read(CopySide::Target), None),
-                (CopyAction::Compare, false) => {
-                    (Step::Read(CopySide::Source), Some(Step::Read(CopySide::Target)))
-                }
+                (CopyAction::Compare, is_zero) => comparison(is_zero),
                 (CopyAction::Map, _) => panic!("a map has no chunks of data"),
             };
             let (step, then) = begun;
@@ -239,7 +240,8 @@ impl CopyWorker {
     /// are where they need no memory.
     fn next_run(&mut self) -> Option<SourceRun> {
         let run = self.runs.front()?;
-        let needs_memory = !run.status.is_zero || self.job.settings.action != CopyAction::Copy;
+        let is_copied = self.job.settings.action == CopyAction::Copy && !self.job.is_verifying();
+        let needs_memory = !run.status.is_zero || !is_copied;
         let chunk = (CHUNK_BYTES as u64).min(self.job.limits().chunk_bytes);
         let most = if needs_memory { chunk } else { u64::MAX };
         let count = (run.bytes.end - run.bytes.start).min(most);
@@ -347,13 +349,17 @@ impl CopyWorker {
             Step::Read(CopySide::Source) => {
                 self.job.count_data(count as u64);
                 self.fill_up(chunk, CopySide::Source);
-                if self.job.settings.action == CopyAction::Copy {
+                let is_compared = chunk.target.is_some();
+                if self.job.settings.action == CopyAction::Copy && !is_compared {
                     self.plan_writes(chunk);
                 }
             }
             Step::Read(CopySide::Target) => {
                 self.fill_up(chunk, CopySide::Target);
-                if let Some(place) = first_difference(chunk) {
+                let difference = first_difference(chunk);
+                if self.job.settings.action == CopyAction::Copy {
+                    self.follow_verified(chunk, difference);
+                } else if let Some(place) = difference {
                     let offset = ByteOffset(chunk.bytes.start + place as u64);
                     return Err(CopyError::Differs(offset));
                 }

@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -36,6 +36,8 @@ pub struct CopyBacklog {
     /// How many bytes were copied by others than workers.
     copied_bytes: AtomicU64,
     unclaimed: Condvar,
+    /// What was added since somebody asked for that.
+    notes: OnceLock<DirtyBitmap>,
     /// Whether a worker waits for something to be added.
     is_awaited: AtomicBool,
     workers: Mutex<Vec<Waker>>,
@@ -103,6 +105,7 @@ impl CopyBacklog {
             claimed_bytes: AtomicU64::new(0),
             copied_bytes: AtomicU64::new(0),
             unclaimed: Condvar::new(),
+            notes: OnceLock::new(),
             is_awaited: AtomicBool::new(false),
             workers: Mutex::default(),
         })
@@ -123,8 +126,32 @@ impl CopyBacklog {
         &self.ranges
     }
 
+    /// From now on it is kept which bytes are added ([`CopyBacklog::add`]), also when they were copied.
+    pub fn keep_notes(&self) -> Result<(), BitmapError> {
+        let notes = DirtyBitmap::new(self.dirty.size(), self.dirty.granularity())?;
+        let _kept_already = self.notes.set(notes);
+        Ok(())
+    }
+
+    /// What was added, if that is kept.
+    pub fn notes(&self) -> Option<&DirtyBitmap> {
+        self.notes.get()
+    }
+
+    /// All of it is looked at again by workers, also what nobody has changed.
+    pub fn add_all(&self) {
+        self.dirty.set_all();
+        fence(Ordering::SeqCst);
+        if self.is_awaited.load(Ordering::Relaxed) {
+            self.wake_workers();
+        }
+    }
+
     /// These bytes are to be copied: a write of the source has ended.
     pub fn add(&self, bytes: Range<u64>) {
+        if let Some(notes) = self.notes.get() {
+            notes.set(bytes.clone());
+        }
         self.dirty.set(bytes);
         // Beside the one in `claim`: either this finds the worker that waits, or that worker finds the bytes.
         fence(Ordering::SeqCst);

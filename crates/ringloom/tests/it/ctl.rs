@@ -3,6 +3,7 @@
 mod backup;
 mod failures;
 mod jobs;
+mod moved;
 mod peer;
 mod words;
 

@@ -101,6 +101,7 @@ pub(super) fn commit(
             memory: 0,
             replaces: None,
             filter,
+            is_verified: false,
         };
         return begin(context, (&id, JobKind::Commit, settings), policy, |state, observer| {
             state.start_mirror(&options, observer)

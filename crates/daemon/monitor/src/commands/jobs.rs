@@ -241,6 +241,8 @@ pub(super) fn query_block(
             finalizes_itself: settings.auto_finalize,
             dismisses_itself: settings.auto_dismiss,
             error: job.error(),
+            compared_bytes: state.compared_by_mirror(job.id()).map(|it| it.bytes),
+            differing_bytes: state.compared_by_mirror(job.id()).map(|it| it.differing),
             is_actively_synced: is_mirror
                 .then(|| job.is_ready() && state.is_mirror_synchronous(job.id())),
         }

@@ -41,6 +41,7 @@ pub(super) const MIRROR_KEYS: &[Key] = &[
     optional("copy-mode", COPY_MODE),
     optional("replaces", ValueType::Text),
     optional("buf-size", ValueType::Int),
+    optional("ringloom-verify", ValueType::Flag),
 ];
 
 pub(super) static MIRROR: Keys = Keys {
@@ -112,6 +113,10 @@ pub(super) fn begin_mirror(
         return Err(QmpError::generic(format!("Failed to find node with node-name='{name}'")));
     }
     let memory = fields.int("buf-size")?.unwrap_or(0);
+    let is_verified = fields.flag("ringloom-verify")?.unwrap_or(false);
+    if is_verified && mode != MirrorMode::WriteBlocking {
+        return Err(QmpError::generic("ringloom-verify needs copy-mode=write-blocking"));
+    }
     let policy = policy(&mut fields)?;
     let speed = settings.speed;
     let options = MirrorOptions {
@@ -127,6 +132,7 @@ pub(super) fn begin_mirror(
         memory,
         replaces,
         filter,
+        is_verified,
     };
     begin(context, (&options.id, JobKind::Mirror, settings), policy, |state, observer| {
         state.start_mirror(&options, observer)

@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use bitmaps::{CopyBacklog, DirtyBitmap, Granularity};
+use bitmaps::{BitmapError, CopyBacklog, DirtyBitmap, Granularity};
 use block::{Access, Node, Permission, Permissions, Rights};
 use copy::{
-    BacklogCopy, BacklogEnd, BacklogLimits, CopyAction, CopyJob, CopySettings, ErrorPolicy,
-    ScanFilter, TargetContent,
+    BacklogCopy, BacklogEnd, BacklogLimits, ComparedBytes, CopyAction, CopyJob, CopySettings,
+    ErrorPolicy, ScanFilter, TargetContent,
 };
 use graph::{ChildRole, Edge, FilterKind, JobFilter, NodeUser};
 use layers::{MirrorMode, MirrorNode};
@@ -67,6 +67,9 @@ pub struct MirrorOptions {
     pub replaces: Option<String>,
     /// The name of the filter on the source.
     pub filter: Option<String>,
+    /// All of it is compared before it is told that source and target are equal; only with
+    /// [`MirrorMode::WriteBlocking`].
+    pub is_verified: bool,
 }
 
 impl DaemonState {
@@ -121,7 +124,7 @@ impl DaemonState {
             limits
         };
         let engine = (scan, limits, Arc::clone(&self.clock));
-        let copy = mirror_copy(options, bytes, &backlog, observer, engine);
+        let copy = mirror_copy(options, bytes, &backlog, observer, engine)?;
         let edges =
             vec![edge("source", ChildRole::JobSource, source), edge("target", role, target)];
         let name = JobFilter::on(source, options.filter.as_ref(), "mirror_top", BACKING);
@@ -212,6 +215,12 @@ impl DaemonState {
             filter.set_mode(MirrorMode::WriteBlocking);
             copy.hurry();
         }
+    }
+
+    /// What a mirror has compared, if it was told to and has begun with it.
+    pub fn compared_by_mirror(&self, id: &str) -> Option<ComparedBytes> {
+        let compared = self.jobs.get(id)?.copy.compared();
+        (compared.bytes > 0).then_some(compared)
     }
 
     /// Whether what is written to the source of a mirror is on the target before its client is told.
@@ -341,7 +350,7 @@ fn mirror_copy(
     backlog: &Arc<CopyBacklog>,
     observer: &Arc<dyn JobObserver>,
     (scan, limits, clock): (Option<ScanFilter>, BacklogLimits, Arc<dyn block::Clock>),
-) -> Arc<CopyJob> {
+) -> Result<Arc<CopyJob>, BitmapError> {
     let settings = CopySettings {
         action: CopyAction::Copy,
         bytes,
@@ -359,5 +368,9 @@ fn mirror_copy(
         limits,
         observer: Arc::new(CopyNews(Arc::clone(observer))),
     };
-    CopyJob::of_backlog(settings, backlog, clock)
+    let copy = CopyJob::of_backlog(settings, backlog, clock);
+    if options.is_verified {
+        copy.verify_when_equal()?;
+    }
+    Ok(copy)
 }

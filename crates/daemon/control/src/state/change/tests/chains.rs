@@ -107,6 +107,7 @@ impl Chain {
                 memory: 0,
                 replaces: None,
                 filter: None,
+                is_verified: false,
             };
             self.place.built.start_mirror(&options, &observer).unwrap();
             finish(&mut self.place, &news, MirrorEnd::Switch);
@@ -324,6 +325,7 @@ fn a_base_grows_for_the_uppermost_image() {
         memory: 4096,
         replaces: None,
         filter: None,
+        is_verified: false,
     };
     place.built.start_mirror(&options, &observer).unwrap();
     place.built.abort_block_job("j").unwrap();

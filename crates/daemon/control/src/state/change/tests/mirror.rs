@@ -9,6 +9,7 @@ use layers::MirrorMode;
 
 use super::*;
 use crate::state::{BlockJobError, JobNews, JobObserver, MirrorEnd, MirrorOptions, MirrorSync};
+use testkit::deadline::poll_until;
 
 /// Tells a test what happens to its job.
 #[derive(Debug)]
@@ -35,6 +36,7 @@ fn options(mode: MirrorMode, sync: MirrorSync) -> MirrorOptions {
         memory: 0,
         replaces: None,
         filter: None,
+        is_verified: false,
     }
 }
 
@@ -62,6 +64,12 @@ pub(super) fn finish(place: &mut Place, news: &Receiver<JobNews>, end: MirrorEnd
     place.built.converge_mirror("j");
     loop {
         wait_equal(news);
+        // A discard that is under way is noted when it ends.
+        poll_until("what was compared to be equal", LIMIT, || {
+            let compared = place.built.compared_by_mirror("j").unwrap_or_default();
+            Ok((compared.differing == 0).then_some(()))
+        })
+        .unwrap();
         match place.built.finish_mirror("j", end) {
             Ok(()) => return tries,
             Err(BlockJobError::Change(GraphChangeError::NotEqual)) => tries += 1,
@@ -96,6 +104,7 @@ fn clients_write_on_while_their_disk_moves_back_and_forth() {
                 _ => MirrorMode::WriteBlocking,
             };
             let mut options = options(mode, MirrorSync::Full);
+            options.is_verified = mode == MirrorMode::WriteBlocking;
             if moves % 2 == 1 {
                 std::mem::swap(&mut options.source, &mut options.target);
             }

@@ -1,0 +1,246 @@
+//! `ringloom ctl move-disk`: a disk moves to another file while it is used: a mirror, a comparison if that is asked for, a switch.
+//!
+//! Invariants: until the switch is asked for, whoever is interrupted leaves the disk where it is, and a job that goes on, as is said;
+//! a file that was made for a move that fails is removed. Afterwards nothing is taken back: it may be what guests write.
+
+use std::fs;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Error, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::arguments::{Format, MoveDiskArgs};
+use crate::client::QmpClient;
+use crate::inventory::{Inventory, text};
+use crate::jobs::{Interrupted, LOOK, create, remove, watch_until};
+use crate::signals::interrupts;
+use crate::table::Answer;
+use crate::units::bytes;
+
+/// The id of the job that moves a disk.
+fn move_id(node: &str) -> String {
+    format!("move-{}", node.replace(['#', '/'], "-"))
+}
+
+/// A move whose file is made.
+struct Move<'a> {
+    /// The node that is left.
+    node: String,
+    /// The one that takes its place.
+    new: String,
+    path: String,
+    size: u64,
+    arguments: &'a MoveDiskArgs,
+}
+
+/// How much was compared, and how much of it differed.
+#[derive(Debug, Clone, Copy)]
+struct Compared {
+    bytes: u64,
+    differing: u64,
+}
+
+/// How often it is looked at what differed: a change that is under way is none.
+const LOOKS_MAX: usize = 8;
+
+/// What a job has compared.
+fn compared(client: &mut QmpClient, id: &str) -> Result<Compared> {
+    let jobs = client.list("query-block-jobs", &json!({}))?.unwrap_or_default();
+    let job = jobs.iter().find(|job| text(job, "device") == id);
+    let number = |key: &str| job.and_then(|job| job[key].as_u64());
+    let bytes = number("ringloom-compared");
+    let bytes = bytes.with_context(|| format!("job {id} does not say what it has compared"))?;
+    Ok(Compared { bytes, differing: number("ringloom-differing").unwrap_or(0) })
+}
+
+/// Moves a disk to another file while it is used: makes the file, copies, switches, and closes what was there.
+pub(crate) fn move_disk(client: &mut QmpClient, arguments: &MoveDiskArgs) -> Result<Answer> {
+    let MoveDiskArgs { target, to, name, .. } = arguments;
+    let interrupted = interrupts()?;
+    let inventory = Inventory::read(client)?;
+    let node = inventory.target(target)?;
+    let size = inventory.node(&node).and_then(|it| it["size"].as_u64());
+    let size = size.with_context(|| format!("node {node}: its size is not known"))?;
+    let path = std::path::absolute(to).with_context(|| format!("{to}: where is that?"))?;
+    ensure!(path.symlink_metadata().is_err(), "{} exists already", path.display());
+    let path = path.display().to_string();
+    let new = name.clone().unwrap_or_else(|| format!("{node}-moved"));
+    ensure!(inventory.node(&new).is_none(), "there is a node {new} already: say --node NAME");
+    let it = Move { node, new, path, size, arguments };
+    it.carry_out(client, &interrupted)
+}
+
+impl Move<'_> {
+    fn id(&self) -> String {
+        move_id(&self.node)
+    }
+
+    fn carry_out(&self, client: &mut QmpClient, interrupted: &AtomicBool) -> Result<Answer> {
+        let made = make(client, &self.new, &self.path, self.arguments.format, self.size);
+        let begun = made.and_then(|()| client.ask("blockdev-mirror", &self.mirror()));
+        if let Err(error) = begun {
+            return Err(self.take_back(client, error));
+        }
+        let compared = match self.wait_until_equal(client, interrupted) {
+            Ok(compared) => compared,
+            Err(error) if error.is::<Interrupted>() => return Err(error.context(self.left())),
+            Err(error) => return Err(self.take_back(client, error)),
+        };
+        self.switch(client).with_context(|| self.after_switch())?;
+        client.ask("job-dismiss", &json!({"id": self.id()}))?;
+        let Self { node, new, path, .. } = self;
+        let target = &self.arguments.target;
+        let mut said = format!("{target}: node {new}, {path}, is what its users have now");
+        if self.arguments.keep {
+            said.push_str(&format!("; node {node} is still open"));
+        } else {
+            client.ask("blockdev-del", &json!({"node-name": node}))?;
+            said.push_str(&format!("; node {node} is closed, its file is as it was at the switch"));
+        }
+        Ok(self.answer(said, compared))
+    }
+
+    fn mirror(&self) -> Value {
+        let MoveDiskArgs { speed, volatile, verify, .. } = self.arguments;
+        let mut mirror = json!({
+            "job-id": self.id(), "device": self.node, "target": self.new, "sync": "full",
+            "speed": speed.unwrap_or(0), "auto-dismiss": false,
+        });
+        if *volatile {
+            mirror["ringloom-volatile"] = true.into();
+        }
+        if *verify {
+            mirror["copy-mode"] = "write-blocking".into();
+            mirror["ringloom-verify"] = true.into();
+        }
+        mirror
+    }
+
+    /// Waits until the disks are equal; what was compared of them.
+    fn wait_until_equal(
+        &self,
+        client: &mut QmpClient,
+        interrupted: &AtomicBool,
+    ) -> Result<Option<Compared>> {
+        let id = self.id();
+        let state = watch_until(client, &id, interrupted)?;
+        ensure!(state == "ready", "job {id} is {state}");
+        if !self.arguments.verify {
+            return Ok(None);
+        }
+        let mut found = compared(client, &id)?;
+        for _ in 0..LOOKS_MAX {
+            if found.differing == 0 {
+                break;
+            }
+            client.wait_event(LOOK)?;
+            found = compared(client, &id)?;
+        }
+        Ok(Some(found))
+    }
+
+    /// Has its users go on on the target. A signal waits for that.
+    fn switch(&self, client: &mut QmpClient) -> Result<()> {
+        let id = self.id();
+        client.ask("job-complete", &json!({"id": id}))?;
+        let never = AtomicBool::new(false);
+        let state = loop {
+            // It may have to catch up once more.
+            let state = watch_until(client, &id, &never)?;
+            if state != "ready" {
+                break state;
+            }
+            client.wait_event(LOOK)?;
+        };
+        ensure!(state == "concluded", "job {id} is {state}");
+        Ok(())
+    }
+
+    /// Leaves the disk where it is; the file was made for this alone.
+    fn take_back(&self, client: &mut QmpClient, error: Error) -> Error {
+        let id = self.id();
+        // Whatever of this there is no more is gone anyway.
+        let _over = client.ask("job-cancel", &json!({"id": id}));
+        let _over = client.ask("job-dismiss", &json!({"id": id}));
+        remove(client, &self.new);
+        // A daemon that has ended looks for it when it is started again.
+        let is_closed = Inventory::read(client).is_ok_and(|it| it.node(&self.new).is_none());
+        let gone = match is_closed && fs::remove_file(&self.path).is_ok() {
+            true => format!(", and {} is gone", self.path),
+            false => format!(", and {} is no disk", self.path),
+        };
+        error.context(format!("node {} stays where it is{gone}", self.node))
+    }
+
+    /// What is left by who has had enough before the switch.
+    fn left(&self) -> String {
+        let (id, node, new) = (self.id(), &self.node, &self.new);
+        format!(
+            "node {node} stays where it is, and job {id} goes on: 'ringloom ctl job wait {id}' and 'job complete {id}' move the \
+             disk; 'job cancel {id}', 'job dismiss {id}' and 'disk del {new}' give {} up",
+            self.path
+        )
+    }
+
+    /// What is said if nobody knows whether the switch was made.
+    fn after_switch(&self) -> String {
+        let target = &self.arguments.target;
+        format!("'ringloom ctl show {target}' says whether the disk is {} now", self.path)
+    }
+
+    fn answer(&self, mut said: String, compared: Option<Compared>) -> Answer {
+        let mut warnings = Vec::new();
+        if let Some(Compared { bytes: compared, differing }) = compared {
+            let all = bytes(compared);
+            said.push_str(&match differing {
+                0 => format!("; {all} were compared before the switch: equal"),
+                some => format!(
+                    "; {all} were compared before the switch, and {} of that copied again",
+                    bytes(some)
+                ),
+            });
+            if differing > 0 {
+                let found = bytes(differing);
+                warnings.push(format!(
+                    "{found} of {} differed from what was copied there: somebody else writes to it, or the storage does not \
+                     keep what it is given",
+                    self.path
+                ));
+            }
+        }
+        let json = json!({
+            "node": self.new, "file": self.path, "bytes": self.size,
+            "compared-bytes": compared.map(|it| it.bytes),
+            "differing-bytes": compared.map(|it| it.differing), "warnings": warnings,
+        });
+        let mut answer = Answer::said(&said, json);
+        answer.warnings = warnings;
+        answer
+    }
+}
+
+/// Makes a file, and an image in it, and a node of that name.
+fn make(client: &mut QmpClient, node: &str, path: &str, format: Format, size: u64) -> Result<()> {
+    let id = format!("make-{node}");
+    let length = if format == Format::Raw { size } else { 0 };
+    let file = json!({"driver": "file", "filename": path, "size": length});
+    create(client, &id, &file).with_context(|| format!("{path} cannot be made"))?;
+    let file = json!({"driver": "file", "filename": path, "discard": "unmap"});
+    let mut added = match format {
+        Format::Raw => file,
+        Format::Qcow2 => {
+            let below = format!("{node}-file");
+            let mut file = file;
+            file["node-name"] = below.as_str().into();
+            client.ask("blockdev-add", &file)?;
+            let image = json!({"driver": "qcow2", "file": below, "size": size});
+            let made = create(client, &id, &image);
+            remove(client, &below);
+            made.with_context(|| format!("{path}: no image can be made"))?;
+            json!({"driver": "qcow2", "file": {"driver": "file", "filename": path, "discard": "unmap"}})
+        }
+    };
+    added["node-name"] = node.into();
+    added["discard"] = "unmap".into();
+    client.ask("blockdev-add", &added).map(drop)
+}
