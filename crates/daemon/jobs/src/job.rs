@@ -199,7 +199,9 @@ impl Job {
         self.wake();
         match end {
             JobEnd::Done => {
-                self.go_to(JobStatus::Waiting);
+                if self.status != JobStatus::Waiting {
+                    self.go_to(JobStatus::Waiting);
+                }
                 self.go_to(JobStatus::Pending);
                 if !self.settings.auto_finalize {
                     self.tell(BlockJobNews::Pending);
@@ -210,6 +212,17 @@ impl Job {
                 self.go_to(JobStatus::Aborting);
             }
         }
+    }
+
+    /// It has done its work, and waits for others whose results count together with its own.
+    pub fn wait_for_others(&mut self) {
+        self.wake();
+        self.go_to(JobStatus::Waiting);
+    }
+
+    /// Whether its result counts, if it is known.
+    pub fn has_succeeded(&self) -> Option<bool> {
+        self.end.as_ref().map(|end| *end == JobEnd::Done)
     }
 
     /// Whether its result is to count now, without a client's word.

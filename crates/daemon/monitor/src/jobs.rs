@@ -8,6 +8,7 @@
 //! dismissed.
 //! Threads: the first one.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -54,6 +55,8 @@ pub(crate) struct JobEntry {
     nodes: Vec<String>,
     /// The node that was made for it, and is gone with it unless somebody uses it.
     pub(crate) owned: Option<String>,
+    /// The first of the jobs whose results count together, or none of them.
+    pub(crate) group: Option<JobSerial>,
     /// What was asked of it.
     wish: JobWish,
     /// Whether a restart has to find what it changes.
@@ -124,6 +127,7 @@ impl Jobs {
             job,
             nodes,
             owned: None,
+            group: None,
             wish: JobWish::GoOn,
             policy,
             progress: BlockJobProgress { current: 0, total: 1 },
@@ -219,19 +223,45 @@ impl Jobs {
             }
             JobNews::WorkerEnded(CopyEnd::Done | CopyEnd::Cancelled) => {}
         }
-        events.extend(self.settle(id));
+        events.extend(self.follow(state, id));
         events
     }
 
     /// What a client has a job do that is there.
     pub(crate) fn command<E>(
         &mut self,
+        state: &mut DaemonState,
         id: &str,
-        run: impl FnOnce(&mut JobEntry) -> Result<(), E>,
+        run: impl FnOnce(&mut JobEntry, &mut DaemonState) -> Result<(), E>,
     ) -> Result<Events, E> {
         let entry = self.all.get_mut(id).expect("the caller has found it");
-        run(entry)?;
-        Ok(self.settle(id))
+        run(entry, state)?;
+        Ok(self.follow(state, id))
+    }
+
+    /// What becomes of those whose results count together with that of a job, and what clients are to be told of them all.
+    fn follow(&mut self, state: &mut DaemonState, id: &str) -> Events {
+        let Some(entry) = self.all.get(id) else { return Vec::new() };
+        let Some(group) = entry.group else { return self.settle(id) };
+        let end = entry.job.has_succeeded();
+        let mut all: Vec<_> = self.all.values_mut().filter(|it| it.group == Some(group)).collect();
+        // As in QEMU the last one is told of first, but for one that has the others cancelled.
+        let is_first = |entry: &JobEntry| end == Some(false) && entry.job.id() == id;
+        all.sort_by_key(|entry| (!is_first(entry), Reverse(entry.serial.0)));
+        let ids: Vec<String> = all.iter().map(|entry| entry.job.id().to_owned()).collect();
+        let all_wait = all.iter().all(|entry| entry.job.status() == JobStatus::Waiting);
+        if end == Some(false) {
+            let left = all.into_iter().filter(|entry| entry.job.has_succeeded().is_none());
+            left.for_each(|entry| entry.abort(state, JobEnd::Cancelled));
+        } else if end == Some(true) || all_wait {
+            let waiting = all.iter_mut().filter(|it| it.job.status() == JobStatus::Waiting);
+            waiting.for_each(|entry| entry.job.work_ended(JobEnd::Done));
+            if end == Some(true) || all.iter().all(|entry| entry.job.is_to_finalize()) {
+                let left = all.into_iter().filter(|it| it.job.status() == JobStatus::Pending);
+                left.for_each(|entry| entry.finish(state));
+            }
+        }
+        ids.iter().flat_map(|id| self.settle(id)).collect()
     }
 
     /// What clients are to be told of a job, which is forgotten if it is gone.
@@ -340,7 +370,9 @@ impl JobEntry {
     /// All of it is copied, of a job that ends by itself.
     fn work_done(&mut self, state: &mut DaemonState) {
         self.look(state);
-        if self.job.settings().auto_finalize {
+        if self.group.is_some() {
+            self.job.wait_for_others();
+        } else if self.job.settings().auto_finalize {
             self.finish(state);
         } else {
             self.job.work_ended(JobEnd::Done);

@@ -66,13 +66,22 @@ pub(super) struct ReadBackup {
     pub(super) owned: Option<String>,
 }
 
+/// Which results of the jobs of a transaction count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum JobResults {
+    /// Each, whatever becomes of the others.
+    Single,
+    /// All, or none.
+    Grouped,
+}
+
 pub(super) fn backup(
     context: &mut CommandContext<'_>,
     mut fields: OptionFields,
 ) -> Result<Value, QmpError> {
     let backup = read_between_nodes(context, &mut fields)?;
     let more = &mut InstantActions::new(Vec::new(), Ok(()));
-    begin(context, vec![backup], BackupChanges::NONE, more)?;
+    begin(context, vec![backup], (BackupChanges::NONE, JobResults::Single), more)?;
     done()
 }
 
@@ -80,7 +89,7 @@ pub(super) fn backup(
 pub(super) fn begin(
     context: &mut CommandContext<'_>,
     all: Vec<ReadBackup>,
-    besides: BackupChanges<'_>,
+    (besides, results): (BackupChanges<'_>, JobResults),
     more: &mut InstantActions,
 ) -> Result<(), QmpError> {
     for (place, backup) in all.iter().enumerate() {
@@ -92,12 +101,17 @@ pub(super) fn begin(
     let options = |it: &ReadBackup| (it.options.clone(), Arc::clone(&it.observer));
     let started: Vec<_> = all.iter().map(options).collect();
     context.state.start_backups(&started, besides, more)?;
+    let group = match results {
+        JobResults::Single => None,
+        JobResults::Grouped => all.first().map(|first| first.serial),
+    };
     for ReadBackup { serial, options, settings, owned, .. } in all {
         let begun = (options.id.as_str(), JobKind::Backup, settings);
         let events = context.jobs.begin(serial, begun, Vec::new(), StatePolicy::Volatile);
         context.events.extend(events);
         let entry = context.jobs.get(&options.id).expect("it has begun");
         (entry.is_idle, entry.owned) = (options.sync == BackupSync::Changed, owned);
+        entry.group = group;
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use syntax::{Key, Keys, OptionFields, ValueType, is_identifier, optional, required};
 
 use super::at_instant::{InstantAction, InstantActions};
-use super::backup::{self, ReadBackup};
+use super::backup::{self, JobResults, ReadBackup};
 use super::bitmaps::BitmapAction;
 use super::internal_snapshots::SnapshotAction;
 use super::nodes::node_or_device;
@@ -83,6 +83,8 @@ pub(super) struct Preparation {
     aborts: bool,
     /// Backups that begin.
     pub(super) backups: Vec<ReadBackup>,
+    /// Which of their results count.
+    results: JobResults,
 }
 
 pub(super) fn snapshot(
@@ -192,9 +194,8 @@ pub(super) fn transaction(
                 _ => return Err(aborted()),
             }
         }
-        if is_grouped && !preparation.backups.is_empty() {
-            let desc = "completion-mode 'grouped' is not supported yet for backups";
-            return Err(QmpError::generic(desc));
+        if is_grouped {
+            preparation.results = JobResults::Grouped;
         }
         Ok(())
     })
@@ -219,6 +220,7 @@ pub(super) fn change(
         at_instant: Vec::new(),
         aborts: false,
         backups: Vec::new(),
+        results: JobResults::Single,
     };
     let prepared = prepare(context, &mut preparation);
     let after = if preparation.aborts { Err(aborted()) } else { Ok(()) };
@@ -230,7 +232,7 @@ pub(super) fn change(
             return context.state.replace_at_once(edges, reopened, *policy, &mut at_instant);
         }
         let besides = BackupChanges { edges, policy: *policy };
-        backup::begin(context, backups, besides, &mut at_instant)
+        backup::begin(context, backups, (besides, preparation.results), &mut at_instant)
     });
     if let Err(error) = changed {
         preparation.take_back(context);

@@ -113,7 +113,7 @@ fn command<E: Into<QmpError>>(
     run: impl FnOnce(&mut JobEntry, &mut control::DaemonState) -> Result<(), E>,
 ) -> Result<Value, QmpError> {
     let state = &mut *context.state;
-    let events = context.jobs.command(id, |entry| run(entry, state)).map_err(Into::into)?;
+    let events = context.jobs.command(state, id, run).map_err(Into::into)?;
     context.events.extend(events);
     done()
 }

@@ -1,7 +1,7 @@
 //! The same commands, given to qemu-storage-daemon and to ringloom, have the same answers.
 //!
 //! The commands are in the text files beside this one, a command a line: its name and its arguments as QMP has them, `!` and
-//! a message as it is sent, `job ID` to wait for the end of a job, or `event NAME`. A difference that is meant stands behind
+//! a message as it is sent, `job ID` to wait for the end of a job, `status JOB STATUS`, or `event NAME`. A difference that is meant stands behind
 //! its line: ` ## KIND: reason`. A difference that is not there any more fails too.
 
 mod compare;
@@ -102,6 +102,7 @@ impl Side {
         let answers = match word {
             "event" => vec![self.event(&rest, |_| true)?],
             "job" => self.job(&rest)?,
+            "status" => self.status(&rest)?,
             "!" => self.answers(&rest)?,
             command if rest.is_empty() => self.answers(&format!("{{'execute':'{command}'}}"))?,
             command => self.answers(&format!("{{'execute':'{command}','arguments':{rest}}}"))?,
@@ -136,6 +137,15 @@ impl Side {
             self.client.execute("query-version", &json!({}))?;
         }
         Ok(Value::Null)
+    }
+
+    /// Waits until a job has that status.
+    fn status(&mut self, rest: &str) -> Result<Vec<Value>> {
+        let (id, status) = rest.split_once(' ').context("a job and its status")?;
+        let event =
+            self.event("JOB_STATUS_CHANGE", |data| data["id"] == id && data["status"] == status)?;
+        ensure!(!event.is_null(), "job {id} is not {status}");
+        Ok(vec![event])
     }
 
     /// Where a job has been, up to its end. One that did not begin has been nowhere.
