@@ -140,6 +140,7 @@ const TABLE: &[Row] = &[
     row(
         "takeover",
         &[
+            "bitmaps",
             "block",
             "control",
             "exports",

@@ -6,6 +6,7 @@ use std::time::Duration;
 use control::BuildError;
 use host::PidfileError;
 
+use super::bitmaps::InheritedBitmapError;
 use super::protocol::WireError;
 use super::server::ServerLookupError;
 
@@ -64,6 +65,17 @@ pub enum TakeoverError {
         /// Why.
         #[source]
         source: kernel_io::DescriptorInheritError,
+    },
+    /// What was changed on a disk would not be known any more.
+    #[error("cannot go on with {bitmap}; process {process} goes on serving")]
+    Bitmap {
+        /// Which.
+        bitmap: String,
+        /// The old process.
+        process: u32,
+        /// Why.
+        #[source]
+        source: Box<InheritedBitmapError>,
     },
     /// The handing over broke.
     #[error("process {process} could not hand over and goes on serving, if it lives")]

@@ -19,6 +19,7 @@ use virtio::{
     RegionSpec, RingAddresses, RingBase,
 };
 
+use super::bitmaps::{INHERITED_MAX, InheritedBitmap};
 use super::limits::{ANSWER_LIMIT, DRAIN_LIMIT, Deadline, READY_LIMIT};
 use super::protocol::{Message, SOCKETS_MAX, TakeoverConnection, WireError};
 
@@ -41,6 +42,7 @@ pub(super) struct HandOverState {
     /// By export and place.
     pub(super) files: BTreeMap<GraphPath, (OwnedFd, ImageLocks)>,
     pub(super) images: BTreeMap<GraphPath, ImageState>,
+    pub(super) bitmaps: Vec<InheritedBitmap>,
 }
 
 /// Everything that is handed over for one export.
@@ -249,6 +251,10 @@ impl HandOverState {
                 state.reserved.extend(reserved.into_iter().map(|[start, end]| start..end));
                 state.freed.extend(freed.into_iter().map(|[start, end]| start..end));
                 state.tables_durable = tables_durable;
+            }
+            Message::Bitmap(description) if self.bitmaps.len() < INHERITED_MAX => {
+                let bits = description.is_consistent.then(|| fds.next()).transpose()?;
+                self.bitmaps.push(InheritedBitmap { description, bits });
             }
             other => {
                 let session =

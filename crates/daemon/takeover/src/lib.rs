@@ -6,7 +6,7 @@
 //! one goes on. `docs/takeover.md` tells it in order, with what happens on every error. A session is handed over as what
 //! its front end has said and how far each ring was served, with nothing in flight ([`vhost_user::SavedSession`]); a file
 //! as its open description with the locks on it (`kernel_io::OpenFile::inherit`); of a qcow2 image also what only its
-//! memory has ([`qcow2::ImageState`]).
+//! memory has ([`qcow2::ImageState`]), and of a node its dirty bitmaps (`bitmaps`).
 //!
 //! Invariants: at every moment exactly one of the two owns the images and may serve rings: the old one until it
 //! has said `Commit`, the new one when it has heard that. Before, the new one changes nothing on
@@ -16,7 +16,10 @@
 
 #![forbid(unsafe_code)]
 
+mod bitmaps;
 mod error;
+#[cfg(feature = "fault-points")]
+mod fault_point;
 mod hand_over;
 mod limits;
 mod new_process;
@@ -24,6 +27,7 @@ mod old_process;
 mod protocol;
 mod server;
 
+pub use bitmaps::InheritedBitmapError;
 pub use error::TakeoverError;
 pub use hand_over::read_hand_over;
 pub use new_process::{PredecessorProcess, TakeoverOutcome, configuration_of, take_over};

@@ -28,6 +28,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 use vhost_user::SessionError;
 use virtio::Features;
 
+use super::bitmaps;
 use super::error::{END_LIMIT, TakeoverError};
 use super::hand_over::{self, ExportHandOver, HandOverState};
 use super::limits::{ANSWER_LIMIT, Deadline, VERSION};
@@ -483,7 +484,7 @@ fn build_all(
     transfer: HandOverState,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<Vec<ReadyExport>, TakeoverError> {
-    let HandOverState { mut exports, files, images } = transfer;
+    let HandOverState { mut exports, files, images, bitmaps: inherited } = transfer;
     let (mut ready, mut held) = (Vec::new(), Vec::new());
     for (prepared, found) in served {
         let place = exports.iter().position(|handed_over| handed_over.socket == found.file);
@@ -517,31 +518,15 @@ fn build_all(
         let id = &prepared.disk.id;
         built.check_inherited(id).map_err(|source| failed((id.clone(), source)))?;
     }
+    let loaded = bitmaps::load(inherited, process, built)?;
     for (ReadyExport { prepared, .. }, _) in ready.iter().zip(held).filter(|(_, is_held)| *is_held)
     {
         built.claim_inherited(prepared, policy)?;
     }
+    bitmaps::adopt(loaded, process, built)?;
     #[cfg(feature = "fault-points")]
-    write_too_early(built);
+    super::fault_point::write_too_early(built);
     Ok(ready)
-}
-
-/// What must never happen: with `RINGLOOM_FAULT=WrittenTooEarly:1` this process changes the images that another one
-/// owns, and ends. A test must find that.
-#[cfg(feature = "fault-points")]
-fn write_too_early(built: &DaemonState) {
-    if std::env::var("RINGLOOM_FAULT").is_ok_and(|fault| fault == "WrittenTooEarly:1") {
-        // Direct I/O wants its memory aligned.
-        let room = vec![0xcd_u8; 8192];
-        let start = room.as_ptr().align_offset(4096);
-        for file in built.files().all() {
-            for place in (0..file.bytes()).step_by(4096) {
-                rustix::io::pwrite(&*file, &room[start..start + 4096], place)
-                    .expect("a test's image can be written");
-            }
-        }
-        panic!("as it was asked to");
-    }
 }
 
 /// Listens on the sockets of a process that has ended; its front ends come back by themselves.

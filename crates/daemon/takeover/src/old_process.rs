@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Signal, pidfd_send_signal};
 
+use super::bitmaps;
 use super::hand_over::{self, ExportHandOver};
 use super::limits::{ANSWER_LIMIT, DRAIN_LIMIT, Deadline, READY_LIMIT, VERSION};
 use super::protocol::{self, Message, OfferedExport, TakeoverConnection, WireError};
@@ -112,8 +113,8 @@ enum Rejection {
     Snapshot { node: String },
     #[error("block job '{job}' runs, and cannot be handed over; wait for its end, or cancel it")]
     Job { job: String },
-    #[error("node {node}: its dirty bitmap '{bitmap}' is in memory, and would be lost")]
-    Bitmap { node: String, bitmap: String },
+    #[error(transparent)]
+    Server(#[from] graph::RemoteFlushError),
     #[error("disk {path}: an earlier flush failed, which a new process would not know")]
     FailedFlush { path: String },
     #[error("export {export}: its requests were not finished within {} s", DRAIN_LIMIT.as_secs())]
@@ -165,7 +166,10 @@ pub fn answer(
     }
     let result = result
         .and_then(|hello| agree(wire, built, hello, until))
+        // Almost all of it while guests run.
+        .and_then(|()| flush_servers(built))
         .and_then(|()| freeze_all(built))
+        .and_then(|held| flush_servers(built).map(|()| held))
         .and_then(|held| Ok((images(built)?, held)));
     let rejection = match result {
         Ok((images, held)) => return hand_over(&successor, built, held, &images),
@@ -207,7 +211,6 @@ fn agree(
     }
     check_flushes(built)?;
     check_snapshots(built)?;
-    check_bitmaps(built)?;
     for export in exports {
         wire.offer(offered(built, export), until)?;
     }
@@ -235,16 +238,10 @@ fn configuration_text(built: &DaemonState) -> String {
     }
 }
 
-/// Whether no bitmap would be lost.
-fn check_bitmaps(built: &DaemonState) -> Result<(), Rejection> {
-    let graph = built.graph();
-    for node in graph.nodes_with_bitmaps() {
-        let all = graph.bitmaps(node).map(|bitmaps| bitmaps.describe()).unwrap_or_default();
-        if let Some(bitmap) = all.into_iter().find(|it| !it.is_inconsistent) {
-            return Err(Rejection::Bitmap { node: node.to_owned(), bitmap: bitmap.name });
-        }
-    }
-    Ok(())
+/// Makes durable what was written to disks of NBD servers: a flush on a connection of the new process need not cover what was
+/// written on one of this process.
+fn flush_servers(built: &DaemonState) -> Result<(), Rejection> {
+    built.graph().flush_remotes().into_iter().next().map_or(Ok(()), |error| Err(error.into()))
 }
 
 fn check_flushes(built: &DaemonState) -> Result<(), Rejection> {
@@ -418,6 +415,7 @@ fn send_all(
     for (place, state) in images {
         hand_over::send_image(wire, place, state, until)?;
     }
+    bitmaps::send(wire, built, until)?;
     wire.send(&Message::End, &[], until)?;
     match wire.receive(until)? {
         Message::Ready => wire.send(&Message::Commit, &[], until),

@@ -27,6 +27,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::bitmaps::BitmapDescription;
 use super::limits::{ANSWER_LIMIT, Deadline};
 
 /// The longest packet, which names the sockets of a daemon.
@@ -115,6 +116,8 @@ pub(super) enum Message {
         freed: Vec<[u64; 2]>,
         tables_durable: bool,
     },
+    /// Old: a dirty bitmap of a node, with its bits in a file unless it is inconsistent.
+    Bitmap(BitmapDescription),
     /// Old: that was all.
     End,
     /// New: it has all that it needs to go on, and waits for the word.

@@ -118,7 +118,7 @@ pub struct BitmapInfo {
     pub is_inconsistent: bool,
 }
 
-/// A bitmap as it is stored.
+/// A bitmap as it is stored, or changes hands.
 #[derive(Debug)]
 pub struct StoredBitmap {
     /// Its name.
@@ -244,10 +244,26 @@ impl NodeBitmaps {
     /// Adds one that was found in the image.
     pub fn add_stored(&self, stored: StoredBitmap) -> Result<(), BitmapRefusal> {
         let mut state = self.state();
-        let StoredBitmap { name, granularity, recording, bits } = stored;
-        state.check_new(&name, granularity)?;
-        let contents = bits.map_or(Contents::Inconsistent(granularity), Contents::Bits);
-        state.bitmaps.insert(0, NamedBitmap::new(name, contents, recording, Persistence::Kept));
+        state.add(Persistence::Kept, stored)?;
+        self.changed(&state);
+        Ok(())
+    }
+
+    /// All of them, the oldest first, as another process goes on with them. No change of the node is in flight, and no job uses
+    /// one of them.
+    pub fn all(&self) -> Vec<(Persistence, StoredBitmap)> {
+        self.state().bitmaps.iter().rev().map(NamedBitmap::contents).collect()
+    }
+
+    /// Goes on with one of another process, in place of what is known of it here. It is of a disk of this size.
+    pub fn adopt(
+        &self,
+        persistence: Persistence,
+        adopted: StoredBitmap,
+    ) -> Result<(), BitmapRefusal> {
+        let mut state = self.state();
+        state.bitmaps.retain(|it| it.name() != adopted.name);
+        state.add(persistence, adopted)?;
         self.changed(&state);
         Ok(())
     }
@@ -411,6 +427,15 @@ impl State {
 
     fn find_mut(&mut self, name: &str) -> Result<&mut NamedBitmap, BitmapRefusal> {
         self.place_of(name).map(|place| &mut self.bitmaps[place])
+    }
+
+    /// Adds one that is known already.
+    fn add(&mut self, persistence: Persistence, known: StoredBitmap) -> Result<(), BitmapRefusal> {
+        let StoredBitmap { name, granularity, recording, bits } = known;
+        self.check_new(&name, granularity)?;
+        let contents = bits.map_or(Contents::Inconsistent(granularity), Contents::Bits);
+        self.bitmaps.insert(0, NamedBitmap::new(name, contents, recording, persistence));
+        Ok(())
     }
 
     /// Whether there may be another bitmap of that name.

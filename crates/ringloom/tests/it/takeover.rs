@@ -1,5 +1,6 @@
 //! `--takeover`: a new process takes the place of a running one, and its clients notice nothing.
 
+mod bitmaps;
 mod ends;
 mod guest;
 mod halves;

@@ -9,13 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use block::TakeoverOwner;
+use bitmaps::{Persistence, StoredBitmap};
+use block::{DiskSize, TakeoverOwner};
 use exports::{ExportedDisk, WaitPolicy};
 use graph::{ExportStorage, GraphPath, NodeDescription};
 use kernel_io::{DescriptorInheritError, ImageLocks, OpenFile};
 use qcow2::{ImageState, Qcow2Node};
 
-use super::{BuildError, DaemonState, PreparedExport};
+use super::{BuildError, DaemonState, GraphChangeError, PreparedExport};
 
 impl DaemonState {
     /// All that there is to say of the nodes below an export.
@@ -86,6 +87,24 @@ impl DaemonState {
             }
         }
         Ok(())
+    }
+
+    /// The dirty bitmaps of all nodes, the oldest of each first, for another process. Nothing is in flight.
+    pub fn dirty_bitmaps(&self) -> Vec<(String, Persistence, StoredBitmap)> {
+        let of_node = |node: &str| {
+            let all = self.graph.bitmaps(node).map(|bitmaps| bitmaps.all()).unwrap_or_default();
+            let node = node.to_owned();
+            all.into_iter().map(move |(persistence, bitmap)| (node.clone(), persistence, bitmap))
+        };
+        self.graph.nodes_with_bitmaps().into_iter().flat_map(of_node).collect()
+    }
+
+    /// The size of a node that has dirty bitmaps in another process; from now on what is changed on it is recorded here, too.
+    /// Before it is claimed: no export is served.
+    pub fn record_inherited(&mut self, node: &str) -> Result<DiskSize, GraphChangeError> {
+        let size = self.graph.node(node)?.size();
+        self.put_recorder(node)?;
+        Ok(size)
     }
 
     /// Proves that the other process owns every file below an export: none can be changed here.

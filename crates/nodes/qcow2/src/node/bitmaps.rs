@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use ::bitmaps::NodeBitmaps;
-use block::{ByteCount, DiskSize};
+use block::{ByteCount, DiskSize, TakeoverOwner};
 use tasks::ControlExecutor;
 
 use super::{Qcow2Node, Shared, UseState};
@@ -56,7 +56,8 @@ impl Shared {
         let loaded = loaded.map_err(damaged)?;
         bitmaps.forget_persistent();
         for stored in loaded {
-            if stored.bits.is_none() {
+            // Those of a process that lives come from it.
+            if stored.bits.is_none() && used.owner == TakeoverOwner::This {
                 tracing::warn!(
                     "{}: dirty bitmap '{}' was not stored by who used the image last; it can only be removed",
                     self.display_name(),

@@ -96,13 +96,18 @@ impl NamedBitmap {
 
     /// As it is to be stored, if it is.
     pub(super) fn stored(&self) -> Option<StoredBitmap> {
+        self.is_persistent().then(|| self.contents().1)
+    }
+
+    /// What it has, and whether that is kept.
+    pub(super) fn contents(&self) -> (Persistence, StoredBitmap) {
         let bits = match &self.contents {
             Contents::Bits(bits) => Some(Arc::clone(bits)),
             Contents::Inconsistent(_) => None,
         };
         let (name, granularity) = (self.name.clone(), self.granularity());
         let recording = self.recording;
-        self.is_persistent().then_some(StoredBitmap { name, granularity, recording, bits })
+        (self.persistence, StoredBitmap { name, granularity, recording, bits })
     }
 
     /// All bits that it has, its own first.

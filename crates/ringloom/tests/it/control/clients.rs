@@ -35,7 +35,7 @@ fn the_protocol_is_qemus(program: &Program) -> Result<()> {
     for (sent, class, desc) in [
         ("{'execute':'qmp_capabilities','id':1}", "CommandNotFound", "already complete"),
         ("{'execute':'nonsense','id':{'a':[2]}}", "CommandNotFound", "nonsense has not been found"),
-        ("{'execute':'drive-mirror'}", "CommandNotFound", "not supported yet"),
+        ("{'execute':'x-blockdev-amend'}", "CommandNotFound", "not supported yet"),
         ("{'execute':'blockdev-del'}", "GenericError", "'node-name' is missing"),
         ("{'execute':'query-version','arguments':{'x':1}}", "GenericError", "'x'"),
         ("{'exec':'query-version'}", "GenericError", "'exec' is unexpected"),
