@@ -51,6 +51,10 @@ impl QmpClient {
     pub fn answer(&mut self) -> Result<Value> {
         loop {
             let line = self.line()?;
+            // qemu-storage-daemon greets whoever connects while it is starting twice.
+            if line.get("QMP").is_some() {
+                continue;
+            }
             if line.get("event").is_none() {
                 return Ok(line);
             }
@@ -93,6 +97,9 @@ impl QmpClient {
             let line = self.line()?;
             if line["event"] == name {
                 return Ok(line);
+            }
+            if line.get("QMP").is_some() {
+                continue;
             }
             ensure!(line.get("event").is_some(), "an answer to nothing: {line}");
             self.events.push_back(line);

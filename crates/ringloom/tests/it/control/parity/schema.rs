@@ -38,7 +38,11 @@ const NOT_THERE: [&str; 2] =
 const MORE: &[&str] = &[
     "block-export-add(vhost-user-blk).pin",
     "blockdev-backup.on-cbw-error",
+    "blockdev-mirror.ringloom-verify",
     "drive-backup.on-cbw-error",
+    "drive-mirror.ringloom-verify",
+    "query-block-jobs->[].ringloom-compared",
+    "query-block-jobs->[].ringloom-differing",
     "blockdev-add.driver=delay",
     "blockdev-add.driver=stripe",
     // The peer's schema has authz-listfile, of which it can make none: its type has this name.
