@@ -43,6 +43,8 @@ pub struct NodeBitmaps {
 #[derive(Debug)]
 struct State {
     size: DiskSize,
+    /// The most bytes that it has had: what it has not now, and gets again, is not what it was.
+    most_bytes: u64,
     /// The newest first, as QEMU lists them.
     bitmaps: Vec<NamedBitmap>,
 }
@@ -189,7 +191,7 @@ pub enum BitmapRefusal {
 impl NodeBitmaps {
     /// None yet, of a node of that size.
     pub fn new(size: DiskSize) -> Arc<Self> {
-        let state = State { size, bitmaps: Vec::new() };
+        let state = State { size, most_bytes: size.0.0, bitmaps: Vec::new() };
         Arc::new(Self { generation: AtomicU64::new(0), state: Mutex::new(state) })
     }
 
@@ -373,7 +375,8 @@ impl NodeBitmaps {
         Ok(())
     }
 
-    /// Gives the node another size with `resize`, and the bitmaps too: what is new is clean. No lane is open.
+    /// Gives the node another size with `resize`, and the bitmaps too: what is new is clean, as in QEMU, but for what was cut off
+    /// before and comes back as zeroes. No lane is open.
     pub fn resize<E: From<BitmapRefusal>>(
         &self,
         size: DiskSize,
@@ -382,6 +385,12 @@ impl NodeBitmaps {
         let mut state = self.state();
         let resized = state.resized(size)?;
         resize()?;
+        let before = state.size.0.0;
+        state.most_bytes = state.most_bytes.max(before);
+        let again = before..size.0.0.min(state.most_bytes);
+        if !again.is_empty() {
+            resized.iter().flatten().for_each(|bits| bits.set(again.clone()));
+        }
         state.put_resized(size, resized);
         self.changed(&state);
         Ok(())

@@ -163,7 +163,8 @@ impl FileTarget {
         let node = node_of(context, &source, (&name, &path, &format), is_new.then_some(backing));
         let blockdev = Blockdev::read(OptionFields::of_json(node))?;
         blockdev.check_files()?;
-        context.state.add_node_at_run_time(&blockdev, StatePolicy::Kept)?;
+        // A job that is killed leaves a target that nobody is to need: a restart knows it only if something stands on it.
+        context.state.add_node_at_run_time(&blockdev, StatePolicy::Volatile)?;
         preparation.nodes.push(name.clone());
         Ok((source, name))
     }

@@ -192,6 +192,22 @@ fn bitmaps_of_a_node_that_grew_by_itself_have_what_is_new() {
 }
 
 #[test]
+fn what_was_cut_off_and_comes_back_is_dirty() {
+    let bitmaps = set_of(&["a"]);
+    let granule = Granularity::DEFAULT.bytes();
+    let mut resize = |granules: u64, expected: u64| {
+        bitmaps.resize::<BitmapRefusal>(size(granules * granule), || Ok(())).unwrap();
+        assert_eq!(count(&bitmaps, "a"), expected, "{granules} granules");
+    };
+    let all = DISK / granule;
+    resize(all + 8, 0);
+    resize(all - 2, 0);
+    resize(all, 2);
+    // Ten are dirty that it once had; what it never had is clean.
+    resize(all + 20, 10);
+}
+
+#[test]
 fn bitmaps_of_a_node_have_a_bound_together() {
     let bitmaps = NodeBitmaps::new(size(512 << 30));
     let fine = NewBitmap { granularity: Granularity::new(512).unwrap(), ..new("a") };
