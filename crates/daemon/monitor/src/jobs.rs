@@ -78,6 +78,8 @@ enum JobWish {
     End(MirrorEnd),
     /// Its end, finalized.
     Finalize(MirrorEnd),
+    /// That its result counts with those of its group.
+    Count,
 }
 
 /// Tells the first thread what happens to a job.
@@ -218,6 +220,7 @@ impl Jobs {
             JobNews::WorkerEnded(CopyEnd::Failed(error)) => {
                 entry.abort(state, JobEnd::Failed(error.to_string()));
             }
+            JobNews::NotServed(sentence) => entry.abort(state, JobEnd::Failed(sentence)),
             JobNews::WorkerEnded(CopyEnd::Done) if state.block_job_worker_ended(id) => {
                 entry.work_done(state);
             }
@@ -248,17 +251,21 @@ impl Jobs {
         // As in QEMU the last one is told of first, but for one that has the others cancelled.
         let is_first = |entry: &JobEntry| end == Some(false) && entry.job.id() == id;
         all.sort_by_key(|entry| (!is_first(entry), Reverse(entry.serial.0)));
-        let ids: Vec<String> = all.iter().map(|entry| entry.job.id().to_owned()).collect();
-        let all_wait = all.iter().all(|entry| entry.job.status() == JobStatus::Waiting);
+        let mut ids: Vec<String> = all.iter().map(|entry| entry.job.id().to_owned()).collect();
+        let all_are =
+            |all: &[&mut JobEntry], status| all.iter().all(|it| it.job.status() == status);
         if end == Some(false) {
             let left = all.into_iter().filter(|entry| entry.job.has_succeeded().is_none());
             left.for_each(|entry| entry.abort(state, JobEnd::Cancelled));
-        } else if end == Some(true) || all_wait {
-            let waiting = all.iter_mut().filter(|it| it.job.status() == JobStatus::Waiting);
-            waiting.for_each(|entry| entry.job.work_ended(JobEnd::Done));
-            if end == Some(true) || all.iter().all(|entry| entry.job.is_to_finalize()) {
-                let left = all.into_iter().filter(|it| it.job.status() == JobStatus::Pending);
-                left.for_each(|entry| entry.finish(state));
+        } else {
+            if all_are(&all, JobStatus::Waiting) {
+                all.iter_mut().for_each(|entry| entry.job.work_ended(JobEnd::Done));
+            }
+            let is_wanted = all.iter().any(|entry| entry.wish == JobWish::Count)
+                || all.iter().all(|entry| entry.job.is_to_finalize());
+            if is_wanted && all_are(&all, JobStatus::Pending) {
+                let failed = finish_together(all, state);
+                ids.sort_by_key(|id| failed.as_ref() != Some(id));
             }
         }
         ids.iter().flat_map(|id| self.settle(id)).collect()
@@ -362,6 +369,8 @@ impl JobEntry {
                 self.end_if_wished(state);
             }
             JobWish::Finalize(_) => {}
+            JobWish::GoOn if self.group.is_some() => self.wish = JobWish::Count,
+            JobWish::Count => {}
             JobWish::GoOn => self.finish(state),
         }
         Ok(())
@@ -413,7 +422,7 @@ impl JobEntry {
                 }
                 return;
             }
-            JobWish::GoOn => return,
+            JobWish::GoOn | JobWish::Count => return,
         };
         let id = self.job.id().to_owned();
         match state.finish_mirror(&id, end) {
@@ -480,6 +489,25 @@ impl JobEntry {
         let told = job.take_events();
         told.into_iter().map(|event| told_as(job, *progress, event)).collect()
     }
+}
+
+/// Has the results of all of a group count, or of none; gives the one that could not.
+fn finish_together(all: Vec<&mut JobEntry>, state: &mut DaemonState) -> Option<String> {
+    let ids: Vec<String> = all.iter().map(|entry| entry.job.id().to_owned()).collect();
+    let named: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let Err((place, error)) = state.finish_backups(&named) else {
+        all.into_iter().for_each(|entry| entry.succeeded(state));
+        return None;
+    };
+    for (at, entry) in all.into_iter().enumerate() {
+        let end = if at == place {
+            JobEnd::Failed(chain_of(&error).to_string())
+        } else {
+            JobEnd::Cancelled
+        };
+        entry.abort(state, end);
+    }
+    ids.into_iter().nth(place)
 }
 
 fn told_as(job: &Job, progress: BlockJobProgress, event: JobEvent) -> (&'static str, Value) {

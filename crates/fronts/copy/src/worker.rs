@@ -165,9 +165,12 @@ impl CopyWorker {
             {
                 return Some(asking);
             }
-            let SourceRun { bytes, status, claim } = self.next_run()?;
+            // Others may begin to verify, or end it, at any time: once for both.
+            let is_verifying = self.job.is_verifying();
+            let SourceRun { bytes, status, claim } = self.next_run(is_verifying)?;
             let begun = match (self.job.settings.action, status.is_zero) {
-                (CopyAction::Copy, is_zero) if self.job.is_verifying() => comparison(is_zero),
+                // Whatever the source says of them.
+                (CopyAction::Copy, _) if is_verifying => comparison(false),
                 (CopyAction::Copy, true) if !self.target_is_zero(claim.as_deref()) => {
                     (Step::Zero(bytes.clone(), ZeroTerms::UNMAP), None)
                 }
@@ -238,9 +241,9 @@ impl CopyWorker {
 
     /// Takes the next part of what the source has told, as far as the rate allows it: a chunk, or as many zeroes as there
     /// are where they need no memory.
-    fn next_run(&mut self) -> Option<SourceRun> {
+    fn next_run(&mut self, is_verifying: bool) -> Option<SourceRun> {
         let run = self.runs.front()?;
-        let is_copied = self.job.settings.action == CopyAction::Copy && !self.job.is_verifying();
+        let is_copied = self.job.settings.action == CopyAction::Copy && !is_verifying;
         let needs_memory = !run.status.is_zero || !is_copied;
         let chunk = (CHUNK_BYTES as u64).min(self.job.limits().chunk_bytes);
         let most = if needs_memory { chunk } else { u64::MAX };

@@ -50,7 +50,7 @@ const WORKERS_MIN: usize = 2;
 const WORKERS_MAX: usize = 4;
 
 /// What happens to a job without a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobNews {
     /// Source and target were equal, but for writes under way.
     Equal,
@@ -58,6 +58,8 @@ pub enum JobNews {
     DiskFailed(CopyError, ErrorAction),
     /// A worker has ended.
     WorkerEnded(CopyEnd),
+    /// It has begun, and nothing can work on it: why.
+    NotServed(String),
 }
 
 /// Hears what happens to a job. Called by iothreads: it must not block.
@@ -306,7 +308,7 @@ impl DaemonState {
     }
 
     /// Has the result of a job count whose work is done, and which is no mirror. Blocks, as long as the longest request in
-    /// flight, or 30 seconds. After an error it is as it was.
+    /// flight, or 30 seconds. After an error it is to be aborted.
     pub fn finish_block_job(&mut self, id: &str) -> Result<(), BlockJobError> {
         let Some(job) = self.jobs.get_mut(id) else { return Ok(()) };
         job.stop_work();
@@ -316,7 +318,7 @@ impl DaemonState {
                 let backing = backing.clone();
                 self.finish_with_backing(id, &backing)
             }
-            JobWork::Backup(_) => self.finish_backup(id),
+            JobWork::Backup(_) => self.finish_backups(&[id]).map_err(|(_, error)| error),
         }
     }
 
@@ -339,21 +341,25 @@ impl DaemonState {
         iothreads: &[Arc<Iothread>],
         observer: &Arc<dyn JobObserver>,
     ) -> Result<(), BlockJobError> {
+        self.place_workers_of(id, nodes, iothreads, observer).or_else(|error| {
+            self.abort_block_job(id)?;
+            Err(error)
+        })
+    }
+
+    /// Has workers of a job served, and keeps that it runs.
+    fn place_workers_of(
+        &mut self,
+        id: &str,
+        nodes: &[Arc<dyn Node>],
+        iothreads: &[Arc<Iothread>],
+        observer: &Arc<dyn JobObserver>,
+    ) -> Result<(), BlockJobError> {
         let job = self.jobs.get_mut(id).expect("it was added");
-        match place_workers(id, &job.copy, nodes, iothreads, observer) {
-            Ok(workers) => {
-                job.working = workers.len();
-                job.workers = workers;
-                self.keep_jobs().or_else(|error| {
-                    self.abort_block_job(id)?;
-                    Err(error)
-                })
-            }
-            Err(error) => {
-                self.abort_block_job(id)?;
-                Err(error)
-            }
-        }
+        let workers = place_workers(id, &job.copy, nodes, iothreads, observer)?;
+        job.working = workers.len();
+        job.workers = workers;
+        self.keep_jobs()
     }
 
     /// Has an image stand on another backing file, with which its bytes are the same, and ends the job that saw to that. Blocks.

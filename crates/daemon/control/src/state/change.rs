@@ -414,7 +414,7 @@ impl DaemonState {
         let mut above = above.map(AffectedExport::of).collect::<Result<Vec<_>, _>>()?;
         above.iter_mut().try_for_each(|above| above.claim_ahead(&change))?;
         // Almost all of it while guests run, and the rest, which is soon done, while they wait.
-        let leaves_node = !change.moves_nothing();
+        let leaves_node = !change.leaves_nothing();
         if leaves_node {
             above.iter_mut().try_for_each(AffectedExport::flush)?;
         }

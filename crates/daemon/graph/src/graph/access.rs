@@ -40,6 +40,8 @@ impl Graph {
         if names.is_empty() {
             return Ok(None);
         }
+        // Its filter would not be there any more.
+        names.iter().try_for_each(|name| self.model.check_no_job(name))?;
         let mut model = self.model.clone();
         names.iter().for_each(|name| model.set_access(name, access));
         names.iter().try_for_each(|name| model.check_access(name))?;
@@ -137,7 +139,8 @@ impl Graph {
             }));
             filtered.push((name.clone(), vertex.filters.clone()));
         }
-        GraphChange { places, exports, jobs, successions, remade, filtered, model }
+        let is_of_filters = false;
+        GraphChange { places, exports, jobs, successions, remade, filtered, is_of_filters, model }
     }
 
     /// Bitmaps that are in a node's image are not known here until it takes changes again.

@@ -131,9 +131,9 @@ impl Graph {
 }
 
 impl GraphChange {
-    /// Whether no node is put into a place.
-    pub fn moves_nothing(&self) -> bool {
-        self.places.is_empty()
+    /// Whether no node is left that something was written to: a filter is none.
+    pub fn leaves_nothing(&self) -> bool {
+        self.places.is_empty() || self.is_of_filters
     }
 
     /// Has what stands above these nodes stand still too while it is made.

@@ -47,6 +47,8 @@ pub struct GraphChange {
     pub(super) remade: Vec<(String, Vertex)>,
     /// Nodes that have these filters then.
     pub(super) filtered: Vec<(String, Vec<ImplicitFilter>)>,
+    /// Whether only filters come or go.
+    pub(super) is_of_filters: bool,
     /// The graph with it.
     pub(super) model: GraphModel,
 }
@@ -95,18 +97,38 @@ enum SizePolicy {
 }
 
 impl GraphChange {
+    /// One of nodes, with the exports and jobs that stand above.
+    fn of_nodes(
+        places: Vec<ChangedPlace>,
+        [exports, jobs]: [BTreeSet<String>; 2],
+        successions: Vec<FileReplacement>,
+        remade: Vec<(String, Vertex)>,
+        model: GraphModel,
+    ) -> Self {
+        let (filtered, is_of_filters) = (Vec::new(), false);
+        Self { places, exports, jobs, successions, remade, filtered, is_of_filters, model }
+    }
+
     /// The node below an export with it.
     pub fn root(&self, export: &str) -> Option<&str> {
         self.model.root(export)
     }
 
-    /// Both changes, which have filters come or go on different nodes, at once.
+    /// Both changes, of which the other one only has filters come or go, on other nodes, at once.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.places.extend(other.places);
         self.exports.extend(other.exports);
         self.jobs.extend(other.jobs);
         self.filtered.extend(other.filtered);
+        self.is_of_filters &= other.is_of_filters;
+        self
+    }
+
+    /// The same, of filters alone, which change nothing in the model, where jobs were added since.
+    #[must_use]
+    pub fn in_model_of(mut self, graph: &Graph) -> Self {
+        self.model.clone_from(&graph.model);
         self
     }
 
@@ -246,8 +268,7 @@ impl Graph {
                 ChangedPlace::Node { child, node: Arc::clone(node) }
             }));
         }
-        let filtered = Vec::new();
-        Ok(GraphChange { places, exports, jobs, successions, remade, filtered, model })
+        Ok(GraphChange::of_nodes(places, [exports, jobs], successions, remade, model))
     }
 
     /// The changes that put an image on a node: all who stand on the node stand on the image then, and the node is its

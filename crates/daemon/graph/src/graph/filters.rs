@@ -126,6 +126,7 @@ impl Graph {
             successions: Vec::new(),
             remade: Vec::new(),
             filtered: vec![(name.to_owned(), filters)],
+            is_of_filters: true,
             model,
         }
     }

@@ -1,7 +1,5 @@
 //! What a worker does with a chunk that is compared, and copied if it differs.
 
-use block::Unmap;
-
 use super::CopyWorker;
 use crate::chunk::{Chunk, Step, differing_parts};
 use crate::job::CopySide;
@@ -22,10 +20,6 @@ impl CopyWorker {
         for part in differing_parts(chunk, self.job.compared_granule()) {
             self.job.note_difference(part);
         }
-        if chunk.source.is_some() {
-            self.plan_writes(chunk);
-        } else {
-            chunk.steps.push_back(Step::Zero(chunk.bytes.clone(), Unmap::Allowed.into()));
-        }
+        self.plan_writes(chunk);
     }
 }

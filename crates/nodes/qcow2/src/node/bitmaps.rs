@@ -45,6 +45,12 @@ impl Shared {
     /// Loads the bitmaps of the image, whose file is claimed, in place of those that were known of it.
     pub(super) fn load_bitmaps(&self, used: &mut UseState) -> Result<(), OpenError> {
         let Some(bitmaps) = self.bitmaps.get() else { return Ok(()) };
+        if used.owner == TakeoverOwner::Other {
+            // They come from the process that has it, and not those that it has removed.
+            bitmaps.forget_persistent();
+            used.has_bitmaps = true;
+            return Ok(());
+        }
         let file = self.children.file.node();
         let header = read_header(&file, &*self.engines)?;
         let mut control = ControlExecutor::open(&*self.engines, &file)?;
@@ -56,8 +62,7 @@ impl Shared {
         let loaded = loaded.map_err(damaged)?;
         bitmaps.forget_persistent();
         for stored in loaded {
-            // Those of a process that lives come from it.
-            if stored.bits.is_none() && used.owner == TakeoverOwner::This {
+            if stored.bits.is_none() {
                 tracing::warn!(
                     "{}: dirty bitmap '{}' was not stored by who used the image last; it can only be removed",
                     self.display_name(),

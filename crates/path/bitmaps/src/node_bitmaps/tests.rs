@@ -195,7 +195,7 @@ fn bitmaps_of_a_node_that_grew_by_itself_have_what_is_new() {
 fn what_was_cut_off_and_comes_back_is_dirty() {
     let bitmaps = set_of(&["a"]);
     let granule = Granularity::DEFAULT.bytes();
-    let mut resize = |granules: u64, expected: u64| {
+    let resize = |granules: u64, expected: u64| {
         bitmaps.resize::<BitmapRefusal>(size(granules * granule), || Ok(())).unwrap();
         assert_eq!(count(&bitmaps, "a"), expected, "{granules} granules");
     };

@@ -1,5 +1,7 @@
 //! Disks are copied as they were at one instant, by jobs, while their guests write: `blockdev-backup`.
 
+mod together;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -57,6 +57,7 @@ fn changes_hands(program: &Program) -> Result<()> {
     let bytes = Survivor::disk_bytes(QUEUES);
     image::create_sparse(&bench.path("r.img"), bytes)?;
     qemu_img(&bench, &format!("create -q -f qcow2 q.qcow2 {bytes}"))?;
+    qemu_img(&bench, "bitmap --add -f qcow2 q.qcow2 gone")?;
     let line = arguments(&bench);
     let sockets = ["r.sock", "q.sock"].map(|name| bench.path(name));
     let mut server =
@@ -80,6 +81,8 @@ fn changes_hands(program: &Program) -> Result<()> {
     run("add", json!({"node": "r", "name": "since", "granularity": 4096}))?;
     run("add", json!({"node": "r", "name": "still", "granularity": 512}))?;
     run("add", json!({"node": "q", "name": "kept", "granularity": 4096, "persistent": true}))?;
+    // It stays in the image as long as that is written.
+    run("remove", json!({"node": "q", "name": "gone"}))?;
     work_of_all(&mut clients)?;
     run("disable", json!({"node": "r", "name": "still"}))?;
     run("add", json!({"node": "r", "name": "clean"}))?;

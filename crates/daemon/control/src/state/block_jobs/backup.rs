@@ -12,10 +12,13 @@ use copy::{
     ErrorPolicy, ScanFilter, TargetContent,
 };
 use graph::{ChildRole, EdgeChange, FilterKind, GraphChange, JobFilter, NodeUser};
+use iothread::Iothread;
 use layers::{CbwErrorPolicy, CopyBeforeWriteNode, CopyBeforeWriteSettings, SnapshotState};
 
 use super::mirror::{WRITES, ZERO_UNIT, edge};
-use super::{BackupWork, BlockJob, BlockJobError, CopyNews, JobBitmap, JobObserver, JobWork};
+use super::{
+    BackupWork, BlockJob, BlockJobError, CopyNews, JobBitmap, JobNews, JobObserver, JobWork,
+};
 use crate::state::change::tell_of;
 use crate::state::{AtOnce, DaemonState, GraphChangeError, StatePolicy};
 
@@ -113,6 +116,7 @@ struct BackupBegin<'a> {
     options: &'a BackupOptions,
     observer: &'a Arc<dyn JobObserver>,
     nodes: Vec<Arc<dyn Node>>,
+    iothreads: Vec<Arc<Iothread>>,
 }
 
 /// A bitmap that is taken as it is when nothing is in flight.
@@ -316,13 +320,14 @@ impl DaemonState {
                 &options.source,
                 claims.into(),
             );
-            begun.push((BackupBegin { options, observer, nodes }, job));
+            let iothreads = self.iothreads_for_job(&options.source).map_err(BlockJobError::from)?;
+            begun.push((BackupBegin { options, observer, nodes, iothreads }, job));
         }
         let Some(change) = changes.into_iter().reduce(GraphChange::and) else { return Ok(()) };
+        let change = change.in_model_of(&self.graph);
         let mut at_instant = AtInstant { more, freezes };
-        let before = self.edges_before(besides.edges);
         self.change_with(change, besides, &mut at_instant)?;
-        let AtInstant { more, freezes } = at_instant;
+        let AtInstant { freezes, .. } = at_instant;
         let mut all = Vec::new();
         for ((work, mut job), freeze) in begun.into_iter().zip(freezes) {
             let bitmap = freeze.and_then(|freeze| taken(work.options, freeze));
@@ -332,27 +337,8 @@ impl DaemonState {
             self.jobs.insert(work.options.id.clone(), job);
             all.push(work);
         }
-        self.begin_work_of(&all).map_err(|error| {
-            more.take_back();
-            self.take_back(&before, besides.policy);
-            error.into()
-        })
-    }
-
-    /// The changes that take these back.
-    fn edges_before(&self, edges: &[EdgeChange]) -> Vec<EdgeChange> {
-        let before = edges.iter().rev().map(|EdgeChange { user, key, .. }| {
-            let below = self.graph.model().below(user).iter().find(|edge| edge.key == *key);
-            let by = below.map(|edge| edge.node.clone());
-            EdgeChange { user: user.clone(), key: key.clone(), by }
-        });
-        before.collect()
-    }
-
-    fn take_back(&mut self, before: &[EdgeChange], policy: StatePolicy) {
-        if let Err(error) = self.replace(before, &[], policy) {
-            tracing::error!("a change of the graph is not taken back: {}", host::chain_of(&error));
-        }
+        all.iter().for_each(|work| self.begin_work_of(work));
+        Ok(())
     }
 
     /// Puts filters there, and changes what else is to be changed then.
@@ -393,35 +379,42 @@ impl DaemonState {
         Ok(Some(Freeze { of, name, state, backlog, is_source, frozen: None }))
     }
 
-    /// Has workers of all these jobs begin, or takes all jobs back.
-    fn begin_work_of(&mut self, all: &[BackupBegin<'_>]) -> Result<(), BlockJobError> {
-        for BackupBegin { options, observer, nodes } in all {
-            let iothreads = self.iothreads_for_job(&options.source);
-            let begun = iothreads
-                .map_err(BlockJobError::from)
-                .and_then(|iothreads| self.start_workers(&options.id, nodes, &iothreads, observer));
-            if let Err(error) = begun {
-                for work in all {
-                    self.abort_block_job(&work.options.id)?;
-                }
-                return Err(error);
+    /// Has the workers of a backup begin. What was done at its instant stays even if that fails, since guests have gone on with
+    /// it; then the job is over.
+    fn begin_work_of(&mut self, backup: &BackupBegin<'_>) {
+        let BackupBegin { options, observer, nodes, iothreads } = backup;
+        if let Err(error) = self.place_workers_of(&options.id, nodes, iothreads, observer) {
+            if let Some(job) = self.jobs.get_mut(&options.id) {
+                job.stop_work();
             }
+            observer.hear(JobNews::NotServed(host::chain_of(&error).to_string()));
         }
+    }
+
+    /// Ends backups that have copied everything, and whose workers have ended, or none of them: their targets are durable, and
+    /// their guests write on as before. After an error, which is of the job at that place of them, all are to be aborted.
+    /// Blocks, as long as the longest request in flight, or 30 seconds, for each.
+    pub fn finish_backups(&mut self, ids: &[&str]) -> Result<(), (usize, BlockJobError)> {
+        for (place, id) in ids.iter().enumerate() {
+            self.prepare_end(id).map_err(|error| (place, error))?;
+        }
+        ids.iter().for_each(|id| self.forget_job(id, true));
         Ok(())
     }
 
-    /// Ends a backup that has copied everything, and whose workers have ended: its target is durable, and its guests write on as
-    /// before. Blocks, as long as the longest request in flight, or 30 seconds.
-    pub(super) fn finish_backup(&mut self, id: &str) -> Result<(), BlockJobError> {
-        let Some(job) = self.jobs.get(id) else { return Ok(()) };
+    /// All of the end of a backup that can fail.
+    fn prepare_end(&mut self, id: &str) -> Result<(), BlockJobError> {
+        let Some(job) = self.jobs.get_mut(id) else { return Ok(()) };
+        job.stop_work();
+        let job = &self.jobs[id];
         let (source, target) = (job.source.clone(), self.target_of(id));
         let failed = |source| BlockJobError::Flush { target: target.clone(), source };
         job.flush().map_err(failed)?;
-        self.take_filter(&source, FilterKind::Job)?;
+        if self.graph.has_filter(&source, FilterKind::Job)? {
+            self.take_filter(&source, FilterKind::Job)?;
+        }
         // A change may have been copied until now.
-        let flushed = self.jobs[id].flush().map_err(failed);
-        self.forget_job(id, flushed.is_ok());
-        flushed
+        self.jobs[id].flush().map_err(failed)
     }
 
     /// Lets go of a job that has no filter any more, and of its bitmap if it has one.

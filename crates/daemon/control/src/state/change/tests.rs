@@ -1,5 +1,6 @@
 //! The graph is changed below exports that clients use.
 
+mod backup;
 mod chains;
 mod filters;
 mod mirror;

@@ -81,9 +81,10 @@ impl Chain {
                         break;
                     }
                 }
-                other @ (JobNews::Equal | JobNews::DiskFailed(..) | JobNews::WorkerEnded(_)) => {
-                    panic!("{other:?}")
-                }
+                other @ (JobNews::Equal
+                | JobNews::DiskFailed(..)
+                | JobNews::WorkerEnded(_)
+                | JobNews::NotServed(_)) => panic!("{other:?}"),
             }
         }
         self.place.built.finish_block_job("j").unwrap();
