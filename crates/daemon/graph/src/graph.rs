@@ -35,6 +35,7 @@ use qcow2::{CorruptionReports, Qcow2Node};
 use serde_json::{Map, Value};
 use syntax::{ArgumentError, OptionFields};
 
+pub use access::AccessBefore;
 pub use change::GraphChangeRefusal;
 pub use change::{EdgeChange, GraphChange};
 pub use creation::{ImageCreationError, ImageMaker};

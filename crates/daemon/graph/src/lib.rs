@@ -20,10 +20,10 @@ pub use drivers::{
     open_fault, real_directory,
 };
 pub use graph::{
-    DelayBefore, DelayError, EdgeChange, ExportStorage, FilterKind, Graph, GraphChange,
-    GraphChangeRefusal, GraphError, GraphPath, ImageCreationError, ImageMaker, NamedFileError,
-    NamedFileRefusal, NamedFileRole, NamedFilesPolicy, NodeDescription, NodeInfo, NodeReopening,
-    RemoteFlushError,
+    AccessBefore, DelayBefore, DelayError, EdgeChange, ExportStorage, FilterKind, Graph,
+    GraphChange, GraphChangeRefusal, GraphError, GraphPath, ImageCreationError, ImageMaker,
+    NamedFileError, NamedFileRefusal, NamedFileRole, NamedFilesPolicy, NodeDescription, NodeInfo,
+    NodeReopening, RemoteFlushError,
 };
 pub use model::{
     Activity, ChildRole, Edge, ExportAddress, GraphModel, JobFilter, ModelError, NODE, NewExport,

@@ -390,8 +390,11 @@ impl DaemonState {
         self.is_changed = true;
         let opened = self.jobs.remove(id).and_then(|job| job.opened);
         self.graph.remove_job(id);
-        if self.graph.has_filter(&source, FilterKind::Job)? {
-            self.take_filter(&source, FilterKind::Job)?;
+        if self.graph.has_filter(&source, FilterKind::Job)?
+            && let Err(error) = self.take_filter(&source, FilterKind::Job)
+        {
+            // The result counts already.
+            tracing::error!("block job '{id}': its filter stays: {}", host::chain_of(&error));
         }
         opened.iter().for_each(|node| self.protect(node));
         match node {

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use block::LogRateLimit;
+use block::{Access, LogRateLimit};
 use exports::{
     ExportKind, ExportOptions, GuestMemoryOptions, InterruptibleWait, WaitPolicy, WaitResult,
 };
@@ -270,6 +270,9 @@ impl DaemonState {
     ) -> Result<(), ControlError> {
         if let (ExportKind::Nbd(_), None) = (&options.kind, &self.nbd_server) {
             return Err(ControlError::NoNbdServer);
+        }
+        if options.access() == Access::ReadWrite {
+            self.check_no_job_written(&options.node_name)?;
         }
         let mut options = options.clone();
         if let Some(own) = options.vhost_user_blk_mut() {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use block::{Access, Child, Node};
 use kernel_io::FileReplacement;
 use layers::RecorderNode;
+use serde_json::{Map, Value};
 
 use super::change::{ChangedPlace, GraphChange, GraphChangeRefusal};
 use super::filters::{FilterKind, ImplicitFilter};
@@ -21,6 +22,18 @@ use crate::model::{ChildRole, Edge, GraphModel, ModelError, NodeUser};
 
 /// The key that says whether a node is only read.
 const READ_ONLY: &str = "read-only";
+
+/// What was written of nodes before it was noted whether they take changes, by name.
+#[derive(Debug)]
+pub struct AccessBefore(Vec<WrittenBefore>);
+
+/// What was written of one node.
+#[derive(Debug)]
+struct WrittenBefore {
+    node: String,
+    written: Map<String, Value>,
+    options: Vec<(String, String)>,
+}
 
 /// Whether what a node shows is in the one below.
 fn has_its_bytes(edge: &Edge) -> bool {
@@ -150,16 +163,35 @@ impl Graph {
         }
     }
 
-    /// From now on it is written of a node, and of what its bytes are in, that they take changes or not.
-    pub fn note_access(&mut self, node: &str, access: Access) {
+    /// From now on it is written of a node, and of what its bytes are in, that they take changes or not; gives what was written
+    /// before.
+    pub fn note_access(&mut self, node: &str, access: Access) -> AccessBefore {
+        let mut before = AccessBefore(Vec::new());
+        self.note_access_of(node, access, &mut before);
+        before
+    }
+
+    fn note_access_of(&mut self, node: &str, access: Access, before: &mut AccessBefore) {
         let below = self.below(node).iter().filter(|edge| has_its_bytes(edge));
         let below: Vec<String> = below.map(|edge| edge.node.clone()).collect();
         if let Some(vertex) = self.vertices.get_mut(node) {
+            let (written, options) = (vertex.written.clone(), vertex.options.clone());
+            before.0.push(WrittenBefore { node: node.to_owned(), written, options });
             let is_read_only = access == Access::ReadOnly;
             vertex.written.insert(READ_ONLY.to_owned(), is_read_only.into());
             vertex.options.retain(|(key, _)| key != READ_ONLY);
             vertex.options.push(pair(READ_ONLY, on_off(is_read_only)));
         }
-        below.iter().for_each(|node| self.note_access(node, access));
+        below.iter().for_each(|node| self.note_access_of(node, access, before));
+    }
+
+    /// It is written of nodes what was written before.
+    pub fn restore_access(&mut self, before: AccessBefore) {
+        // One node may be in it twice.
+        for WrittenBefore { node, written, options } in before.0.into_iter().rev() {
+            if let Some(vertex) = self.vertices.get_mut(&node) {
+                (vertex.written, vertex.options) = (written, options);
+            }
+        }
     }
 }

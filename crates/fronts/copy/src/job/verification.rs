@@ -2,7 +2,7 @@
 //!
 //! Invariants: what is compared is claimed, so that no write which goes to both is under way there. What goes to the source alone
 //! is added to the backlog when it ends, and is no difference then.
-//! Limits: two bitmaps of the granularity of the backlog.
+//! Limits: two bitmaps of the granularity of the backlog; [`PASSES_MAX`].
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,6 +14,9 @@ use block::SECTOR_BYTES;
 
 use super::{CopyJob, Share};
 use crate::backlog::BacklogCopy;
+
+/// How often is compared what has differed, with the first time: what never becomes equal is said.
+const PASSES_MAX: u32 = 4;
 
 /// What a job has compared that copies while its source is written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -32,8 +35,11 @@ enum Phase {
     Off,
     /// It will.
     Wanted,
-    /// It does.
-    Running,
+    /// It does, for that many times.
+    Running {
+        /// With this one.
+        passes: u32,
+    },
 }
 
 /// What a job knows of what it compares.
@@ -43,6 +49,10 @@ pub(super) struct Verification {
     /// Whether what is claimed is compared first. Changes while nobody has a claim.
     is_verifying: AtomicBool,
     compared: AtomicU64,
+    /// Whether what has differed is compared once more.
+    is_again: AtomicBool,
+    /// Whether something has differed since that, or all, was begun with.
+    has_found: AtomicBool,
     /// What differed.
     differing: OnceLock<DirtyBitmap>,
 }
@@ -82,7 +92,9 @@ impl CopyJob {
     }
 
     pub(crate) fn count_compared(&self, bytes: u64) {
-        self.verification.compared.fetch_add(bytes, Ordering::Relaxed);
+        if !self.verification.is_again.load(Ordering::Relaxed) {
+            self.verification.compared.fetch_add(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Where the parts end of which each is equal or not.
@@ -94,6 +106,7 @@ impl CopyJob {
     pub(crate) fn note_difference(&self, bytes: Range<u64>) {
         if let Some(differing) = self.verification.differing.get() {
             differing.set(bytes);
+            self.verification.has_found.store(true, Ordering::Relaxed);
         }
     }
 
@@ -108,16 +121,20 @@ impl CopyJob {
         match *state {
             Phase::Off => None,
             Phase::Wanted => {
-                *state = Phase::Running;
+                *state = Phase::Running { passes: 1 };
                 self.verification.is_verifying.store(true, Ordering::Release);
                 // It wakes all who wait, this one among them.
                 backlog.add_all();
                 Some(Share::Wait)
             }
             // It may have found nothing before another one has begun with it.
-            Phase::Running => match backlog.claim(most, worker) {
+            Phase::Running { passes } => match backlog.claim(most, worker) {
                 ClaimResult::Claimed(claim) => Some(Share::Claimed(claim)),
                 ClaimResult::Wait => Some(Share::Wait),
+                ClaimResult::Nothing if passes < PASSES_MAX && self.compares_again(backlog) => {
+                    *state = Phase::Running { passes: passes + 1 };
+                    Some(Share::Wait)
+                }
                 ClaimResult::Nothing => {
                     *state = Phase::Off;
                     self.verification.is_verifying.store(false, Ordering::Release);
@@ -125,6 +142,24 @@ impl CopyJob {
                 }
             },
         }
+    }
+
+    /// Has workers compare what was copied again, if there is something; nobody has a claim.
+    fn compares_again(&self, backlog: &CopyBacklog) -> bool {
+        let Verification { has_found, is_again, differing, .. } = &self.verification;
+        let (true, Some(differing)) = (has_found.swap(false, Ordering::Relaxed), differing.get())
+        else {
+            return false;
+        };
+        is_again.store(true, Ordering::Relaxed);
+        let (mut at, size) = (0, differing.size().0.0);
+        while let Some(run) = differing.next_dirty(at..size) {
+            at = run.end;
+            // No note of the backlog: nobody has changed it.
+            backlog.dirty().set(run);
+        }
+        backlog.wake_workers();
+        true
     }
 }
 

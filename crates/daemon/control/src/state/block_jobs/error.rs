@@ -29,6 +29,18 @@ pub enum BlockJobError {
         /// What is mirrored.
         mirrored: String,
     },
+    /// What is written to a node by others would not be mirrored.
+    #[error(
+        "Cannot replace '{node}' by a node mirrored from '{mirrored}': {user} uses it, too, and what it writes is not mirrored"
+    )]
+    ReplacedInUse {
+        /// What is below the source, down to what is replaced.
+        node: String,
+        /// What uses it.
+        user: NodeUser,
+        /// What is mirrored.
+        mirrored: String,
+    },
     /// Something else stands on the source as its backing file.
     #[error("Need a root block node: node '{0}' is a backing file")]
     NoRoot(String),

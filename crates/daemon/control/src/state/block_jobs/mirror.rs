@@ -163,13 +163,24 @@ impl DaemonState {
     /// Whether what stands on a node may go on on a copy of the source: it must show the source's bytes, and nothing else.
     fn check_replaced(&self, source: &str, replaced: &str) -> Result<(), BlockJobError> {
         self.graph.node(replaced)?;
-        let mut at = source;
+        let (mut at, mut way) = (source, Vec::new());
         while at != replaced {
             let Some(below) = self.graph.model().filtered(at) else {
                 let (mirrored, node) = (source.to_owned(), replaced.to_owned());
                 return Err(BlockJobError::Replaced { node, mirrored });
             };
+            way.push((at, below));
             at = below;
+        }
+        for (above, below) in way {
+            // What others write there passes no filter of the job.
+            let is_other =
+                |(user, _): &(NodeUser, String)| *user != NodeUser::Node(above.to_owned());
+            let users = self.graph.model().users_of(below);
+            if let Some((user, _)) = users.into_iter().find(is_other) {
+                let (node, mirrored) = (below.to_owned(), source.to_owned());
+                return Err(BlockJobError::ReplacedInUse { node, user, mirrored });
+            }
         }
         self.check_root(replaced)
     }
@@ -259,6 +270,9 @@ impl DaemonState {
             if dirty.is_none() { Ok(()) } else { Err(GraphChangeError::NotEqual) }
         };
         is_equal()?;
+        if end == MirrorEnd::Switch && replaced != source {
+            self.check_replaced(&source, &replaced)?;
+        }
         // Almost all of it while guests run.
         let failed = |source| BlockJobError::Flush { target: target.clone(), source };
         job.flush().map_err(failed)?;
@@ -287,9 +301,7 @@ impl DaemonState {
             to.flush().map_err(|source| GraphChangeError::Flush { export, source })
         };
         let opened = self.jobs[id].opened.clone().filter(|_| end == MirrorEnd::Switch);
-        if let Some(node) = &opened {
-            self.graph.note_access(node, Access::ReadWrite);
-        }
+        let noted = opened.map(|node| self.graph.note_access(&node, Access::ReadWrite));
         self.jobs.get_mut(id).expect("it is there").is_ending = true;
         let result = self.carry_out(change, state_file.as_mut(), &mut WhenDrained::new(drained));
         if end == MirrorEnd::Switch {
@@ -297,7 +309,7 @@ impl DaemonState {
         }
         if result.is_err() {
             self.jobs.get_mut(id).expect("it is there").is_ending = false;
-            opened.iter().for_each(|node| self.graph.note_access(node, Access::ReadOnly));
+            noted.into_iter().for_each(|before| self.graph.restore_access(before));
         }
         result?;
         self.forget_mirror(id, end);

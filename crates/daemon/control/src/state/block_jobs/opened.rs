@@ -5,8 +5,9 @@
 //! started again opens it as it was. A backing file that has grown stays larger: what is new reads as zeroes there, as before.
 
 use block::Access;
+use graph::{ModelError, NodeUser};
 
-use super::BlockJobError;
+use super::{BlockJobError, JobWork};
 use crate::state::{DaemonState, GraphChangeError};
 
 impl DaemonState {
@@ -58,6 +59,36 @@ impl DaemonState {
             }
             (begun, false) => begun,
         }
+    }
+
+    /// Whether an export may write to a node: not where a job has only opened what is written, which the next start would not do,
+    /// nor below the filter of a mirror that has what is there replaced.
+    pub(in crate::state) fn check_no_job_written(&self, node: &str) -> Result<(), ModelError> {
+        let model = self.graph.model();
+        for (id, job) in &self.jobs {
+            let mut theirs: Vec<&str> = job.opened.iter().map(String::as_str).collect();
+            let mut at = job.source.as_str();
+            if let JobWork::Mirror { replaced, .. } = &job.work {
+                while at != replaced
+                    && let Some(below) = model.filtered(at)
+                {
+                    theirs.push(below);
+                    at = below;
+                }
+            }
+            let mut next = vec![node];
+            while let Some(at) = next.pop() {
+                if theirs.contains(&at) {
+                    return Err(ModelError::UsedByJob { node: at.to_owned(), job: id.clone() });
+                }
+                // What is written above a source passes its filter.
+                if at != job.source {
+                    let below = model.below(&NodeUser::Node(at.to_owned())).iter();
+                    next.extend(below.filter(|it| it.role.is_written()).map(|it| it.node.as_str()));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Has a node be read only again.

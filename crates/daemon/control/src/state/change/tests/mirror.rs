@@ -342,7 +342,7 @@ fn what_stands_above_a_filter_stays_there_when_the_node_below_moves() {
 fn only_what_shows_the_same_bytes_is_replaced_and_names_are_taken_once() {
     let mut place = Place::serving(
         "file,node-name=a,filename=DIR/a file,node-name=b,filename=DIR/b \
-         null-co,node-name=n,size=1048576 copy-on-read,node-name=cor,file=a cor>e",
+         null-co,node-name=n,size=1048576 copy-on-read,node-name=cor,file=a cor>e a)g",
     );
     let refused = |place: &mut Place, change: &dyn Fn(&mut MirrorOptions)| {
         let mut options = options(MirrorMode::Background, MirrorSync::Full);
@@ -355,6 +355,8 @@ fn only_what_shows_the_same_bytes_is_replaced_and_names_are_taken_once() {
     };
     let sentence = refused(&mut place, &|options| options.replaces = Some("n".to_owned()));
     assert!(sentence.starts_with("Cannot replace 'n' by a node mirrored from 'cor'"), "{sentence}");
+    let sentence = refused(&mut place, &|options| options.replaces = Some("a".to_owned()));
+    assert!(sentence.contains("export 'g' uses it, too"), "{sentence}");
     let sentence = refused(&mut place, &|options| options.filter = Some("n".to_owned()));
     assert_eq!(sentence, "node-name 'n' exists already");
     let mut first = options(MirrorMode::Background, MirrorSync::New);
@@ -366,4 +368,20 @@ fn only_what_shows_the_same_bytes_is_replaced_and_names_are_taken_once() {
     assert_eq!(chain_of(&error).to_string(), "node-name 'f' exists already");
     place.built.abort_block_job("j").unwrap();
     place.built.add_node(&taken).unwrap();
+}
+
+#[test]
+fn what_never_becomes_equal_is_compared_so_often_and_no_more() {
+    let mut place = Place::serving(
+        "file,node-name=a,filename=DIR/a null-co,node-name=b,size=1048576,read-zeroes=on a>e",
+    );
+    let mut options = options(MirrorMode::WriteBlocking, MirrorSync::Full);
+    options.is_verified = true;
+    let news = start(&mut place, &options);
+    wait_equal(&news);
+    let (all, compared) = (IMAGE_BYTES as u64, place.built.compared_by_mirror("j").unwrap());
+    assert_eq!((compared.bytes, compared.differing), (all, all));
+    // It is copied once, and compared four times.
+    assert_eq!(place.built.block_job_progress("j").unwrap().current, 5 * all);
+    place.built.abort_block_job("j").unwrap();
 }
