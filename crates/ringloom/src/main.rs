@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use arguments::{Invocation, Subcommand};
 use clap::Parser;
-use ctl::CtlEnd;
+use ctl::{CtlEnd, WrongUsage};
 use daemon::{Log, ServeError, close_inherited};
 use options::ServeCommand;
 
@@ -159,7 +159,10 @@ fn run_ctl(arguments: Vec<OsString>) -> ExitCode {
     match ctl::run(&parsed.arguments) {
         Ok(CtlEnd::Done) => ExitCode::SUCCESS,
         Ok(CtlEnd::Attention) => ExitCode::from(3),
-        Err(error) => output::fail("ringloom ctl", error.as_ref()),
+        Err(error) => {
+            let code = output::fail("ringloom ctl", error.as_ref());
+            if error.is::<WrongUsage>() { ExitCode::from(2) } else { code }
+        }
     }
 }
 

@@ -14,6 +14,7 @@ mod date;
 pub(crate) mod directory;
 mod disk;
 mod fault_point;
+mod image_check;
 mod leftovers;
 mod list;
 mod plan;
@@ -22,7 +23,7 @@ mod retire;
 
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use convert::node_of_uri;
 use serde_json::{Value, json};
 
@@ -34,6 +35,7 @@ use crate::client::QmpClient;
 use crate::signals::interrupts;
 use crate::table::Answer;
 use crate::units::bytes;
+use crate::usage::wrong;
 use copies::{CopyOrders, CopyReport};
 use directory::{Backup, BackupDirectory, BackupKind, BackupName, DiskLock};
 use disk::{CopyTarget, Disk, DiskCopy};
@@ -97,16 +99,18 @@ pub(crate) fn prepare(arguments: &BackupArgs) -> Result<BackupOrder<'_>> {
 pub(crate) fn backup(client: &mut QmpClient, order: BackupOrder<'_>) -> Result<Answer> {
     let interrupted = interrupts()?;
     let BackupOrder { arguments, to, place, names, label, _locks } = order;
-    if let Place::Directory(directory) = &place {
-        leftovers::take_away(client, directory, &names)?;
-    }
+    let taken = match &place {
+        Place::Directory(directory) => leftovers::take_away(client, directory, &names)?,
+        Place::Export(_) => Vec::new(),
+    };
     let disks = disk::look(client, &arguments.targets)?;
-    let mut copies = choose_all(client, &place, disks, arguments, &label)?;
+    let mut copies = choose_all(client, (&place, &taken), disks, arguments, &label)?;
     let (before, after) = (arguments.before.as_deref(), arguments.after.as_deref());
     let (speed, interrupted) = (arguments.speed.unwrap_or(0), &*interrupted);
     let orders = CopyOrders { directory: place.directory(), before, after, speed, interrupted };
     let done = copies::carry_out(client, &mut copies, &orders);
     let mut report = done.with_context(|| failure(&copies, to))?;
+    report.warnings.extend(clock_warning(&copies));
     let mut retired = 0;
     if let (Some(keep), Place::Directory(directory)) = (arguments.keep, &place) {
         let orders = RetireOrders { keep: keep.get(), speed, interrupted };
@@ -128,14 +132,15 @@ pub(crate) fn backup(client: &mut QmpClient, order: BackupOrder<'_>) -> Result<A
 fn check_usage(place: &Place, names: &[String], arguments: &BackupArgs) -> Result<()> {
     match place {
         Place::Directory(directory) => {
-            ensure!(!arguments.holds_last, "--holds-last is for NBD exports");
+            ensure!(!arguments.holds_last, wrong("--holds-last is for NBD exports"));
             let path = directory.path();
             let access = rustix::fs::access(path, rustix::fs::Access::WRITE_OK);
             access.with_context(|| format!("{}: no file can be made there", path.display()))
         }
         Place::Export(_) => {
-            ensure!(names.len() == 1, "an export takes one disk");
-            ensure!(arguments.keep.is_none(), "--keep is for directories: an export has one state");
+            ensure!(names.len() == 1, wrong("an export takes one disk"));
+            let why = "--keep is for directories: an export has one state";
+            ensure!(arguments.keep.is_none(), wrong(why));
             Ok(())
         }
     }
@@ -149,13 +154,14 @@ fn lock(place: &Place, names: &[String]) -> Result<Vec<DiskLock>> {
 /// How each disk is copied.
 fn choose_all(
     client: &mut QmpClient,
-    place: &Place,
+    (place, taken): (&Place, &[BackupName]),
     disks: Vec<Disk>,
     arguments: &BackupArgs,
     label: &str,
 ) -> Result<Vec<DiskCopy>> {
+    let is_wanted = |name: &str| disks.iter().any(|disk| disk.name == name);
     let there = match place {
-        Place::Directory(directory) => directory.scan()?,
+        Place::Directory(directory) => directory.scan_of(is_wanted)?,
         Place::Export(_) => Vec::new(),
     };
     let newest = |disk: &Disk| there.iter().rfind(|it| it.name.disk == disk.name);
@@ -165,12 +171,16 @@ fn choose_all(
     let mut copies = Vec::new();
     for (mut disk, number) in disks.into_iter().zip(0..) {
         let newest = newest(&disk);
-        leftovers::forget_strays(client, &mut disk, label, newest.map(|it| it.name.date))?;
+        let known = (newest.map(|it| it.name.date), taken);
+        leftovers::forget_strays(client, &mut disk, label, known)?;
         let before = match (place, newest) {
             (Place::Export(_), _) if arguments.holds_last => Before::Held,
             (Place::Export(_), _) => Before::Unknown,
             (Place::Directory(_), Some(newest)) => Before::File(newest),
-            (Place::Directory(_), None) => Before::Nothing,
+            (Place::Directory(directory), None) => {
+                check_is_new(directory, &disk, label, arguments.full)?;
+                Before::Nothing
+            }
         };
         let choice = choose(&disk.facts(label), before, arguments.full);
         let to = target(place, &disk, &choice, newest, date);
@@ -183,11 +193,29 @@ fn choose_all(
             target,
             date,
             label,
+            is_begun: false,
             is_finished: false,
             bytes: 0,
         });
     }
     Ok(copies)
+}
+
+/// Checks that a directory has no backup because there never was one, unless a new chain is asked for.
+fn check_is_new(
+    directory: &BackupDirectory,
+    disk: &Disk,
+    label: &str,
+    is_asked_for: bool,
+) -> Result<()> {
+    match disk.last_date(label) {
+        Some(last) if !is_asked_for => bail!(
+            "{} has no backup of {}, and had one of {last}: is it mounted? --full begins a new chain there",
+            directory.path().display(),
+            disk.name
+        ),
+        _ => Ok(()),
+    }
 }
 
 fn target(
@@ -205,6 +233,14 @@ fn target(
         Choice::Incremental { .. } => (BackupKind::Incremental, newest.map(Backup::file_name)),
     };
     CopyTarget::File { name: BackupName { disk: disk.name.clone(), kind, date }, backing }
+}
+
+/// What is said of a clock that was once ahead.
+fn clock_warning(copies: &[DiskCopy]) -> Option<String> {
+    let date = copies.first().map(|copy| copy.date).filter(|date| date.is_ahead())?;
+    Some(format!(
+        "{date} is no time: the backup before has a date in the future, and dates count on from there until the clock has come so far"
+    ))
 }
 
 /// What is said before why a backup has failed.

@@ -23,6 +23,8 @@ mod show;
 mod signals;
 mod table;
 mod units;
+mod usage;
 
 pub use arguments::CtlArgs;
 pub use run::{CtlEnd, run};
+pub use usage::WrongUsage;

@@ -87,17 +87,34 @@ impl Move<'_> {
             Err(error) => return Err(self.take_back(client, error)),
         };
         self.switch(client).with_context(|| self.after_switch())?;
-        client.ask("job-dismiss", &json!({"id": self.id()}))?;
+        let mut warnings = Vec::new();
+        let dismissed = client.ask("job-dismiss", &json!({"id": self.id()}));
+        warnings.extend(dismissed.err().map(|error| {
+            let id = self.id();
+            format!("job {id} is over and stays: 'ringloom ctl job dismiss {id}' ({error:#})")
+        }));
+        let said = self.close_old(client, &mut warnings);
+        Ok(self.answer(said, warnings, compared))
+    }
+
+    /// Closes what was left; says where the disk is.
+    fn close_old(&self, client: &mut QmpClient, warnings: &mut Vec<String>) -> String {
         let Self { node, new, path, .. } = self;
         let target = &self.arguments.target;
-        let mut said = format!("{target}: node {new}, {path}, is what its users have now");
-        if self.arguments.keep {
-            said.push_str(&format!("; node {node} is still open"));
-        } else {
-            client.ask("blockdev-del", &json!({"node-name": node}))?;
-            said.push_str(&format!("; node {node} is closed, its file is as it was at the switch"));
-        }
-        Ok(self.answer(said, compared))
+        let closed = match self.arguments.keep {
+            true => None,
+            false => Some(client.ask("blockdev-del", &json!({"node-name": node}))),
+        };
+        let end = match closed {
+            Some(Ok(_)) => "is closed, its file is as it was at the switch",
+            Some(Err(error)) => {
+                let close = format!("'ringloom ctl disk del {node}' closes it");
+                warnings.push(format!("node {node} is still open: {close} ({error:#})"));
+                "is still open"
+            }
+            None => "is still open",
+        };
+        format!("{target}: node {new}, {path}, is what its users have now; node {node} {end}")
     }
 
     fn mirror(&self) -> Value {
@@ -156,9 +173,21 @@ impl Move<'_> {
         Ok(())
     }
 
+    /// Whether its export has the target: somebody else may have had it switched.
+    fn is_moved(&self, client: &mut QmpClient) -> bool {
+        let target = Inventory::read(client).and_then(|it| it.target(&self.arguments.target));
+        target.is_ok_and(|node| node == self.new)
+    }
+
     /// Leaves the disk where it is; the file was made for this alone.
     fn take_back(&self, client: &mut QmpClient, error: Error) -> Error {
         let id = self.id();
+        if self.is_moved(client) {
+            let Self { node, new, path, .. } = self;
+            return error.context(format!(
+                "somebody else has completed job {id}: node {new}, {path}, is the disk now, and node {node} is still open"
+            ));
+        }
         // Whatever of this there is no more is gone anyway.
         let _over = client.ask("job-cancel", &json!({"id": id}));
         let _over = client.ask("job-dismiss", &json!({"id": id}));
@@ -188,8 +217,12 @@ impl Move<'_> {
         format!("'ringloom ctl show {target}' says whether the disk is {} now", self.path)
     }
 
-    fn answer(&self, mut said: String, compared: Option<Compared>) -> Answer {
-        let mut warnings = Vec::new();
+    fn answer(
+        &self,
+        mut said: String,
+        mut warnings: Vec<String>,
+        compared: Option<Compared>,
+    ) -> Answer {
         if let Some(Compared { bytes: compared, differing }) = compared {
             let all = bytes(compared);
             said.push_str(&match differing {

@@ -1,15 +1,18 @@
 //! `ringloom ctl restore`: a disk as it was when it was backed up, in a file of its own.
 //!
 //! Invariants: the target has its name, or its new content, when that was written, compared and made durable; until then what was
-//! there stays. A target that somebody uses is refused, by the locks of images.
+//! there stays. A target that somebody uses is refused, by the locks of images; a block device is held for ourselves alone (O_EXCL), as
+//! mounts and arrays hold it, and written over: after a failure it is neither what it was nor the backup.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, fchown};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use clap::Args;
 use convert::{Flattened, Flattening, flatten, hold_unused};
+use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use serde_json::json;
 
 use crate::arguments::Format;
@@ -17,6 +20,7 @@ use crate::backup::BackupDate;
 use crate::backup::directory::{Backup, BackupDirectory, BackupName};
 use crate::table::Answer;
 use crate::units::{bytes, no};
+use crate::usage::wrong;
 
 /// Which backup, and where it is restored to.
 #[derive(Debug, Args)]
@@ -27,7 +31,7 @@ pub(crate) struct RestoreArgs {
     /// The disk, if the directory has several
     #[arg(long, value_name = "NAME")]
     disk: Option<String>,
-    /// The last one of that time or before, as 20261127T0800; default: the last one
+    /// The last one of that time (UTC) or before, as 20261127T0800, which is 08:00:59; default: the last one
     #[arg(long, value_name = "DATE|FILE")]
     at: Option<String>,
     /// The file that is made, or with --force written anew
@@ -52,6 +56,8 @@ enum Found {
 pub(crate) fn restore(arguments: &RestoreArgs) -> Result<Answer> {
     let RestoreArgs { from, disk, at, to, format, force } = arguments;
     let (directory, file) = place(from)?;
+    let is_chosen_twice = file.is_some() && (at.is_some() || disk.is_some());
+    ensure!(!is_chosen_twice, wrong("the file of one backup takes no --at and no --disk"));
     let all = BackupDirectory::open(&directory)?.scan()?;
     let chosen = choose(&all, file.as_deref().or(at.as_deref()), disk.as_deref())
         .with_context(|| directory.display().to_string())?;
@@ -106,9 +112,11 @@ fn choose<'a>(all: &'a [Backup], at: Option<&str>, disk: Option<&str>) -> Result
             let last = of_disk.next_back().expect("the disk has one");
             return check(last);
         };
-        let date = BackupDate::parse(at);
+        let date = BackupDate::parse_end(at);
         let date = date.with_context(|| {
-            format!("'{at}' is no time, as 20261127T080000Z or 2026-11-27 08:00, and no file")
+            format!(
+                "'{at}' is no time in UTC, as 20261127T080000Z or 2026-11-27 08:00, and no file"
+            )
         })?;
         let found = of_disk.rfind(|it| it.name.date <= date);
         found.ok_or_else(|| anyhow!("there is no backup of {disk} at {date} or before"))?
@@ -174,7 +182,9 @@ fn write(images: &[PathBuf], to: &Path, format: Format, found: &Found) -> Result
     let order = |target, into_existing| Flattening { images, target, format, into_existing };
     if let Found::Device = found {
         ensure!(format == "raw", "a block device takes --format raw");
-        return flatten(&order(to, true));
+        let _held = hold_device(to)?;
+        let written = flatten(&order(to, true));
+        return written.context("it may be half written, and is no disk until a restore succeeds");
     }
     let to = match found {
         Found::File(_) => to.canonicalize()?,
@@ -198,6 +208,18 @@ fn write(images: &[PathBuf], to: &Path, format: Format, found: &Found) -> Result
     named.map(|()| flattened)
 }
 
+/// Holds a block device as a mount does, so that nobody has it mounted before all is written.
+fn hold_device(to: &Path) -> Result<File> {
+    let flag = i32::try_from(OFlags::EXCL.bits()).expect("O_EXCL fits the flags of open");
+    let opened = File::options().read(true).custom_flags(flag).open(to);
+    opened.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::BUSY) => {
+            Error::new(error).context("it is mounted, or an array or a volume group has it")
+        }
+        _ => error.into(),
+    })
+}
+
 fn give_name(part: &Path, to: &Path, found: &Found) -> Result<()> {
     let file = File::open(part)?;
     if let Found::File(old) = found {
@@ -208,14 +230,47 @@ fn give_name(part: &Path, to: &Path, found: &Found) -> Result<()> {
         }
     }
     file.sync_all()?;
-    fs::rename(part, to)?;
+    match found {
+        Found::Nothing => name_new(part, to)?,
+        Found::File(_) | Found::Device => fs::rename(part, to)?,
+    }
     File::open(to.parent().context("it is no file")?)?.sync_all()?;
     Ok(())
+}
+
+/// Gives a file a name that nothing has.
+fn name_new(part: &Path, to: &Path) -> Result<()> {
+    let named = match renameat_with(CWD, part, CWD, to, RenameFlags::NOREPLACE) {
+        // File systems of other machines have no such rename.
+        Err(Errno::INVAL | Errno::NOSYS) => {
+            rustix::fs::link(part, to).and_then(|()| rustix::fs::unlink(part))
+        }
+        named => named,
+    };
+    match named {
+        Err(Errno::EXIST) => bail!("something was put there meanwhile, and stays"),
+        named => named.context("give it its name"),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_put_there_meanwhile_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let (part, to) = (directory.path().join("part"), directory.path().join("disk"));
+        fs::write(&part, "new").unwrap();
+        fs::write(&to, "old").unwrap();
+        let error = give_name(&part, &to, &Found::Nothing).unwrap_err();
+        assert!(error.to_string().contains("meanwhile"), "{error:#}");
+        assert_eq!(fs::read(&to).unwrap(), b"old");
+        fs::remove_file(&to).unwrap();
+        give_name(&part, &to, &Found::Nothing).unwrap();
+        assert_eq!(fs::read(&to).unwrap(), b"new");
+        assert!(!part.exists());
+    }
 
     fn backups(all: &[&str]) -> Vec<Backup> {
         let mut found: Vec<Backup> = Vec::new();
@@ -250,6 +305,7 @@ mod tests {
         assert_eq!(found(None, Some("c")), "there is no backup of 'c'; did you mean 'a'?");
         assert_eq!(found(Some("2026-01-02 23:59"), Some("a")), first);
         assert_eq!(found(Some("20260102"), Some("a")), first);
+        assert_eq!(found(Some("2026-01-01"), Some("a")), full);
         assert_eq!(found(Some(full), None), full);
         assert!(found(Some("20251231"), Some("a")).contains("or before"));
         assert!(found(Some("noon"), Some("a")).contains("is no time"));

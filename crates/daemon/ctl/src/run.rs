@@ -39,7 +39,7 @@ pub enum CtlEnd {
 /// If the daemon refuses it or cannot be talked to, or if nobody said which daemon.
 pub fn run(arguments: &CtlArgs) -> Result<CtlEnd> {
     if let Some(answer) = without_daemon(&arguments.word) {
-        return finish(&answer?, arguments.json);
+        return finish(&answer?, arguments);
     }
     // Before the daemon is asked for, which may take its time.
     let order = if let Word::Backup(arguments) = &arguments.word {
@@ -57,18 +57,30 @@ pub fn run(arguments: &CtlArgs) -> Result<CtlEnd> {
         Some(order) => backup::backup(&mut client, order)?,
         None => carry_out(&mut client, &arguments.word)?,
     };
-    finish(&answer, arguments.json)
+    finish(&answer, arguments)
 }
 
-/// Prints what came of a word.
-fn finish(answer: &Answer, is_json: bool) -> Result<CtlEnd> {
-    let _is_read =
-        print(&if is_json { format!("{:#}\n", answer.json) } else { answer.text.clone() })?;
-    for warning in &answer.warnings {
+/// Prints what came of a word. Of a disk that was copied something is left, whether that can be printed or not.
+fn finish(answer: &Answer, arguments: &CtlArgs) -> Result<CtlEnd> {
+    let is_json = arguments.json;
+    let printed =
+        print(&if is_json { format!("{:#}\n", answer.json) } else { answer.text.clone() });
+    let is_list = matches!(&arguments.word, Word::Backup(backup) if backup.list.is_some());
+    let is_copy = matches!(arguments.word, Word::Backup(_) | Word::Restore(_) | Word::MoveDisk(_));
+    let is_done = is_copy && !is_list;
+    let mut warnings = answer.warnings.clone();
+    let ended = match printed {
+        Err(error) if is_done => {
+            warnings.push(format!("it is done, but: {error:#}"));
+            Ok(())
+        }
+        printed => printed.map(drop),
+    };
+    for warning in &warnings {
         // Nobody is left to hear that stderr cannot be written.
         drop(write(&mut io::stderr().lock(), &format!("ringloom ctl: {warning}\n")));
     }
-    Ok(if answer.warnings.is_empty() { CtlEnd::Done } else { CtlEnd::Attention })
+    ended.map(|()| if warnings.is_empty() { CtlEnd::Done } else { CtlEnd::Attention })
 }
 
 /// What is done with files alone.

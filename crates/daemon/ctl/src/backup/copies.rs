@@ -4,7 +4,7 @@
 //! Invariants: until its file has its name, a copy can be taken back without a trace, and whoever is killed leaves only what
 //! `leftovers` finds. A daemon that is started again does not look for these nodes, which its state file leaves out. The bitmap that says what is to be copied stays as it is until then.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use std::time::Duration;
 use anyhow::{Context, Error, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::directory::{BackupDirectory, check_image};
+use super::directory::{BackupDirectory, finish_image};
 use super::disk::{CopyTarget, DiskCopy};
 use super::fault_point::{BackupStep, reached};
-use super::plan::{bitmap_name, date_of_bitmap};
+use super::plan::bitmap_name;
 use super::quiet::QuietGuest;
 use crate::client::QmpClient;
 use crate::inventory::text;
@@ -71,11 +71,15 @@ fn work(
     reached(BackupStep::Made);
     let began = now();
     let mut report = begin(client, copies, orders)?;
+    copies.iter_mut().for_each(|copy| copy.is_begun = true);
     reached(BackupStep::Begun);
     watch(client, copies, orders)?;
     reached(BackupStep::Copied);
+    for copy in copies.iter() {
+        close(client, copy, orders).with_context(|| copy.disk.name.clone())?;
+    }
     for copy in copies.iter_mut() {
-        finish(client, copy, orders).with_context(|| copy.disk.name.clone())?;
+        give_name(copy, orders).with_context(|| copy.disk.name.clone())?;
         copy.is_finished = true;
     }
     report.took = now().duration_since(began);
@@ -126,7 +130,7 @@ fn make_target(client: &mut QmpClient, copy: &DiskCopy, orders: &CopyOrders<'_>)
     };
     let directory = orders.directory.context("a file needs a directory")?;
     let (path, size) = (directory.part(name), copy.disk.size);
-    let (below, id) = (format!("{node}-file"), format!("make-{node}"));
+    let (below, id) = (format!("{node}-f"), format!("make-{node}"));
     let file = json!({"driver": "file", "filename": path, "size": 0});
     create(client, &id, &file).with_context(|| format!("{} cannot be made", path.display()))?;
     let file = json!({
@@ -213,20 +217,25 @@ fn look(client: &mut QmpClient, copies: &mut [DiskCopy]) -> Result<Option<(u64, 
     Ok((!is_over).then_some(sum))
 }
 
-/// Gives a file that is whole its name, durably.
-fn finish(client: &mut QmpClient, copy: &DiskCopy, orders: &CopyOrders<'_>) -> Result<()> {
+/// Closes a target that is whole, and has it durable.
+fn close(client: &mut QmpClient, copy: &DiskCopy, orders: &CopyOrders<'_>) -> Result<()> {
     client.ask("job-dismiss", &json!({"id": copy.job()}))?;
     client.ask("blockdev-del", &json!({"node-name": copy.target}))?;
     reached(BackupStep::Closed);
     let CopyTarget::File { name, backing } = &copy.to else { return Ok(()) };
     let directory = orders.directory.context("a file needs a directory")?;
+    let path = directory.join(&name.to_string());
+    ensure!(path.symlink_metadata().is_err(), "{} is there already", path.display());
+    finish_image(&directory.part(name), copy.disk.size, backing.as_deref())
+}
+
+/// Gives a file that is closed its name, durably.
+fn give_name(copy: &DiskCopy, orders: &CopyOrders<'_>) -> Result<()> {
+    let CopyTarget::File { name, .. } = &copy.to else { return Ok(()) };
+    let directory = orders.directory.context("a file needs a directory")?;
     let (part, path) = (directory.part(name), directory.join(&name.to_string()));
-    check_image(&part, copy.disk.size, backing.as_deref())?;
-    let shown = path.display();
-    let synced = File::open(&part).and_then(|file| file.sync_all());
-    synced.with_context(|| format!("{}: flush", part.display()))?;
-    ensure!(path.symlink_metadata().is_err(), "{shown} is there already");
-    fs::rename(&part, &path).with_context(|| format!("{shown}: give it its name"))?;
+    let named = fs::rename(&part, &path);
+    named.with_context(|| format!("{}: give it its name", path.display()))?;
     reached(BackupStep::Named);
     directory.sync()
 }
@@ -244,9 +253,7 @@ fn forget_old(client: &mut QmpClient, copy: &DiskCopy) -> Result<()> {
         actions.push(action("merge", json!({"node": node, "target": name, "bitmaps": [new]})));
         actions.push(action("remove", json!({"node": node, "name": new})));
     }
-    let is_old = |name: &&str| date_of_bitmap(&copy.label, name).is_some();
-    let old = copy.disk.bitmap_names().filter(is_old);
-    actions.extend(old.map(|name| action("remove", json!({"node": node, "name": name}))));
+    actions.extend(copy.forget_afterwards());
     if actions.is_empty() {
         return Ok(());
     }
@@ -257,9 +264,11 @@ fn forget_old(client: &mut QmpClient, copy: &DiskCopy) -> Result<()> {
 fn undo(client: &mut QmpClient, copy: &DiskCopy, orders: &CopyOrders<'_>) {
     end_job(client, &copy.job());
     remove(client, &copy.target);
-    remove(client, &format!("{}-file", copy.target));
-    let bitmap = json!({"node": copy.disk.node, "name": copy.new_bitmap()});
-    let _may_be_gone = client.ask("block-dirty-bitmap-remove", &bitmap);
+    remove(client, &format!("{}-f", copy.target));
+    if copy.is_begun {
+        let bitmap = json!({"node": copy.disk.node, "name": copy.new_bitmap()});
+        let _may_be_gone = client.ask("block-dirty-bitmap-remove", &bitmap);
+    }
     if let (CopyTarget::File { name, .. }, Some(directory)) = (&copy.to, orders.directory) {
         let _may_be_gone = fs::remove_file(directory.part(name));
     }

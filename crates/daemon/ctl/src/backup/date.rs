@@ -20,23 +20,41 @@ const LAST: u64 = 253_402_300_799;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct BackupDate(u64);
 
+/// How far the date of a backup may be ahead of the clock: several are made in a second.
+const AHEAD_MAX: u64 = 300;
+
 impl BackupDate {
     /// The present, or the second after the last backup if the clock has not come so far.
     pub(crate) fn now_after(last: Option<Self>) -> Self {
-        #[expect(clippy::disallowed_methods, reason = "backups are named by the clock of people")]
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs());
         let next = last.map_or(0, |Self(last)| last + 1);
-        Self(now.max(next).min(LAST))
+        Self(now().max(next).min(LAST))
     }
 
-    /// Reads what [`Display`](fmt::Display) writes; blanks, `-` and `:` may be between the digits, and what is left out is zero.
+    /// Since 1970.
+    pub(crate) fn seconds(self) -> u64 {
+        self.0
+    }
+
+    /// Whether the clock was once ahead, so that dates are no times until it has come so far again.
+    pub(crate) fn is_ahead(self) -> bool {
+        self.0 > now() + AHEAD_MAX
+    }
+
+    /// Reads what [`Display`](fmt::Display) writes.
     pub(crate) fn parse(text: &str) -> Option<Self> {
+        Self::parse_end(text).filter(|it| it.to_string() == text)
+    }
+
+    /// Reads a time as people write it: blanks, `-` and `:` may be between the digits. What is left out makes a span, of which it is
+    /// the last second: `20261127T0800` is 08:00:59, and a day its end.
+    pub(crate) fn parse_end(text: &str) -> Option<Self> {
         let is_known = |it: char| it.is_ascii_digit() || "TZ-: ".contains(it);
         let digits: String = text.chars().filter(char::is_ascii_digit).collect();
-        if !text.chars().all(is_known) || !(8..=14).contains(&digits.len()) {
+        if !text.chars().all(is_known) || !matches!(digits.len(), 8 | 10 | 12 | 14) {
             return None;
         }
-        let digits = format!("{digits:0<14}");
+        let rest = &"00000000235959"[digits.len()..];
+        let digits = format!("{digits}{rest}");
         let number = |from: usize, to: usize| digits[from..to].parse::<u64>().ok();
         let (year, month, day) = (number(0, 4)?, number(4, 6)?, number(6, 8)?);
         let (hours, minutes, seconds) = (number(8, 10)?, number(10, 12)?, number(12, 14)?);
@@ -45,6 +63,12 @@ impl BackupDate {
         // There is no 30th of February, and no 25th hour.
         (found.to_string() == format!("{}T{}Z", &digits[..8], &digits[8..])).then_some(found)
     }
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "backups are named by the clock of people")]
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs())
 }
 
 impl fmt::Display for BackupDate {
@@ -98,13 +122,28 @@ mod tests {
             assert_eq!(BackupDate(seconds).to_string(), text);
             assert_eq!(BackupDate::parse(text), Some(BackupDate(seconds)));
         }
-        let eight = BackupDate::parse("20261129T080000Z");
-        for text in ["2026-11-29 08", "2026-11-29 08:00:00", "20261129T0800"] {
-            assert_eq!(BackupDate::parse(text), eight, "{text}");
-        }
-        for text in ["", "2026", "20260230", "20261301", "20261129T25", "vm1-full", "19691231"] {
+        for text in ["2026-11-29 08:00:00", "20261129T0800", "20261129", "20261129T080000"] {
             assert_eq!(BackupDate::parse(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn what_a_time_leaves_out_makes_a_span_that_ends_with_it() {
+        for (text, end) in [
+            ("20261129T080000Z", "20261129T080000Z"),
+            ("2026-11-29 08:00:00", "20261129T080000Z"),
+            ("2026-11-29 08:00", "20261129T080059Z"),
+            ("20261129T0800", "20261129T080059Z"),
+            ("20261129T08", "20261129T085959Z"),
+            ("2026-11-29", "20261129T235959Z"),
+        ] {
+            assert_eq!(BackupDate::parse_end(text), BackupDate::parse(end), "{text}");
+            assert!(BackupDate::parse(end).is_some(), "{end}");
+        }
+        for text in ["", "2026", "20260230", "20261301", "20261129T25", "20261129T0", "vm1-full"] {
+            assert_eq!(BackupDate::parse_end(text), None, "{text}");
+        }
+        assert_eq!(BackupDate::parse_end("19691231"), None);
     }
 
     #[test]
@@ -112,5 +151,6 @@ mod tests {
         let ahead = BackupDate(LAST - 5);
         assert_eq!(BackupDate::now_after(Some(ahead)), BackupDate(LAST - 4));
         assert!(BackupDate::now_after(None) > BackupDate(1_700_000_000));
+        assert!(ahead.is_ahead() && !BackupDate::now_after(None).is_ahead());
     }
 }

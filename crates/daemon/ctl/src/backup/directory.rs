@@ -19,6 +19,7 @@ use qcow2::Header;
 use rustix::fs::{FlockOperation, flock};
 
 use super::date::BackupDate;
+use super::image_check::{FileEnd, ImageGap, check_clusters};
 
 /// How many images may stand on each other, as in QEMU.
 pub(crate) const CHAIN_MAX: usize = 200;
@@ -163,23 +164,26 @@ impl BackupDirectory {
 
     /// All backups, by disk and date.
     pub(crate) fn scan(&self) -> Result<Vec<Backup>> {
+        self.scan_of(|_| true)
+    }
+
+    /// Those of the disks that are wanted.
+    pub(crate) fn scan_of(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<Backup>> {
         let shown = || format!("{}: read the directory", self.0.display());
-        let (mut found, mut merging) = (Vec::new(), Vec::new());
+        let (mut names, mut merging) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(&self.0).with_context(shown)? {
             let name = entry.with_context(shown)?.file_name();
             let Some(name) = name.to_str() else { continue };
-            if let Some(name) = BackupName::parse(name) {
-                found.push(look(self.0.join(name.to_string()), name));
-            }
+            names.extend(BackupName::parse(name).filter(|it| is_wanted(&it.disk)));
             let hidden = name.strip_prefix('.').and_then(|it| it.strip_suffix(".merging"));
             merging.extend(hidden.and_then(BackupName::parse));
         }
-        found.sort_by(|one, next| {
-            (&one.name.disk, one.name.date).cmp(&(&next.name.disk, next.name.date))
-        });
-        for backup in &mut found {
-            backup.is_merging = merging.contains(&backup.name);
-        }
+        names.sort_by(|one, next| (&one.disk, one.date).cmp(&(&next.disk, next.date)));
+        let backup = |name: BackupName| {
+            let is_merging = merging.contains(&name);
+            look(self.0.join(name.to_string()), name, is_merging)
+        };
+        let mut found: Vec<Backup> = names.into_iter().map(backup).collect();
         link(&mut found);
         Ok(found)
     }
@@ -199,13 +203,14 @@ impl BackupDirectory {
     }
 
     /// Removes the marks of merges whose oldest backup has gone.
-    pub(crate) fn forget_marks(&self, all: &[Backup]) -> Result<()> {
+    pub(crate) fn forget_marks(&self) -> Result<()> {
         for entry in fs::read_dir(&self.0).with_context(|| self.0.display().to_string())? {
             let entry = entry.with_context(|| self.0.display().to_string())?;
             let name = entry.file_name();
             let name = name.to_str().and_then(|it| it.strip_prefix('.'));
             let name = name.and_then(|it| it.strip_suffix(".merging")).and_then(BackupName::parse);
-            if name.is_some_and(|name| !all.iter().any(|it| it.name == name)) {
+            let is_gone = |it: BackupName| self.join(&it.to_string()).symlink_metadata().is_err();
+            if name.is_some_and(is_gone) {
                 let path = entry.path();
                 fs::remove_file(&path).with_context(|| path.display().to_string())?;
             }
@@ -228,11 +233,13 @@ enum ImageFault {
     #[error("{0}")]
     Header(#[from] qcow2::HeaderError),
     #[error("{0}")]
+    Gap(#[from] ImageGap),
+    #[error("{0}")]
     Kind(&'static str),
 }
 
-/// What an image says of itself.
-fn header(path: &Path) -> Result<Header, ImageFault> {
+/// What an image says of itself, if all that it names is in its file.
+fn header(path: &Path, end: FileEnd) -> Result<Header, ImageFault> {
     if !fs::metadata(path)?.is_file() {
         return Err(ImageFault::Kind("it is no file"));
     }
@@ -243,12 +250,14 @@ fn header(path: &Path) -> Result<Header, ImageFault> {
     let features = header.features;
     let backing_is_known = header.backing_format.as_deref().is_none_or(|it| it == "qcow2");
     match (features.corrupt, features.dirty, features.external_data, backing_is_known) {
-        (true, ..) => Err(ImageFault::Kind("it is marked as corrupt")),
-        (_, true, ..) => Err(ImageFault::Kind("it was not closed")),
-        (_, _, true, _) => Err(ImageFault::Kind("its data are in another file")),
-        (.., false) => Err(ImageFault::Kind("its backing file is no qcow2 image")),
-        (.., true) => Ok(header),
+        (true, ..) => return Err(ImageFault::Kind("it is marked as corrupt")),
+        (_, true, ..) => return Err(ImageFault::Kind("it was not closed")),
+        (_, _, true, _) => return Err(ImageFault::Kind("its data are in another file")),
+        (.., false) => return Err(ImageFault::Kind("its backing file is no qcow2 image")),
+        (.., true) => {}
     }
+    check_clusters(&file, &header, end)?;
+    Ok(header)
 }
 
 fn read_start(file: &File, bytes: usize) -> io::Result<Vec<u8>> {
@@ -267,21 +276,32 @@ fn read_start(file: &File, bytes: usize) -> io::Result<Vec<u8>> {
 }
 
 /// A backup by itself.
-fn look(path: PathBuf, name: BackupName) -> Backup {
+fn look(path: PathBuf, name: BackupName, is_merging: bool) -> Backup {
     let used = fs::metadata(&path).map_or(0, |it| it.blocks() * 512);
-    let (size, backing, damage) = match header(&path) {
+    let end = if is_merging { FileEnd::Begun } else { FileEnd::Whole };
+    let (size, backing, damage) = match header(&path, end) {
         Ok(header) => (Some(header.size), header.backing, None),
         Err(fault) => (None, None, Some(fault.to_string())),
     };
-    Backup { name, path, size, used, backing, depth: 1, damage, is_merging: false }
+    Backup { name, path, size, used, backing, depth: 1, damage, is_merging }
 }
 
-/// Checks that a file is the finished image of a backup.
-pub(crate) fn check_image(path: &Path, size: u64, backing: Option<&str>) -> Result<()> {
-    let header = header(path).with_context(|| path.display().to_string())?;
+/// Makes a file that nobody writes durable, and checks that it is the finished image of a backup. It gets all of its last cluster,
+/// which need not have been written: so a file that ends elsewhere has lost something.
+pub(crate) fn finish_image(path: &Path, size: u64, backing: Option<&str>) -> Result<()> {
+    let shown = || path.display().to_string();
+    let file = File::open(path).with_context(shown)?;
+    let start = read_start(&file, HEADER_BYTES).with_context(shown)?;
+    let cluster = Header::bytes_needed(&start).with_context(shown)?;
+    let bytes = file.metadata().with_context(shown)?.len();
+    if !bytes.is_multiple_of(cluster) {
+        let writable = File::options().write(true).open(path).with_context(shown)?;
+        writable.set_len(bytes.next_multiple_of(cluster)).with_context(shown)?;
+    }
+    let header = header(path, FileEnd::Whole).with_context(|| path.display().to_string())?;
     let found = (header.size, header.backing.as_deref());
     ensure!(found == (size, backing), "{}: another image is there: {found:?}", path.display());
-    Ok(())
+    file.sync_all().with_context(|| format!("{}: flush", path.display()))
 }
 
 /// Says of each what is wrong with what it stands on. They come by date, and what one stands on comes before it.

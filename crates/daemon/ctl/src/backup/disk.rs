@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 
 use super::date::BackupDate;
 use super::directory::{BackupName, is_disk_name};
-use super::plan::{Choice, DiskFacts, bitmap_name};
+use super::plan::{Choice, DiskFacts, bitmap_name, date_of_bitmap};
 use crate::client::QmpClient;
 use crate::inventory::{Inventory, prefixed, text};
+use crate::usage::wrong;
 
 /// The longest name of a bitmap.
 const BITMAP_NAME_MAX: usize = 1023;
@@ -63,6 +64,8 @@ pub(crate) struct DiskCopy {
     pub(crate) target: String,
     pub(crate) date: BackupDate,
     pub(crate) label: String,
+    /// It has its job, and its bitmap.
+    pub(crate) is_begun: bool,
     /// It is finished: nothing of it is taken back.
     pub(crate) is_finished: bool,
     /// What it copies, once it has begun.
@@ -72,7 +75,29 @@ pub(crate) struct DiskCopy {
 impl DiskCopy {
     /// The id of its job.
     pub(crate) fn job(&self) -> String {
-        job_id(&self.disk.name, self.date)
+        job_id(&self.disk.name, self.date, std::process::id())
+    }
+
+    /// The bitmaps of backups before. An export that gets a full one holds none of them any more once that begins.
+    fn old_bitmaps(&self) -> impl Iterator<Item = &str> {
+        self.disk.bitmap_names().filter(|name| date_of_bitmap(&self.label, name).is_some())
+    }
+
+    /// Whether they go when it begins, and not when it is whole.
+    fn forgets_first(&self) -> bool {
+        let is_full = matches!(self.choice, Choice::Full { .. });
+        is_full && matches!(self.to, CopyTarget::Export(_))
+    }
+
+    fn forget_old(&self) -> Vec<Value> {
+        let node = &self.disk.node;
+        let action = |name| json!({"type": "block-dirty-bitmap-remove", "data": {"node": node, "name": name}});
+        self.old_bitmaps().map(action).collect()
+    }
+
+    /// What is to be forgotten when it is whole.
+    pub(crate) fn forget_afterwards(&self) -> Vec<Value> {
+        if self.forgets_first() { Vec::new() } else { self.forget_old() }
     }
 
     /// The bitmap that begins with it. That of an export has another name until the copy is whole.
@@ -84,7 +109,7 @@ impl DiskCopy {
     }
 
     /// Has its bitmap and its job begin at one instant.
-    pub(crate) fn actions(&self, speed: u64) -> [Value; 2] {
+    pub(crate) fn actions(&self, speed: u64) -> Vec<Value> {
         let node = &self.disk.node;
         let bitmap = json!({
             "node": node, "name": self.new_bitmap(), "persistent": self.disk.keeps_bitmaps,
@@ -98,21 +123,29 @@ impl DiskCopy {
             job["bitmap"] = bitmap.as_str().into();
             job["bitmap-mode"] = "never".into();
         }
-        [
-            json!({"type": "block-dirty-bitmap-add", "data": bitmap}),
-            json!({"type": "blockdev-backup", "data": job}),
-        ]
+        let mut actions = if self.forgets_first() { self.forget_old() } else { Vec::new() };
+        actions.push(json!({"type": "block-dirty-bitmap-add", "data": bitmap}));
+        actions.push(json!({"type": "blockdev-backup", "data": job}));
+        actions
     }
 }
 
-/// The id of the job of a backup.
-pub(crate) fn job_id(disk: &str, date: BackupDate) -> String {
-    format!("backup-{disk}-{date}")
+/// The id of the job of a backup that a process makes.
+pub(crate) fn job_id(disk: &str, date: BackupDate, process: u32) -> String {
+    format!("backup-{disk}-{date}-{process}")
 }
 
-/// The node that a backup is copied to.
+/// The node that a backup is copied to: another process may make one in the same second. Names of nodes have at most 31 bytes.
 pub(crate) fn target_node(date: BackupDate, number: usize) -> String {
-    format!("backup-{date}-{number}")
+    format!("backup-{:x}-{:x}-{number}", std::process::id(), date.seconds())
+}
+
+/// The process that has made the node of a backup of that date.
+pub(crate) fn process_of_target(node: &str, date: BackupDate) -> Option<u32> {
+    let (process, rest) = node.strip_prefix("backup-")?.split_once('-')?;
+    let (seconds, _) = rest.split_once('-')?;
+    let is_of_date = u64::from_str_radix(seconds, 16) == Ok(date.seconds());
+    u32::from_str_radix(process, 16).ok().filter(|_| is_of_date)
 }
 
 /// The names by which disks were asked for, which files can have.
@@ -120,8 +153,8 @@ pub(crate) fn names(targets: &[String]) -> Result<Vec<String>> {
     let mut seen = BTreeSet::new();
     let name = |target: &String| {
         let (_, name) = prefixed(target);
-        ensure!(is_disk_name(name), "{name}: no file can be named after it");
-        ensure!(seen.insert(name.to_owned()), "{name}: is named twice");
+        ensure!(is_disk_name(name), wrong(format!("{name}: no file can be named after it")));
+        ensure!(seen.insert(name.to_owned()), wrong(format!("{name}: is named twice")));
         Ok(name.to_owned())
     };
     targets.iter().map(name).collect()
@@ -132,7 +165,7 @@ pub(crate) fn check_label(label: &str) -> Result<()> {
     let longest = label.len() + "?YYYYMMDDTHHMMSSZ".len();
     ensure!(
         longest <= BITMAP_NAME_MAX && !label.is_empty(),
-        "'{label}': no bitmap can be named so; say --name NAME"
+        wrong(format!("'{label}': no bitmap can be named so; say --name NAME"))
     );
     Ok(())
 }

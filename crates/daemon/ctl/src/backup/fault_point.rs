@@ -12,7 +12,7 @@ pub(crate) enum BackupStep {
     Begun,
     /// All of it is copied.
     Copied,
-    /// The target is closed, and has no name yet.
+    /// A target is closed, and has no name yet.
     Closed,
     /// It has its name.
     Named,
@@ -20,6 +20,8 @@ pub(crate) enum BackupStep {
     Forgotten,
     /// The oldest backup is marked as being merged.
     Marked,
+    /// Its images are open, and a job merges them.
+    Merging,
     /// It is merged, and has its old name.
     Merged,
     /// It has the name of the next one.

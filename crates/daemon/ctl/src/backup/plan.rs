@@ -83,7 +83,9 @@ fn since(
         Before::Held => {
             let dates = disk.bitmaps.iter().filter_map(|it| it["name"].as_str());
             let newest = dates.filter_map(|it| date_of_bitmap(disk.label, it)).max();
-            newest.ok_or_else(|| no_bitmap(disk, "the last backup"))?
+            newest.ok_or_else(|| {
+                no_bitmap(disk, "the last backup") + ", nor does a full one that was cut off"
+            })?
         }
         Before::File(last) => {
             check_file(disk, last)?;

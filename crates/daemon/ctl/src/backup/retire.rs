@@ -14,7 +14,7 @@ use anyhow::{Context, Error, Result, bail};
 use serde_json::json;
 
 use super::copies::{end_job, open_image};
-use super::directory::{Backup, BackupDirectory, BackupName};
+use super::directory::{Backup, BackupDirectory, BackupName, finish_image};
 use super::fault_point::{BackupStep, reached};
 use crate::client::QmpClient;
 use crate::inventory::text;
@@ -95,9 +95,9 @@ pub(crate) fn retire(
     disk: &str,
     orders: &RetireOrders<'_>,
 ) -> Result<(usize, Vec<String>)> {
-    let all = directory.scan()?;
-    directory.forget_marks(&all)?;
-    let of_disk: Vec<&Backup> = all.iter().filter(|it| it.name.disk == disk).collect();
+    directory.forget_marks()?;
+    let all = directory.scan_of(|it| it == disk)?;
+    let of_disk: Vec<&Backup> = all.iter().collect();
     let (steps, left_alone) = plan(&of_disk, orders.keep);
     for step in &steps {
         match step {
@@ -127,6 +127,22 @@ fn unmark(directory: &BackupDirectory, name: &BackupName) -> Result<()> {
     Ok(())
 }
 
+/// The id of the job that merges the next backup into that one.
+pub(crate) fn merge_id(base: &BackupName) -> String {
+    format!("merge-{}-{}", base.disk, base.date)
+}
+
+/// A node of a merge.
+fn merge_node(of: &str) -> String {
+    format!("merge-{}-{of}", std::process::id())
+}
+
+/// Whether a node is one of a merge, whoever has begun it.
+pub(crate) fn is_merge_node(name: &str) -> bool {
+    let parts = name.strip_prefix("merge-").and_then(|it| it.split_once('-'));
+    parts.is_some_and(|(process, of)| process.parse::<u32>().is_ok() && matches!(of, "from" | "to"))
+}
+
 /// Gives the oldest image what the next one has, and its name.
 fn merge(
     client: &mut QmpClient,
@@ -141,19 +157,19 @@ fn merge(
     marked.with_context(|| mark.display().to_string())?;
     directory.sync()?;
     reached(BackupStep::Marked);
-    let process = std::process::id();
-    let (from, to) = (format!("merge-{process}-from"), format!("merge-{process}-to"));
+    let (from, to) = (merge_node("from"), merge_node("to"));
     let result = open_image(client, &to, &base_path, None)
         .and_then(|()| open_image(client, &from, &next_path, Some(size)))
-        .and_then(|()| {
-            copy(client, (&from, &to), &format!("merge-{}-{}", base.disk, base.date), orders)
-        });
-    for node in [&from, &to] {
-        remove(client, node);
+        .and_then(|()| copy(client, (&from, &to), &merge_id(base), orders));
+    if result.is_err() {
+        [&from, &to].iter().for_each(|node| remove(client, node));
     }
     result?;
-    let synced = File::open(&base_path).and_then(|file| file.sync_all());
-    synced.with_context(|| base_path.display().to_string())?;
+    for node in [&from, &to] {
+        let closed = client.ask("blockdev-del", &json!({"node-name": node}));
+        closed.with_context(|| format!("close node {node}"))?;
+    }
+    finish_image(&base_path, size, None)?;
     reached(BackupStep::Merged);
     fs::rename(&base_path, &next_path).with_context(|| next_path.display().to_string())?;
     directory.sync()?;
@@ -175,6 +191,7 @@ fn copy(
         "auto-dismiss": false,
     });
     client.ask("blockdev-backup", &job)?;
+    reached(BackupStep::Merging);
     let ended = loop {
         if orders.interrupted.load(Ordering::Relaxed) {
             end_job(client, id);

@@ -95,7 +95,8 @@ impl Place {
             .flatten()
             .filter_map(|it| it["node-name"].as_str())
             .collect();
-        ensure!(!names.iter().any(|it| it.starts_with("backup-")), "{names:?}");
+        let is_left = |it: &&str| it.starts_with("backup-") || it.starts_with("merge-");
+        ensure!(!names.iter().any(is_left), "{names:?}");
         let parts = files(&self.bench)?.into_iter().filter(|name| name.ends_with(".part"));
         let parts: Vec<String> = parts.collect();
         ensure!(parts.is_empty(), "{parts:?}");
@@ -262,11 +263,11 @@ fn reasons() -> Result<()> {
     ensure!(broken && text.contains(&format!("{name}, on which it stands,")), "{text}");
     std::fs::rename(bench.path("away"), &base)?;
     for (line, code, expected) in [
-        ("backup a a --to backups", 1, "a: is named twice"),
+        ("backup a a --to backups", 2, "a: is named twice"),
         ("backup c --to backups", 1, "there is no export or node 'c'"),
         ("backup a --to nowhere", 1, "nowhere: No such file or directory"),
         ("backup a --to a.img", 1, "a.img is no directory"),
-        ("backup a --to backups --holds-last", 1, "--holds-last is for NBD exports"),
+        ("backup a --to backups --holds-last", 2, "--holds-last is for NBD exports"),
         ("backup a --to backups --keep 0", 2, "'0' for '--keep <N>'"),
         ("backup a", 2, "--to"),
         ("backup --to backups", 2, "EXPORT|NODE"),
@@ -279,8 +280,44 @@ fn reasons() -> Result<()> {
     ensure!(other("")?.contains("full (the first one there)"), "other");
     ensure!(place.backup("b")?.contains("incremental"), "the other place is in the way");
     ensure!(other("")?.contains("incremental"), "other");
+    // A directory that is not mounted looks like one that has nothing yet.
+    std::fs::rename(bench.path("other"), bench.path("away"))?;
+    std::fs::create_dir(bench.path("other"))?;
+    let said_so = "is it mounted? --full begins a new chain there";
+    check_refused(bench, socket, "backup a b --to other", 1, said_so)?;
+    std::fs::remove_dir_all(bench.path("other"))?;
+    std::fs::rename(bench.path("away"), bench.path("other"))?;
+    ensure!(other("")?.contains("incremental"), "nothing was forgotten");
+    std::fs::remove_dir_all(bench.path("other"))?;
+    std::fs::create_dir(bench.path("other"))?;
+    ensure!(other("--full")?.contains("full (asked for)"), "a new chain");
+    ensure!(other("")?.contains("incremental"), "of the new chain");
     place.check_clean()?;
     stop(place.server, &[]).map(drop)
+}
+
+/// The result cannot be printed, and a date is in the future: both are said, and the backup is there.
+fn warned() -> Result<()> {
+    let place = Place::new()?;
+    let made = file(&place.backup_json("a")?)?;
+    let name = made.rsplit('/').next().context("a name")?;
+    let later = place.bench.path("backups").join("a-full-29991231T000000Z.qcow2");
+    std::fs::rename(place.bench.path("backups").join(name), later)?;
+    let line = "backup a --to backups";
+    let mut late = command(&place.bench, &monitor_socket(&place.bench), line);
+    late.stdout(std::fs::File::options().write(true).open("/dev/full")?);
+    let output = late.spawn()?.wait_with_output()?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(3), "{:?}: {text}", output.status);
+    ensure!(text.contains("29991231T000001Z is no time: the backup before has"), "{text}");
+    ensure!(text.contains("it is done, but: write to standard output"), "{text}");
+    ensure!(place.list()?.len() == 2, "{:?}", place.list()?);
+    stop(place.server, &[]).map(drop)
+}
+
+#[test]
+fn a_backup_that_is_there_is_no_failure() {
+    warned().unwrap_or_else(|error| panic!("{error:#}"));
 }
 
 #[test]

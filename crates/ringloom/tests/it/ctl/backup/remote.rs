@@ -32,9 +32,9 @@ fn remote(qemu_nbd: &Program) -> Result<()> {
         "{text}"
     );
     let many = format!("backup a b --to nbd+unix:///?socket={socket}");
-    check_refused(&place.bench, &monitor, &many, 1, "an export takes one disk")?;
+    check_refused(&place.bench, &monitor, &many, 2, "an export takes one disk")?;
     let keep = format!("backup b --to nbd+unix:///?socket={socket} --keep 3");
-    check_refused(&place.bench, &monitor, &keep, 1, "an export has one state")?;
+    check_refused(&place.bench, &monitor, &keep, 2, "an export has one state")?;
     let tcp = "backup b --to nbd://localhost:2/x";
     check_refused(&place.bench, &monitor, tcp, 1, "--allow-connect")?;
     // A full one that was cut off is not taken for the last one.
@@ -49,7 +49,11 @@ fn remote(qemu_nbd: &Program) -> Result<()> {
     poll_until("a backup", Duration::from_secs(20), runs)?;
     child.kill()?;
     child.wait()?;
-    // It is ended, and what was changed since the last whole one is copied.
+    // It is ended, and what is there is no backup on which another one can stand.
+    let text = to("--holds-last")?;
+    let full = "b: full (node nb has no bitmap since the last backup";
+    ensure!(text.starts_with(full) && text.contains("was cut off"), "{text}");
+    place.write("b", 9 * 65536, 6)?;
     let text = to("--holds-last")?;
     ensure!(text.starts_with("b: incremental since "), "{text}");
     place.check_clean()?;

@@ -48,10 +48,11 @@ fn steps() -> Result<()> {
         "Named",
         "Forgotten",
         "Marked",
+        "Merging",
         "Merged",
         "Renamed",
     ] {
-        let is_merge = matches!(step, "Marked" | "Merged" | "Renamed");
+        let is_merge = matches!(step, "Marked" | "Merging" | "Merged" | "Renamed");
         merges += usize::from(is_merge);
         number += 1;
         for disk in ["a", "b"] {
@@ -70,7 +71,7 @@ fn steps() -> Result<()> {
         place.check_clean()?;
         check_all(&place, &mut known).with_context(|| step.to_owned())?;
     }
-    ensure!(merges == 3 && place.list()?.len() == 4, "{:?}", place.list()?);
+    ensure!(merges == 4 && place.list()?.len() == 4, "{:?}", place.list()?);
     place.stop()?;
     for (disk, format) in [("a", "raw"), ("b", "qcow2")] {
         let all = place.list()?;
