@@ -94,6 +94,31 @@ fn wait(qmp: &mut QmpClient, name: &str) -> Result<Value> {
     Ok(event)
 }
 
+/// A client writes while `begin` has a mirror come to where it can be completed, and until its disk has moved to node `new`.
+fn moved_beside_a_client(
+    bench: &Bench,
+    (server, qmp): (&Server, &mut QmpClient),
+    seed: u64,
+    begin: impl FnOnce(&mut QmpClient) -> Result<()>,
+) -> Result<Client> {
+    let (mut client, is_over) =
+        (Client::connect(&bench.path("s"), Shape::small())?, AtomicBool::new(false));
+    std::thread::scope(|scope| -> Result<()> {
+        let guest = scope.spawn(|| work(&mut client, seed, &is_over));
+        let result = begin(qmp).and_then(|()| {
+            qmp.execute("job-complete", &json!({"id": "j"}))?;
+            wait(qmp, "BLOCK_JOB_COMPLETED").map(drop)
+        });
+        is_over.store(true, Ordering::Relaxed);
+        guest.join().expect("it does not panic")?;
+        result
+    })
+    .with_context(|| format!("log: {}", server.log()))?;
+    let exports = qmp.execute("query-block-exports", &json!({}))?;
+    ensure!(exports[0]["node-name"] == "new", "{exports}");
+    Ok(client)
+}
+
 /// A client writes while its disk moves to that node; then `judge` compares, with the path of what the client wrote last.
 fn moved(
     bench: &Bench,
@@ -103,29 +128,14 @@ fn moved(
 ) -> Result<()> {
     image::create_filled(&bench.path("disk"), usize::try_from(SIZE)?, 0x51)?;
     let (server, mut qmp) = serve(bench)?;
-    let (mut client, is_over) =
-        (Client::connect(&bench.path("s"), Shape::small())?, AtomicBool::new(false));
-    std::thread::scope(|scope| -> Result<()> {
-        let guest = scope.spawn(|| work(&mut client, 5, &is_over));
-        let mut job = || -> Result<()> {
-            qmp.execute("blockdev-add", target)?;
-            let mirror = json!({
-                "job-id": "j", "device": "disk", "target": "new", "sync": "full", "copy-mode": mode,
-            });
-            qmp.execute("blockdev-mirror", &mirror)?;
-            wait(&mut qmp, "BLOCK_JOB_READY")?;
-            qmp.execute("job-complete", &json!({"id": "j"}))?;
-            wait(&mut qmp, "BLOCK_JOB_COMPLETED")?;
-            Ok(())
-        };
-        let result = job();
-        is_over.store(true, Ordering::Relaxed);
-        guest.join().expect("it does not panic")?;
-        result
-    })
-    .with_context(|| format!("log: {}", server.log()))?;
-    let exports = qmp.execute("query-block-exports", &json!({}))?;
-    ensure!(exports[0]["node-name"] == "new", "{exports}");
+    let mut client = moved_beside_a_client(bench, (&server, &mut qmp), 5, |qmp| {
+        qmp.execute("blockdev-add", target)?;
+        let mirror = json!({
+            "job-id": "j", "device": "disk", "target": "new", "sync": "full", "copy-mode": mode,
+        });
+        qmp.execute("blockdev-mirror", &mirror)?;
+        wait(qmp, "BLOCK_JOB_READY").map(drop)
+    })?;
     // What the client sees now is what the target has.
     std::fs::write(bench.path("seen"), read_all(&mut client)?)?;
     qmp.execute("blockdev-del", &json!({"node-name": "disk"}))?;
@@ -165,30 +175,16 @@ fn files_as_targets(bench: &Bench) -> Result<()> {
         ensure!(desc.contains("not empty"), "{desc}");
         ensure!(nodes(&mut qmp)? == before, "a node is left");
     }
-    let (mut client, is_over) =
-        (Client::connect(&bench.path("s"), Shape::small())?, AtomicBool::new(false));
-    std::thread::scope(|scope| -> Result<()> {
-        let guest = scope.spawn(|| work(&mut client, 6, &is_over));
-        let mut job = || -> Result<()> {
-            let mirror = json!({
-                "job-id": "j", "device": "disk", "target": bench.text("moved"), "sync": "full",
-                "format": "qcow2", "node-name": "new", "buf-size": 1 << 20,
-            });
-            qmp.execute("drive-mirror", &mirror)?;
-            wait(&mut qmp, "BLOCK_JOB_READY")?;
-            let change = json!({"id": "j", "type": "mirror", "copy-mode": "write-blocking"});
-            qmp.execute("block-job-change", &change)?;
-            qmp.execute("job-complete", &json!({"id": "j"}))?;
-            wait(&mut qmp, "BLOCK_JOB_COMPLETED").map(drop)
-        };
-        let result = job();
-        is_over.store(true, Ordering::Relaxed);
-        guest.join().expect("it does not panic")?;
-        result
-    })
-    .with_context(|| format!("log: {}", server.log()))?;
-    let exports = qmp.execute("query-block-exports", &json!({}))?;
-    ensure!(exports[0]["node-name"] == "new", "{exports}");
+    let mut client = moved_beside_a_client(bench, (&server, &mut qmp), 6, |qmp| {
+        let mirror = json!({
+            "job-id": "j", "device": "disk", "target": bench.text("moved"), "sync": "full",
+            "format": "qcow2", "node-name": "new", "buf-size": 1 << 20,
+        });
+        qmp.execute("drive-mirror", &mirror)?;
+        wait(qmp, "BLOCK_JOB_READY")?;
+        let change = json!({"id": "j", "type": "mirror", "copy-mode": "write-blocking"});
+        qmp.execute("block-job-change", &change).map(drop)
+    })?;
     std::fs::write(bench.path("seen"), read_all(&mut client)?)?;
     drop((client, qmp));
     stop(server, &[&bench.path("s")])?;

@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use control::StatePolicy;
-use graph::{Blockdev, NODE, file_kind};
+use graph::{Blockdev, file_kind};
 use kernel_io::FileKind;
 use serde_json::{Map, Value, json};
 use syntax::{Key, Keys, OptionFields, ValueType, optional, required};
@@ -17,6 +17,7 @@ use syntax::{Key, Keys, OptionFields, ValueType, optional, required};
 use super::backup::{BACKUP_KEYS, read};
 use super::images::{Preparation, VOLATILE, change, make_file};
 use super::mirror::{BLOCK_JOB_KEYS, MIRROR_KEYS, MirrorEnds, begin_mirror};
+use super::nodes::{free_node_name, stem_of};
 use super::{CommandContext, mirror};
 use crate::qmp_error::QmpError;
 
@@ -140,7 +141,10 @@ impl FileTarget {
         };
         let name = match name {
             Some(name) => graph::check_node_name("node-name", name)?,
-            None => free_name(context, &source),
+            None => {
+                let stem = stem_of(&source);
+                free_node_name(context, |number| format!("target{number}-{stem}"))
+            }
         };
         if graph.node(&name).is_ok() {
             return Err(QmpError::generic(format!("Duplicate nodes with node-name='{name}'")));
@@ -197,13 +201,4 @@ fn node_of(
         all.insert("backing".to_owned(), backing.map_or(Value::Null, Value::from));
     }
     all
-}
-
-/// A node-name that nobody has.
-fn free_name(context: &CommandContext<'_>, node: &str) -> String {
-    let stem: String = node.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
-    let names = context.state.graph().model().names(NODE);
-    let free = |name: &String| !names.contains(&name.as_str());
-    let mut candidates = (1_u32..).map(|number| format!("target{number}-{stem}"));
-    candidates.find(free).expect("there are fewer nodes than numbers")
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use ::bitmaps::Recording;
 use block::DiskSize;
 use control::{BackupChanges, StatePolicy};
-use graph::{Blockdev, EdgeChange, NODE};
+use graph::{Blockdev, EdgeChange};
 use host::chain_of;
 use qcow2::CreateOptions;
 use serde_json::{Map, Value, json};
@@ -19,7 +19,7 @@ use super::at_instant::{InstantAction, InstantActions};
 use super::backup::{self, JobResults, ReadBackup};
 use super::bitmaps::BitmapAction;
 use super::internal_snapshots::SnapshotAction;
-use super::nodes::node_or_device;
+use super::nodes::{free_node_name, node_or_device, stem_of};
 use super::queries::GraphReader;
 use super::{CommandContext, done};
 use crate::qmp_error::QmpError;
@@ -303,7 +303,11 @@ impl Preparation {
         let node = node_or_device(context, fields)?;
         let path = PathBuf::from(fields.required_text("snapshot-file")?);
         let overlay = match fields.text("snapshot-node-name")? {
-            None => free_name(context, &node),
+            None => {
+                let stem = stem_of(&node);
+                let stem = if is_identifier(&stem) { &stem } else { "node" };
+                free_node_name(context, |number| format!("{stem}-overlay{number}"))
+            }
             Some(name) if context.state.graph().node(&name).is_ok() => {
                 let desc = format!("New overlay node-name already in use: '{name}'");
                 return Err(QmpError::generic(desc));
@@ -410,14 +414,4 @@ fn overlay_of(
     let file = json!({"driver": "file", "filename": path.to_string_lossy()});
     all.insert("file".to_owned(), file);
     all
-}
-
-/// A node-name that nobody has.
-fn free_name(context: &CommandContext<'_>, node: &str) -> String {
-    let stem: String = node.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
-    let stem = if is_identifier(&stem) { stem } else { "node".to_owned() };
-    let names = context.state.graph().model().names(NODE);
-    let free = |name: &String| !names.contains(&name.as_str());
-    let mut candidates = (1_u32..).map(|number| format!("{stem}-overlay{number}"));
-    candidates.find(free).expect("there are fewer nodes than numbers")
 }

@@ -1,7 +1,7 @@
 //! Nodes: `blockdev-add`, `blockdev-del`, `blockdev-set-active`, `block_resize`, `block-set-write-threshold`,
 //! `ringloom-delay-set`.
 
-use graph::{Activity, Blockdev};
+use graph::{Activity, Blockdev, NODE};
 use serde_json::Value;
 use syntax::{Keys, OptionFields, ValueType, optional, required};
 
@@ -62,6 +62,18 @@ pub(super) fn resize(
         fields.int("size")?.ok_or_else(|| QmpError::generic("parameter 'size' is missing"))?;
     context.state.resize_node(&name, size)?;
     done()
+}
+
+/// What a node-name that is made up has of the name of another node.
+pub(super) fn stem_of(node: &str) -> String {
+    node.chars().filter(char::is_ascii_alphanumeric).take(16).collect()
+}
+
+/// The first of the names with these numbers, from 1 on, that no node has.
+pub(super) fn free_node_name(context: &CommandContext<'_>, of: impl Fn(u32) -> String) -> String {
+    let names = context.state.graph().model().names(NODE);
+    let free = |name: &String| !names.contains(&name.as_str());
+    (1..).map(of).find(free).expect("there are fewer nodes than numbers")
 }
 
 /// The node that is meant. A storage daemon has no devices, whose names QEMU takes too.

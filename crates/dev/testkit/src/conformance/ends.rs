@@ -1,10 +1,11 @@
 //! Files of the simulated disk, and channels to them: the ends of stacks in the pure form of the suite, and the disks of its
 //! other forms.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use block::{Access, Clock, FileId, Node};
+use block::{Access, ByteCount, ByteOffset, Clock, DiskSize, Extent, FileId, Node};
 
 use super::stack::{Chosen, Home, Parts, Shape, Subject};
 use super::stamp::{SECTOR_BYTES, Stamp};
@@ -14,6 +15,7 @@ use crate::simulation::SharedWorld;
 use crate::simulation::channel::{ChannelHabits, ChannelNode};
 use crate::simulation::child::{FileChild, Life};
 use crate::simulation::disk::Disk;
+use crate::simulation::kernel::{KernelHabits, KernelMischief};
 
 /// How the bytes of an end are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +103,24 @@ impl Chosen for ChosenEnd {
             }
         })
     }
+}
+
+/// A kernel whose operations fail one time in so many, or never if that is 0, on a disk whose syncs do not.
+pub(super) fn failing_habits(rng: &mut Rng, failures: u64) -> KernelHabits {
+    KernelHabits {
+        failures,
+        sync_failures: 0,
+        idle_discards: 2,
+        zeroes: !rng.one_in(4),
+        mischief: KernelMischief::None,
+    }
+}
+
+/// These bytes of a disk of so many.
+pub(super) fn extent_of(bytes: Range<u64>, size: u64) -> Extent {
+    let count = ByteCount(bytes.end - bytes.start);
+    let checked = DiskSize(ByteCount(size)).check(ByteOffset(bytes.start), count);
+    checked.expect("it lies inside the disk")
 }
 
 /// Random bytes, none of which is zero.

@@ -14,17 +14,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use block::{
-    ByteCount, ByteOffset, Child, Clock, DiskSize, Durability, DurableWriteMethod, Extent, Node,
-    Operation, Outcome, StatusRecord, ZeroTerms,
+    Child, Clock, Durability, DurableWriteMethod, Extent, Node, Operation, Outcome, StatusRecord,
+    ZeroTerms,
 };
 
-use super::ends::{any_content, any_end};
+use super::ends::{any_content, any_end, extent_of, failing_habits};
 use super::{index, number};
 use crate::rng::Rng;
 use crate::simulation::World;
 use crate::simulation::disk::Disk;
 use crate::simulation::iothread::media;
-use crate::simulation::kernel::{Kernel, KernelHabits, KernelMischief};
+use crate::simulation::kernel::Kernel;
 use crate::simulation::machine::{Machine, Weights};
 
 /// The most requests of a game.
@@ -113,13 +113,7 @@ struct Game {
 pub fn play_instant(seed: u64, make: &InstantMaker<'_>) -> Result<InstantTally> {
     let rng = &mut Rng::new(seed);
     let failures = if rng.one_in(4) { 40 } else { 0 };
-    let habits = KernelHabits {
-        failures,
-        sync_failures: 0,
-        idle_discards: 2,
-        zeroes: !rng.one_in(4),
-        mischief: KernelMischief::None,
-    };
+    let habits = failing_habits(rng, failures);
     let (breaks_snapshot, is_hasty) = (rng.one_in(2), rng.one_in(4));
     let timeout = is_hasty.then(|| Duration::from_millis(1 + rng.below(100)));
     let block = [1, 512, 4096][rng.index(3)];
@@ -252,9 +246,7 @@ impl Game {
     }
 
     fn extent(&self, bytes: Range<u64>) -> Extent {
-        let size = DiskSize(ByteCount(number(self.instant.len())));
-        let checked = size.check(ByteOffset(bytes.start), ByteCount(bytes.end - bytes.start));
-        checked.expect("it lies inside the disk")
+        extent_of(bytes, number(self.instant.len()))
     }
 
     fn submit(&mut self, thread: usize, operations: Vec<Operation>) {

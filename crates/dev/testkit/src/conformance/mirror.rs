@@ -8,22 +8,21 @@
 //! clock without anything going on.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use block::{
-    ByteCount, ByteOffset, Child, Clock, DiskSize, Durability, DurableWriteMethod, Extent, FileId,
-    Node, Operation, Outcome, ZeroTerms,
+    Child, Clock, Durability, DurableWriteMethod, Extent, FileId, Node, Operation, Outcome,
+    ZeroTerms,
 };
 
-use super::ends::{any_content, any_end};
+use super::ends::{any_content, any_end, extent_of, failing_habits};
 use super::index;
 use crate::rng::Rng;
 use crate::simulation::World;
 use crate::simulation::disk::Disk;
 use crate::simulation::iothread::{SLOTS, media};
-use crate::simulation::kernel::{Kernel, KernelHabits, KernelMischief};
+use crate::simulation::kernel::Kernel;
 use crate::simulation::machine::{Machine, Weights};
 
 /// The most requests of guests.
@@ -116,13 +115,7 @@ struct Game {
 pub fn play_mirror(seed: u64, make: &MirrorMaker<'_>) -> Result<MirrorTally> {
     let rng = &mut Rng::new(seed);
     let failures = if rng.one_in(3) { 30 } else { 0 };
-    let habits = KernelHabits {
-        failures,
-        sync_failures: 0,
-        idle_discards: 2,
-        zeroes: !rng.one_in(4),
-        mischief: KernelMischief::None,
-    };
+    let habits = failing_habits(rng, failures);
     let text = format!("seed {seed:#x}, {habits:?}");
     let disk = Arc::new(Disk::default());
     let world = World::new(Kernel::new(Arc::clone(&disk), habits), Rng::new(rng.next_u64()));
@@ -296,7 +289,5 @@ fn any_extent(rng: &mut Rng, bytes: u64) -> Extent {
     let longest = 1 << rng.below(u64::from(sectors.ilog2()) + 1);
     let count = 1 + rng.below(longest);
     let start = rng.below(sectors - count + 1);
-    let Range { start, end } = start * 512..(start + count) * 512;
-    let checked = DiskSize(ByteCount(bytes)).check(ByteOffset(start), ByteCount(end - start));
-    checked.expect("it lies inside the disk")
+    extent_of(start * 512..(start + count) * 512, bytes)
 }
