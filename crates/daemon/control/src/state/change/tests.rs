@@ -137,6 +137,16 @@ fn connect(socket: &Path, memory_bytes: usize) -> Client {
     Client::connect(socket, shape).unwrap()
 }
 
+/// Has a client write and check what it reads until that is over, and at the end read all.
+fn work(socket: &Path, model: &mut DiskModel, over: &AtomicBool) {
+    let plan = |seed| model::Plan { seed, operations: 200, depth: 8, block_bytes: 512 };
+    let mut client = connect(socket, plan(0).memory_bytes(2));
+    for seed in (0..).take_while(|seed| *seed < 5 || !over.load(Ordering::Relaxed)) {
+        model::run(&mut client, model, &plan(seed)).unwrap();
+    }
+    model::verify_through(&mut client, model).unwrap();
+}
+
 fn qemu_img(before: &[&str], image: &Path, after: &[&str]) {
     let status = Command::new("qemu-img").args(before).arg(image).args(after).status().unwrap();
     assert!(status.success(), "qemu-img {before:?}");
@@ -318,14 +328,7 @@ fn an_image_opened_in_another_way_takes_its_place_and_the_lock_is_never_free() {
             }
             tries
         });
-        let load = scope.spawn(|| {
-            let plan = |seed| model::Plan { seed, operations: 200, depth: 8, block_bytes: 512 };
-            let mut client = connect(&socket, plan(0).memory_bytes(2));
-            for seed in (0..).take_while(|seed| *seed < 5 || !over.load(Ordering::Relaxed)) {
-                model::run(&mut client, &mut model, &plan(seed)).unwrap();
-            }
-            model::verify_through(&mut client, &model).unwrap();
-        });
+        let load = scope.spawn(|| work(&socket, &mut model, &over));
         let mut ways =
             vec![(node("r"), "file", "d"), (node("r"), "file", "n"), (node("r"), "file", "f")];
         ways.extend([

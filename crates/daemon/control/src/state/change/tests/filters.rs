@@ -61,14 +61,7 @@ fn filters_come_and_go_while_guests_run() {
     let mut model = DiskModel::new(fs::read(&path).unwrap());
     let before = place.built.configuration().unwrap();
     thread::scope(|scope| {
-        let load = scope.spawn(|| {
-            let plan = |seed| model::Plan { seed, operations: 200, depth: 8, block_bytes: 512 };
-            let mut client = connect(&socket, plan(0).memory_bytes(2));
-            for seed in (0..).take_while(|seed| *seed < 5 || !over.load(Ordering::Relaxed)) {
-                model::run(&mut client, &mut model, &plan(seed)).unwrap();
-            }
-            model::verify_through(&mut client, &model).unwrap();
-        });
+        let load = scope.spawn(|| work(&socket, &mut model, &over));
         for _ in 0..50 {
             let built = &mut place.built;
             for name in ["a", "f"] {

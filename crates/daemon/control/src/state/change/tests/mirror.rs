@@ -92,14 +92,7 @@ fn clients_write_on_while_their_disk_moves_back_and_forth() {
     let mut model = DiskModel::new(fs::read(&path).unwrap());
     let mut moves = 0;
     thread::scope(|scope| {
-        let load = scope.spawn(|| {
-            let plan = |seed| model::Plan { seed, operations: 200, depth: 8, block_bytes: 512 };
-            let mut client = connect(&socket, plan(0).memory_bytes(2));
-            for seed in (0..).take_while(|seed| *seed < 5 || !over.load(Ordering::Relaxed)) {
-                model::run(&mut client, &mut model, &plan(seed)).unwrap();
-            }
-            model::verify_through(&mut client, &model).unwrap();
-        });
+        let load = scope.spawn(|| work(&socket, &mut model, &over));
         for round in 0..20 {
             let mode = match round % 4 {
                 0 | 1 => MirrorMode::Background,
@@ -305,14 +298,7 @@ fn what_stands_above_a_filter_stays_there_when_the_node_below_moves() {
     let mut model = DiskModel::new(fs::read(&path).unwrap());
     let mut is_moved = false;
     thread::scope(|scope| {
-        let load = scope.spawn(|| {
-            let plan = |seed| model::Plan { seed, operations: 200, depth: 8, block_bytes: 512 };
-            let mut client = connect(&socket, plan(0).memory_bytes(2));
-            for seed in (0..).take_while(|seed| *seed < 5 || !over.load(Ordering::Relaxed)) {
-                model::run(&mut client, &mut model, &plan(seed)).unwrap();
-            }
-            model::verify_through(&mut client, &model).unwrap();
-        });
+        let load = scope.spawn(|| work(&socket, &mut model, &over));
         for round in 0..9 {
             let (from, to) = if is_moved { ("b", "a") } else { ("a", "b") };
             let mode =
