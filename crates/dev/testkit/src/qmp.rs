@@ -1,7 +1,7 @@
 //! A client of a monitor (QMP), which knows nothing of ringloom.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -9,8 +9,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
+use crate::deadline::poll_until;
+
 /// How long an answer may take: longer than the longest drain.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long a monitor may not be there yet.
+const CONNECT_LIMIT: Duration = Duration::from_secs(20);
 
 /// A client that has negotiated.
 #[derive(Debug)]
@@ -23,9 +28,21 @@ pub struct QmpClient {
 }
 
 impl QmpClient {
-    /// Connects and negotiates.
+    /// Connects and negotiates. A process that starts or takes over may make its monitor when it serves already.
     pub fn connect(socket: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(socket).context("connect to the monitor")?;
+        let stream =
+            poll_until("the monitor", CONNECT_LIMIT, || match UnixStream::connect(socket) {
+                Ok(stream) => Ok(Some(stream)),
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::NotFound | ErrorKind::ConnectionRefused
+                    ) =>
+                {
+                    Ok(None)
+                }
+                Err(error) => Err(error).context("connect to the monitor"),
+            })?;
         stream.set_read_timeout(Some(ANSWER_LIMIT))?;
         let (reader, events) = (BufReader::new(stream), VecDeque::new());
         let mut client = Self { reader, greeting: Value::Null, events };

@@ -212,11 +212,17 @@ fn a_pool_runs_on_its_cpus_and_what_it_does_not_name_runs_on_all() {
             ),
         ];
         let server = program.start(&line, std::slice::from_ref(&socket))?;
-        ensure!(cpus_of(&server, "IO p-")? == [&*cpu; 2], "{:?}", cpus_of(&server, "IO p-"));
-        ensure!(cpus_of(&server, "placer")? == [&*cpu], "{:?}", cpus_of(&server, "placer"));
+        // A thread takes its name once it runs, which may be after the socket is there.
+        for (name, expected) in [("IO p-", vec![&*cpu; 2]), ("placer", vec![&*cpu])] {
+            poll_until(&format!("{name} on {expected:?}"), LIMIT, || {
+                Ok((cpus_of(&server, name)? == expected).then_some(()))
+            })?;
+        }
         let process = format!("/proc/{}/status", server.pid());
         let all = field(process.as_ref(), "Cpus_allowed_list:")?;
-        ensure!(cpus_of(&server, "IO t")? == [all], "another iothread");
+        poll_until("another iothread on all CPUs", LIMIT, || {
+            Ok((cpus_of(&server, "IO t")? == [&*all]).then_some(()))
+        })?;
         let log = stop(server, &[&socket])?;
         ensure!(log.contains(&format!("pool p: up to 2 iothreads on CPUs {cpu}")), "{log}");
         Ok(())

@@ -7,7 +7,6 @@ use anyhow::{Result, ensure};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::json;
 use testkit::client::{Client, Shape};
-use testkit::deadline::poll_until;
 use testkit::image;
 use testkit::process::{Bench, Program, Server};
 use testkit::qmp::QmpClient;
@@ -203,9 +202,7 @@ fn a_successor_has_it_too(program: &Program, keeps: bool) -> Result<()> {
     ensure!(old.wait(LIMIT)?.success(), "{}", old.log());
     new.wait_for_log("sandbox: ", LIMIT)?;
     client.write(4096, &[0x62; 4096], 0)?;
-    let mut qmp = poll_until("the monitor of the successor", LIMIT, || {
-        Ok(QmpClient::connect(&monitor_socket(&bench)).ok())
-    })?;
+    let mut qmp = QmpClient::connect(&monitor_socket(&bench))?;
     let shown = qmp.execute("query-block-exports", &json!({}))?;
     ensure!(shown[0]["node-name"] == "disk-overlay1", "{shown}");
     ensure!(client.read(0, 4096, 0)? == [0x61; 4096], "what was completed is lost");

@@ -66,9 +66,7 @@ fn replace(program: &Program, bench: &Bench, mut old: Server) -> Result<Server> 
     new.wait_for_log("has handed over", LIMIT).with_context(|| new.log())?;
     let status = old.wait(LIMIT)?;
     ensure!(status.success(), "{status}: {}", old.log());
-    let mut commands = testkit::deadline::poll_until("the monitor", LIMIT, || {
-        Ok(QmpClient::connect(&monitor_socket(bench)).ok())
-    })?;
+    let mut commands = QmpClient::connect(&monitor_socket(bench))?;
     let address = json!({"addr": {"type": "unix", "data": {"path": bench.text("ours.sock")}}});
     commands.execute("nbd-server-start", &address)?;
     let export = json!({"type": "nbd", "id": "b", "node-name": "b", "name": "b", "writable": true});
