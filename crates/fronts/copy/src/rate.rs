@@ -32,6 +32,13 @@ impl RateLimit {
         *until = None;
     }
 
+    /// What may be copied in the time that a job may be faster for.
+    pub(crate) fn burst_bytes(&self) -> u64 {
+        let bytes_per_second = self.bytes_per_second.load(Ordering::Relaxed);
+        let bytes = u128::from(bytes_per_second) * BURST.as_millis() / 1000;
+        if bytes_per_second == 0 { u64::MAX } else { u64::try_from(bytes).unwrap_or(u64::MAX) }
+    }
+
     /// Whether anything may be copied now; if not, when to ask again.
     pub(crate) fn check(&self, now: Instant) -> Result<(), Instant> {
         if self.bytes_per_second.load(Ordering::Relaxed) == 0 {

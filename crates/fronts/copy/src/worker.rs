@@ -2,13 +2,14 @@
 //!
 //! Where it stands in the life of a request: at its beginning and its end. Unit 0 is the source, unit 1 the target. The
 //! source is asked what a region is; data are read, looked through for zeroes and written, zeroes are made. What is left of
-//! a copy whose source is written is claimed first, and asked about then.
+//! a copy whose source is written is claimed first, and asked about then if it is worth the question.
 //!
 //! Invariants: of a chunk one request is under way; a request that fails ends the job, or what its error policy says, but
 //! for the question what bytes are, whose answer is then taken to be data.
-//! Threads: belongs to the iothread that serves it. Limits: [`SLOTS`] chunks of [`CHUNK_BYTES`], with memory for what is
-//! read from each side.
+//! Threads: belongs to the iothread that serves it. Limits: [`SLOTS`] chunks of [`LARGE_CHUNK_BYTES`], with memory for
+//! what is read from each side.
 
+mod shares;
 mod verified;
 
 use std::collections::VecDeque;
@@ -30,20 +31,21 @@ use request_path::{
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::chunk::{Chunk, SourceRun, Step, first_difference, request_of, runs_of};
-use crate::job::{
-    CopyAction, CopyEnd, CopyError, CopyJob, CopySide, Share, TargetContent, WorkerKick,
-};
+use crate::job::{CopyAction, CopyEnd, CopyError, CopyJob, CopySide, WorkerKick};
 use crate::zeroes::{Part, parts};
 use verified::comparison;
 
 /// How many chunks are worked on at once: enough to keep a disk behind a network busy.
-const SLOTS: u16 = 32;
+const SLOTS: u16 = 16;
 
 /// How many at least: what disks in memory carry out at once is written while a CPU's cache has it.
 const SLOTS_AT_ONCE: usize = 2;
 
-/// How many bytes of data: so few that those of all slots stay in the caches of a CPU that copies them.
+/// How many bytes of data: so few that those of a few slots stay in the caches of a CPU that copies them.
 pub(crate) const CHUNK_BYTES: usize = 256 << 10;
+
+/// The same where all slots are in use: a disk whose requests take time is asked less often for the same bytes.
+const LARGE_CHUNK_BYTES: usize = 1 << 20;
 
 /// The least memory of a chunk, for what its source tells of it.
 const MEMORY_BYTES_MIN: usize = 4096;
@@ -51,9 +53,6 @@ const MEMORY_BYTES_MIN: usize = 4096;
 /// How many questions a worker has under way about what it has claimed: what one answer says may spare the others, and a file
 /// system that looks for the end of a run takes a CPU for it.
 const QUESTIONS_MAX: usize = 2;
-
-/// How long a worker rests that found source and target equal: what is written meanwhile is copied once, however often.
-const EQUAL_REST: Duration = Duration::from_millis(100);
 
 /// How long it rests after an error that is ignored.
 const ERROR_REST: Duration = Duration::from_millis(100);
@@ -128,22 +127,21 @@ impl CopyWorker {
             spare: Vec::new(),
             memory_bytes: usize::try_from(job.limits().chunk_bytes)
                 .unwrap_or(usize::MAX)
-                .clamp(MEMORY_BYTES_MIN, CHUNK_BYTES),
+                .clamp(MEMORY_BYTES_MIN, LARGE_CHUNK_BYTES),
             named: Buffers::default(),
             parts: Vec::new(),
         })
     }
 
-    /// Whether this worker is the one that asks the source.
-    fn is_asking(&self) -> bool {
-        let asks = |chunk: &Chunk| matches!(chunk.step, Step::Status(_));
-        self.chunks.iter().flatten().any(asks)
+    /// How many questions are open.
+    fn asked(&self) -> usize {
+        let asks = |chunk: &&Chunk| matches!(chunk.step, Step::Status(_));
+        self.chunks.iter().flatten().filter(asks).count()
     }
 
     /// Whether it may ask about more.
     fn may_ask(&self) -> bool {
-        let asks = |chunk: &&Chunk| matches!(chunk.step, Step::Status(_));
-        self.chunks.iter().flatten().filter(asks).count() < QUESTIONS_MAX
+        self.asked() < QUESTIONS_MAX
     }
 
     fn open(&self) -> usize {
@@ -199,90 +197,6 @@ impl CopyWorker {
         let is_resting = self.later.is_some() || self.rest.is_some();
         let depth = self.depth.min(self.job.limits().chunks);
         !is_resting && !self.job.is_paused() && self.open() < depth
-    }
-
-    /// Takes a share of what is left. If its source has to be asked first, that is begun in this slot.
-    fn get_share(&mut self, slot: SourceRequestSlot) -> Option<SourceRequestSlot> {
-        if self.is_of_instant
-            && let Err(later) = self.job.rate.check(self.job.clock.now())
-        {
-            self.later = Some(later);
-            return None;
-        }
-        self.supply = Supply::Awaited;
-        match self.job.share(&self.waker) {
-            Share::Runs(runs) => {
-                let run = |(bytes, status)| SourceRun { bytes, status, claim: None };
-                self.runs.extend(runs.into_iter().map(run));
-                self.supply = Supply::Unknown;
-            }
-            Share::Ask(bytes) => {
-                return Some(self.begin(slot, bytes.clone(), Step::Status(bytes), None, None));
-            }
-            Share::Claimed(claim) => {
-                self.supply = Supply::Unknown;
-                let (bytes, claim) = (claim.bytes(), Some(Arc::new(claim)));
-                return Some(self.begin(slot, bytes.clone(), Step::Status(bytes), None, claim));
-            }
-            Share::Equal if !self.job.is_hurried() => {
-                self.rest = Some(self.job.clock.now() + EQUAL_REST);
-            }
-            Share::Wait | Share::Equal => {}
-            Share::Nothing => self.supply = Supply::Over,
-        }
-        None
-    }
-
-    /// Whether the target has zeroes where a chunk is.
-    fn target_is_zero(&self, claim: Option<&CopyClaim>) -> bool {
-        let was_zero = self.job.settings.target == TargetContent::Zeroes;
-        was_zero && claim.is_none_or(CopyClaim::is_first)
-    }
-
-    /// Takes the next part of what the source has told, as far as the rate allows it: a chunk, or as many zeroes as there
-    /// are where they need no memory.
-    fn next_run(&mut self, is_verifying: bool) -> Option<SourceRun> {
-        let run = self.runs.front()?;
-        let is_copied = self.job.settings.action == CopyAction::Copy && !is_verifying;
-        let needs_memory = !run.status.is_zero || !is_copied;
-        let chunk = (CHUNK_BYTES as u64).min(self.job.limits().chunk_bytes);
-        let most = if needs_memory { chunk } else { u64::MAX };
-        let count = (run.bytes.end - run.bytes.start).min(most);
-        let claim = run.claim.clone();
-        if needs_memory && !self.is_let_through(count, claim.as_ref()) {
-            return None;
-        }
-        let run = self.runs.front_mut().expect("it was there");
-        let bytes = run.bytes.start..run.bytes.start + count;
-        run.bytes.start = bytes.end;
-        let (status, claim) = (run.status, run.claim.clone());
-        if run.bytes.is_empty() {
-            self.runs.pop_front();
-        }
-        Some(SourceRun { bytes, status, claim })
-    }
-
-    /// Whether the job's rate allows so many bytes now. What guests wait for is let through as a whole, or given back.
-    fn is_let_through(&mut self, count: u64, claim: Option<&Arc<CopyClaim>>) -> bool {
-        let whole = claim.filter(|_| self.is_of_instant);
-        if whole.is_some_and(|claim| claim.is_charged()) {
-            return true;
-        }
-        let charged = whole.map_or(count, |claim| claim.bytes().end - claim.bytes().start);
-        match (self.job.rate.take(charged, self.job.clock.now()), whole) {
-            (Ok(()), None) => true,
-            (Ok(()), Some(claim)) => {
-                claim.set_charged();
-                true
-            }
-            (Err(later), whole) => {
-                self.later = Some(later);
-                if let Some(claim) = whole {
-                    self.forget(claim);
-                }
-                false
-            }
-        }
     }
 
     fn begin(
@@ -445,7 +359,7 @@ impl FrontEnd for CopyWorker {
     }
 
     fn begin_batch(&mut self) {
-        if self.kick.take() && self.supply == Supply::Awaited && !self.is_asking() {
+        if self.kick.take() && self.supply == Supply::Awaited && self.asked() == 0 {
             self.supply = Supply::Unknown;
         }
         // The limit may be another one by now.
@@ -476,7 +390,7 @@ impl FrontEnd for CopyWorker {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         let step = chunk.step.clone();
         let bytes = match &step {
-            Step::Status(_) => 0..self.memory_bytes,
+            Step::Status(_) => 0..self.memory_bytes.min(CHUNK_BYTES),
             Step::Read(_) => 0..count,
             Step::Write(part) => part.start..part.start + count,
             Step::Zero(..) => 0..0,
@@ -531,7 +445,8 @@ impl FrontEnd for CopyWorker {
     }
 
     fn publish(&mut self, port: &mut FrontEndContext<'_>) {
-        let is_waiting = self.open() > self.due.len();
+        // A question takes its time also where data do not, and what this thread has to do takes as long for one as for many.
+        let is_waiting = self.open() > self.due.len() + self.asked() && !port.has_inline_work();
         self.depth = if is_waiting {
             (self.depth * 2).min(self.chunks.len())
         } else {
@@ -595,3 +510,6 @@ impl FrontEnd for CopyWorker {
 
     fn leave(&mut self, _: &mut FrontEndContext<'_>) {}
 }
+
+#[cfg(test)]
+mod tests;

@@ -437,6 +437,11 @@ impl<K: EngineKernel> Engine<K> {
             || self.kernel.has_inline_work()
     }
 
+    /// Whether transfers wait until this thread makes them itself.
+    pub(crate) fn has_inline_work(&self) -> bool {
+        self.kernel.has_inline_work()
+    }
+
     /// Whether requests are being carried out here; those that are held are not.
     pub fn is_busy(&self) -> bool {
         self.jobs.open() > self.held

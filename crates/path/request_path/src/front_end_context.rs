@@ -52,6 +52,11 @@ impl<'a> FrontEndContext<'a> {
         kernel_io::thread_cpu_time()
     }
 
+    /// Whether transfers wait until this thread makes them itself, in the next turns: more of them would be no sooner over.
+    pub fn has_inline_work(&self) -> bool {
+        self.engine.has_inline_work()
+    }
+
     /// Has the source given a turn soon: there is something new, and no kick will tell.
     pub fn call(&mut self) {
         self.wants_turn = true;
