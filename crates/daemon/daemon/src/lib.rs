@@ -12,6 +12,7 @@ mod inherited_descriptors;
 mod kept_state;
 mod log;
 mod serve;
+mod service_manager;
 mod signals;
 mod uevents;
 

@@ -39,6 +39,7 @@ use crate::gauges_output::GaugesOutput;
 use crate::inherited_descriptors;
 use crate::kept_state::State;
 use crate::log::Log;
+use crate::service_manager::{service_manager, tell_end, tell_ready};
 use crate::signals::{MainDescriptors, MainEvent, SignalListener};
 use crate::uevents::UeventMonitor;
 
@@ -219,6 +220,7 @@ pub fn serve(mut plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
         return Err(ServeError::NothingExported);
     }
     let gauges = gauges_descriptor(&plan)?;
+    let manager = service_manager();
     let check = DescriptorCheck::start(&plan.guest_memory.memory_files()?, plan.sandbox)?;
     let mut attention = SignalListener::of(&plan).map_err(failed("catch signals"))?;
     virtio::catch_lost_memory().map_err(failed("catch the loss of guest memory"))?;
@@ -255,9 +257,15 @@ pub fn serve(mut plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
         gauges,
         monitors: monitors.as_mut(),
     };
+    if let Some(manager) = &manager {
+        tell_ready(manager, &built, sandbox.as_deref());
+    }
     let reason = wait(&mut attention, log, sources, &mut built);
     // Nobody is answered any more.
     drop(monitors);
+    if let Some(manager) = &manager {
+        tell_end(manager, reason.successor());
+    }
     match reason {
         EndReason::Quit => tracing::info!("quit: stopping"),
         EndReason::Signal(name) => {
@@ -381,6 +389,16 @@ enum EndReason {
     Quit,
     /// Another process goes on.
     GivenAway { process: u32 },
+}
+
+impl EndReason {
+    /// The process that goes on.
+    fn successor(&self) -> Option<u32> {
+        match self {
+            Self::GivenAway { process } => Some(*process),
+            Self::Signal(_) | Self::Quit => None,
+        }
+    }
 }
 
 /// What the first thread waits for besides signals.

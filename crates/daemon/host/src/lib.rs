@@ -12,6 +12,7 @@ mod helper_process;
 mod peer;
 mod pidfile;
 mod process;
+mod service_manager;
 mod signals;
 
 pub use error_chain::chain_of;
@@ -24,6 +25,7 @@ pub use process::{
     DaemonizeError, DescriptorError, ForkResult, ReadinessPipe, StartOutcome,
     close_descriptors_but, daemonize, duplicate, duplicate_for_writing, raise_open_files_limit,
 };
+pub use service_manager::ServiceManager;
 pub use signals::{
     SignalEscalation, block_signals, exit_on_second_signal, is_ignored, unblock_signals,
 };

@@ -66,6 +66,13 @@ impl SourceRegistry {
         !self.lock().drains.is_empty()
     }
 
+    /// Has every iothread turn once: its name, and what says that it has, or that it has ended. Does not wait.
+    pub fn turn_all(&self) -> Vec<(String, mpsc::Receiver<()>)> {
+        let inboxes: Vec<_> = self.lock().inboxes.iter().filter_map(Weak::upgrade).collect();
+        let turn = |inbox: Arc<Inbox>| (inbox.name().to_owned(), inbox.call(|_| ()));
+        inboxes.into_iter().map(turn).collect()
+    }
+
     pub(crate) fn enter(&self, source: &Arc<PlacedSource>) {
         let mut entries = self.lock();
         entries.sources.retain(|source| source.strong_count() > 0);

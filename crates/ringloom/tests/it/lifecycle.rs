@@ -14,6 +14,7 @@ mod edges;
 mod frozen;
 mod images;
 mod logs;
+mod managed;
 mod meanings;
 mod signals;
 mod sockets;

@@ -1,0 +1,106 @@
+//! What the service manager (systemd) is told: that the daemon is ready, that it ends or another process goes on, and that
+//! it is alive, as long as every iothread turns.
+//!
+//! Invariants: a disk that hangs is no reason to end a daemon that serves others: neither requests that are open nor what the
+//! first thread waits for is looked at. An iothread that stands still is asked once, and nothing is told until it
+//! answers or has ended.
+//! Threads: the first one, and one from the time that the daemon is ready to the end of the process.
+//! Limits: [`INTERVAL_MAX`].
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use block::{Clock, SystemClock};
+use control::DaemonState;
+use host::ServiceManager;
+use sandbox::Sandbox;
+
+/// The longest time from one word to the next. A process that has taken over is not told what is expected of it, so that a
+/// service should expect no less than twice as much.
+const INTERVAL_MAX: Duration = Duration::from_secs(5);
+
+/// An iothread, and what says that it has turned.
+type Turn = (String, Receiver<()>);
+
+/// The service manager that has started the daemon, if there is one that can be told something.
+pub(crate) fn service_manager() -> Option<Arc<ServiceManager>> {
+    match ServiceManager::of_environment() {
+        Ok(manager) => manager.map(Arc::new),
+        Err(error) => {
+            tracing::warn!("the service manager cannot be told anything: {error}");
+            None
+        }
+    }
+}
+
+/// Tells it that the daemon serves, by which process, and from now on that it is alive.
+pub(crate) fn tell_ready(
+    manager: &Arc<ServiceManager>,
+    built: &DaemonState,
+    sandbox: Option<&Sandbox>,
+) {
+    let process = std::process::id();
+    manager.tell(&format!("READY=1\nMAINPID={process}\nSTATUS=serving"));
+    let wanted = manager.watchdog().map_or(INTERVAL_MAX, |limit| limit / 3);
+    let interval = wanted.min(INTERVAL_MAX);
+    let report = LivenessReport { manager: Arc::clone(manager), turn: built.turner(), interval };
+    let start = || thread::Builder::new().name("alive".to_owned()).spawn(move || report.run());
+    let started = match sandbox {
+        Some(sandbox) => sandbox.inside(start).flatten(),
+        None => start(),
+    };
+    if let Err(error) = started {
+        tracing::error!("cannot tell the service manager that the daemon is alive: {error}");
+    }
+}
+
+/// Tells it that the daemon ends, or which process goes on: before this one ends, which it would take for the end.
+pub(crate) fn tell_end(manager: &ServiceManager, successor: Option<u32>) {
+    match successor {
+        None => manager.tell("STOPPING=1\nSTATUS=finishing what is open"),
+        Some(process) => manager.tell(&format!("MAINPID={process}")),
+    }
+}
+
+/// Tells the service manager from time to time that the daemon is alive.
+struct LivenessReport<F> {
+    manager: Arc<ServiceManager>,
+    /// Has the iothreads turn.
+    turn: F,
+    interval: Duration,
+}
+
+impl<F: Fn() -> Vec<Turn>> LivenessReport<F> {
+    fn run(self) -> ! {
+        loop {
+            let next = SystemClock.now() + self.interval;
+            self.wait_for_turns((self.turn)());
+            self.manager.tell("WATCHDOG=1");
+            while let Some(rest) = next.checked_duration_since(SystemClock.now()) {
+                thread::park_timeout(rest);
+            }
+        }
+    }
+
+    fn wait_for_turns(&self, turns: Vec<Turn>) {
+        let begun = SystemClock.now();
+        for (name, turned) in turns {
+            let mut is_told = false;
+            while let Err(RecvTimeoutError::Timeout) = turned.recv_timeout(self.interval) {
+                if !is_told {
+                    is_told = true;
+                    tracing::error!("iothread {name} has not turned for {}", seconds_since(begun));
+                }
+            }
+            if is_told {
+                tracing::error!("iothread {name} turns again after {}", seconds_since(begun));
+            }
+        }
+    }
+}
+
+fn seconds_since(begun: Instant) -> String {
+    format!("{:.1} s", SystemClock.now().saturating_duration_since(begun).as_secs_f64())
+}
