@@ -37,6 +37,8 @@ pub(crate) enum Subcommand {
     ReportCommand,
     /// Control a running daemon.
     CtlCommand,
+    /// Show what running daemons do.
+    TopCommand,
     /// Copy a disk.
     ConvertCommand,
     /// Say what the bytes of a disk are.
@@ -66,8 +68,9 @@ impl Error for InvocationError {}
 impl Display for InvocationError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nothing => formatter
-                .write_str("say what to do: serve, check, ctl, convert, map, tune, report or help"),
+            Self::Nothing => formatter.write_str(
+                "say what to do: serve, check, ctl, top, convert, map, tune, report or help",
+            ),
             Self::Unknown { given, meant: None } => {
                 write!(formatter, "unknown command '{given}'; see {PROGRAM} --help")
             }
@@ -107,6 +110,7 @@ fn find(word: &OsStr) -> Result<Subcommand, InvocationError> {
         Some("tune") => Ok(Subcommand::TuneCommand),
         Some("report") => Ok(Subcommand::ReportCommand),
         Some("ctl") => Ok(Subcommand::CtlCommand),
+        Some("top") => Ok(Subcommand::TopCommand),
         Some("convert") => Ok(Subcommand::ConvertCommand),
         Some("map") => Ok(Subcommand::MapCommand),
         Some("help" | "-h" | "--help") => Ok(Subcommand::Help),
@@ -117,6 +121,7 @@ fn find(word: &OsStr) -> Result<Subcommand, InvocationError> {
                 "serve",
                 "check",
                 "ctl",
+                "top",
                 "convert",
                 "map",
                 "tune",
@@ -141,6 +146,7 @@ Commands:
   serve   serve disks to virtual machines over vhost-user-blk, and over NBD
   check   say what a line of serve would open, lock and refuse, without serving
   ctl     control a running daemon: list, resize, snapshot, throttle and more
+  top     show live what queues, iothreads and jobs of running daemons do
   convert copy a disk into another one, and compare them
   map     say what the bytes of a disk are: data, zeroes, holes
   tune    measure a disk with different numbers of threads and recommend one
@@ -185,6 +191,7 @@ mod tests {
         check(&["ringloom", "tune"], Subcommand::TuneCommand, &[]);
         check(&["ringloom", "report", "a", "b"], Subcommand::ReportCommand, &["a", "b"]);
         check(&["ringloom", "ctl", "list"], Subcommand::CtlCommand, &["list"]);
+        check(&["ringloom", "top", "--once"], Subcommand::TopCommand, &["--once"]);
         check(&["x", "--help"], Subcommand::Help, &[]);
         check(&["x", "-h"], Subcommand::Help, &[]);
         check(&["x", "help"], Subcommand::Help, &[]);

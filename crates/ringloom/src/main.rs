@@ -20,6 +20,7 @@ use clap::Parser;
 use ctl::{CtlEnd, WrongUsage};
 use daemon::{Log, ServeError, close_inherited};
 use options::ServeCommand;
+use top::TopEnd;
 
 fn main() -> ExitCode {
     let called = match arguments::read(env::args_os()) {
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         Subcommand::TuneCommand => run_tune(rest),
         Subcommand::ReportCommand => run_report(rest),
         Subcommand::CtlCommand => run_ctl(rest),
+        Subcommand::TopCommand => run_top(rest),
         Subcommand::ConvertCommand => run_convert(rest),
         Subcommand::MapCommand => run_map(rest),
         Subcommand::Help => output::print(&arguments::help()),
@@ -106,6 +108,14 @@ struct CtlCommand {
     arguments: ctl::CtlArgs,
 }
 
+/// Shows live what the queues, iothreads and jobs of running daemons do
+#[derive(Debug, Parser)]
+#[command(name = "ringloom top", version)]
+struct TopCommand {
+    #[command(flatten)]
+    arguments: top::TopArgs,
+}
+
 /// Copies a disk into another one
 #[derive(Debug, Parser)]
 #[command(name = "ringloom convert", version)]
@@ -161,6 +171,22 @@ fn run_ctl(arguments: Vec<OsString>) -> ExitCode {
         Ok(CtlEnd::Attention) => ExitCode::from(3),
         Err(error) => {
             let code = output::fail("ringloom ctl", error.as_ref());
+            if error.is::<WrongUsage>() { ExitCode::from(2) } else { code }
+        }
+    }
+}
+
+/// Exits with 2 after wrong usage as `ctl` does, and with 1 if a daemon could not be asked.
+fn run_top(arguments: Vec<OsString>) -> ExitCode {
+    let parsed = match parsed::<TopCommand>("ringloom top", arguments, ExitCode::from(2)) {
+        Ok(parsed) => parsed,
+        Err(code) => return code,
+    };
+    match top::run(&parsed.arguments) {
+        Ok(TopEnd::Done) => ExitCode::SUCCESS,
+        Ok(TopEnd::Incomplete) => ExitCode::FAILURE,
+        Err(error) => {
+            let code = output::fail("ringloom top", error.as_ref());
             if error.is::<WrongUsage>() { ExitCode::from(2) } else { code }
         }
     }

@@ -45,7 +45,8 @@ const TABLE: &[Row] = &[
         ],
         &[],
     ),
-    row("ringloom", &["convert", "ctl", "daemon", "options", "tuner"], &[]),
+    row("ringloom", &["convert", "ctl", "daemon", "options", "top", "tuner"], &[]),
+    row("top", &["ctl"], &[]),
     row("ctl", &["convert", "qcow2"], &[]),
     row(
         "convert",

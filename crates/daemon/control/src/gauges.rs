@@ -86,12 +86,14 @@ struct DiskPlacement<'a> {
     iothreads: Option<usize>,
     gain_max: Option<f64>,
     trying: bool,
+    note: Option<&'a str>,
 }
 
 #[derive(Debug, Serialize)]
 struct PoolGauges<'a> {
     name: &'a str,
     max: usize,
+    mode: &'static str,
     iothreads: Vec<String>,
     disks: usize,
 }
@@ -137,9 +139,15 @@ fn placement<'a>(
     (pool, exports): &'a (&PlacedPool, Vec<PoolExport>),
     export: &str,
 ) -> Option<DiskPlacement<'a>> {
-    let PoolExport { iothreads, gain_max, is_trying, .. } =
-        *exports.iter().find(|it| it.name == export)?;
-    Some(DiskPlacement { pool: pool.pool().name(), iothreads, gain_max, trying: is_trying })
+    let PoolExport { iothreads, gain_max, is_trying, note, .. } =
+        exports.iter().find(|it| it.name == export)?;
+    Some(DiskPlacement {
+        pool: pool.pool().name(),
+        iothreads: *iothreads,
+        gain_max: *gain_max,
+        trying: *is_trying,
+        note: note.as_deref(),
+    })
 }
 
 impl<'a> IothreadGauges<'a> {
@@ -206,8 +214,9 @@ impl<'a> DiskGauges<'a> {
 
 impl<'a> PoolGauges<'a> {
     fn of(pool: &'a PlacedPool, exports: &[PoolExport]) -> Self {
+        let mode = pool.mode().word();
         let pool = pool.pool();
         let iothreads = pool.running().iter().map(|(_, it)| it.name().to_owned()).collect();
-        Self { name: pool.name(), max: pool.slots(), iothreads, disks: exports.len() }
+        Self { name: pool.name(), max: pool.slots(), mode, iothreads, disks: exports.len() }
     }
 }

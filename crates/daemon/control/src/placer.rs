@@ -71,6 +71,8 @@ pub(crate) struct PoolExport {
     pub(crate) gain_max: Option<f64>,
     /// Whether its queues go to and fro now.
     pub(crate) is_trying: bool,
+    /// What was said of its placement last.
+    pub(crate) note: Option<Arc<str>>,
 }
 
 impl PlacedPool {
@@ -117,9 +119,15 @@ impl PlacedPool {
             iothreads: None,
             gain_max: None,
             is_trying: false,
+            note: None,
         });
         drop(exports);
         self.shared.pool.alarm().call();
+    }
+
+    /// Whether its rings are moved as the load asks.
+    pub(crate) fn mode(&self) -> PoolMode {
+        self.shared.mode
     }
 
     /// The exports as they are placed now.
@@ -212,7 +220,7 @@ impl PlacerThread {
                 self.carry_out(order, &exports);
             }
             for note in &decision.notes {
-                self.say(note, &exports);
+                self.say(note);
             }
             self.publish();
             self.set_home(usize::from(self.placer.home_of_new_disk().0));
@@ -299,38 +307,41 @@ impl PlacerThread {
         count
     }
 
-    fn say(&mut self, note: &Note, exports: &[PoolExport]) {
-        let name = |disk: DiskId| {
-            exports.iter().find(|it| it.disk == disk).map_or("?", |it| it.name.as_str())
-        };
-        let percent = |share: f64| share * 100.0;
-        let line = match note {
-            Note::Kept { disk, from, to, gain, .. } => {
-                format!(
-                    "export {}: {to} iothreads (was {from}): {:+.0} %",
-                    name(*disk),
-                    percent(*gain)
-                )
-            }
-            Note::Refused { disk, from, to, gain } => {
-                return tracing::debug!(
-                    "export {}: {to} iothreads instead of {from} would be {:+.0} %",
-                    name(*disk),
-                    percent(*gain)
-                );
-            }
-            Note::QueueFillsIothread { disk, queue } => format!(
-                "export {}: queue {queue} alone fills an iothread; more queues in the guest would help",
-                name(*disk)
-            ),
-            Note::NoCpuFree { disk, gain_max } => format!(
-                "export {}: more iothreads would help (+{:.0} % at most), but no CPU is free",
-                name(*disk),
-                percent(*gain_max)
-            ),
-        };
-        if self.rate.admit(self.shared.clock.now()).is_some() {
+    /// Says it in the log, and to whoever asks how the disk is placed.
+    fn say(&mut self, note: &Note) {
+        let (disk, sentence) = sentence(note);
+        let mut exports = self.shared.exports();
+        let Some(export) = exports.all.iter_mut().find(|it| it.disk == disk) else { return };
+        export.note = Some(sentence.as_str().into());
+        let line = format!("export {}: {sentence}", export.name);
+        drop(exports);
+        if let Note::Refused { .. } = note {
+            tracing::debug!("{line}");
+        } else if self.rate.admit(self.shared.clock.now()).is_some() {
             tracing::info!("{line}");
+        }
+    }
+}
+
+/// What is said of which disk.
+fn sentence(note: &Note) -> (DiskId, String) {
+    let percent = |share: f64| share * 100.0;
+    match note {
+        Note::Kept { disk, from, to, gain, .. } => {
+            (*disk, format!("{to} iothreads (was {from}): {:+.0} %", percent(*gain)))
+        }
+        Note::Refused { disk, from, to, gain } => {
+            (*disk, format!("{to} iothreads instead of {from} would be {:+.0} %", percent(*gain)))
+        }
+        Note::QueueFillsIothread { disk, queue } => {
+            let text = "alone fills an iothread; more queues in the guest would help";
+            (*disk, format!("queue {queue} {text}"))
+        }
+        Note::NoCpuFree { disk, gain_max } => {
+            let share = percent(*gain_max);
+            let text =
+                format!("more iothreads would help (+{share:.0} % at most), but no CPU is free");
+            (*disk, text)
         }
     }
 }

@@ -217,8 +217,11 @@ pub(crate) fn filter(client: &mut QmpClient, word: &FilterWord) -> Result<Answer
     }
 }
 
-/// One queue while its client is there; all of an export, and of others on its node, for good.
-pub(crate) fn move_to(
+/// Moves one queue while its client is there; or all of an export, and of others on its node, for good.
+///
+/// # Errors
+/// If the daemon refuses it, or if there is no such export.
+pub fn move_to(
     client: &mut QmpClient,
     id: &str,
     queue: Option<u16>,
@@ -242,13 +245,11 @@ pub(crate) fn move_to(
     Ok(Answer::said(&said, arguments))
 }
 
-/// A queue that stays where it is put, also after a restart.
-pub(crate) fn pin(
-    client: &mut QmpClient,
-    id: &str,
-    queue: Option<u16>,
-    iothread: &str,
-) -> Result<Answer> {
+/// Has a queue stay where it is put, also after a restart: on the iothread of that number in its pool, or `none`.
+///
+/// # Errors
+/// If the daemon refuses it, or if the number is none.
+pub fn pin(client: &mut QmpClient, id: &str, queue: Option<u16>, iothread: &str) -> Result<Answer> {
     let Some(queue) = queue else { bail!("{id}: which queue? as {id}:0") };
     let number = match iothread {
         "none" => None,

@@ -2,6 +2,7 @@
 //!
 //! Specification: QEMU, docs/interop/qmp-spec.rst.
 //!
+//! Who uses it: the words of `ringloom ctl`, and `ringloom top`.
 //! Limits: `ANSWER_LIMIT` for the greeting and each answer, `MESSAGE_MAX` for a message.
 
 use std::fmt::Display;
@@ -30,32 +31,32 @@ const MESSAGE_MAX: u64 = 256 << 20;
 /// What a daemon answers that does not do what it is asked for.
 #[derive(Debug, thiserror::Error)]
 #[error("{desc}")]
-pub(crate) struct Refusal {
+pub struct Refusal {
     class: String,
     desc: String,
 }
 
 /// A client that has negotiated.
 #[derive(Debug)]
-pub(crate) struct QmpClient {
+pub struct QmpClient {
     socket: PathBuf,
     reader: BufReader<UnixStream>,
     /// The version that the daemon greeted with.
-    pub(crate) version: Value,
+    pub version: Value,
 }
 
 impl QmpClient {
-    /// Connects and negotiates.
-    pub(crate) fn connect(socket: &Path) -> Result<Self> {
+    /// Connects and negotiates; `waits` is told a sentence if that takes long.
+    ///
+    /// # Errors
+    /// If nobody serves the socket, if it is no monitor, or if there is no answer within a minute.
+    pub fn connect(socket: &Path, waits: impl FnOnce(&str)) -> Result<Self> {
         let stream = connect_within(socket).map_err(|error| no_connection(socket, error))?;
         let reader = BufReader::new(stream);
         let mut client = Self { socket: socket.to_owned(), reader, version: Value::Null };
         client.wait_at_most(Some(SILENCE_MAX))?;
         if client.reader.fill_buf().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
-            let notice =
-                anyhow!("waiting for {}, which may serve another client", socket.display());
-            // Nobody is left to hear that stderr cannot be written.
-            drop(write(&mut io::stderr().lock(), &format!("ringloom ctl: {notice}\n")));
+            waits(&format!("waiting for {}, which may serve another client", socket.display()));
         }
         client.wait_at_most(Some(ANSWER_LIMIT))?;
         let greeting = client.message("its greeting").map_err(|error| {
@@ -117,7 +118,10 @@ impl QmpClient {
     }
 
     /// Carries a command out; gives what it returns.
-    pub(crate) fn ask(&mut self, command: &str, arguments: &Value) -> Result<Value> {
+    ///
+    /// # Errors
+    /// A [`Refusal`] of the daemon, or that it cannot be talked to.
+    pub fn ask(&mut self, command: &str, arguments: &Value) -> Result<Value> {
         let request = json!({"execute": command, "arguments": arguments});
         let written = self.reader.get_mut().write_all(format!("{request}\n").as_bytes());
         written.with_context(|| format!("{}: send {command}", self.socket.display()))?;
@@ -133,7 +137,10 @@ impl QmpClient {
     }
 
     /// A list that a question is answered with; none if the daemon does not have the question.
-    pub(crate) fn list(&mut self, question: &str, arguments: &Value) -> Result<Option<Vec<Value>>> {
+    ///
+    /// # Errors
+    /// If the daemon refuses it, answers something else, or cannot be talked to.
+    pub fn list(&mut self, question: &str, arguments: &Value) -> Result<Option<Vec<Value>>> {
         match self.ask(question, arguments) {
             Ok(Value::Array(all)) if all.iter().all(Value::is_object) => Ok(Some(all)),
             Ok(_) => Err(anyhow!("the answer to {question} is no list of objects")),
@@ -177,12 +184,20 @@ fn no_monitor(socket: &Path) -> Error {
     anyhow!("{} is no monitor: what answers there does not speak QMP", socket.display())
 }
 
-/// Writes all of a text, without what a terminal would obey.
-pub(crate) fn write(stream: &mut impl Write, text: &str) -> io::Result<()> {
+/// A text without what a terminal would obey.
+pub fn printable(text: &str) -> String {
     let is_obeyed = |it: char| {
         it.is_control() && it != '\n'
             || matches!(it, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
-    stream.write_all(text.replace(is_obeyed, "\u{fffd}").as_bytes())?;
+    text.replace(is_obeyed, "\u{fffd}")
+}
+
+/// Writes all of a text, without what a terminal would obey.
+///
+/// # Errors
+/// Those of the stream.
+pub fn write(stream: &mut impl Write, text: &str) -> io::Result<()> {
+    stream.write_all(printable(text).as_bytes())?;
     stream.flush()
 }

@@ -5,6 +5,7 @@
 //! (`backup`): whoever interrupts it leaves nothing half done. Files of backups it looks at itself, and has them flattened by
 //! the engine of `ringloom convert` (`restore`).
 //! Threads: one. Limits: those of `client`.
+//! Who uses it: the binary, and `ringloom top`, which talks to daemons in the same way and words.
 //! Not here: the daemon's side, which is `monitor`.
 
 #![forbid(unsafe_code)]
@@ -26,5 +27,8 @@ mod units;
 mod usage;
 
 pub use arguments::CtlArgs;
-pub use run::{CtlEnd, run};
-pub use usage::WrongUsage;
+pub use changes::{move_to, pin};
+pub use client::{QmpClient, Refusal, printable, write};
+pub use run::{CtlEnd, daemon_socket, print, run};
+pub use table::Answer;
+pub use usage::{WrongUsage, wrong};

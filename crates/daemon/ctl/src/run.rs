@@ -2,7 +2,7 @@
 
 use std::env;
 use std::io::{self, ErrorKind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -47,9 +47,11 @@ pub fn run(arguments: &CtlArgs) -> Result<CtlEnd> {
     } else {
         None
     };
-    let named = || env::var_os(SOCKET_VARIABLE).filter(|it| !it.is_empty()).map(PathBuf::from);
-    let socket = arguments.socket.clone().or_else(named).context(NO_SOCKET)?;
-    let mut client = QmpClient::connect(&socket)?;
+    let socket = daemon_socket(arguments.socket.as_deref())?;
+    let mut client = QmpClient::connect(&socket, |notice| {
+        // Nobody is left to hear that stderr cannot be written.
+        drop(write(&mut io::stderr().lock(), &format!("ringloom ctl: {notice}\n")));
+    })?;
     if matches!(arguments.word, Word::Events) {
         return events(&mut client, arguments.json).map(|()| CtlEnd::Done);
     }
@@ -58,6 +60,15 @@ pub fn run(arguments: &CtlArgs) -> Result<CtlEnd> {
         None => carry_out(&mut client, &arguments.word)?,
     };
     finish(&answer, arguments)
+}
+
+/// The socket of the daemon that is meant: the one that was given, or that of the environment.
+///
+/// # Errors
+/// If neither says one; the sentence says how a daemon gets a monitor.
+pub fn daemon_socket(given: Option<&Path>) -> Result<PathBuf> {
+    let named = || env::var_os(SOCKET_VARIABLE).filter(|it| !it.is_empty()).map(PathBuf::from);
+    given.map(Path::to_owned).or_else(named).context(NO_SOCKET)
 }
 
 /// Prints what came of a word. Of a disk that was copied something is left, whether that can be printed or not.
@@ -156,7 +167,10 @@ fn event_text(event: &Value) -> String {
 }
 
 /// Prints to standard output. Gives whether somebody reads it: a reader that has gone away is no error.
-fn print(text: &str) -> Result<bool> {
+///
+/// # Errors
+/// All others of standard output.
+pub fn print(text: &str) -> Result<bool> {
     match write(&mut io::stdout().lock(), text) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         written => written.map(|()| true).context("write to standard output"),

@@ -8,11 +8,13 @@ use crate::units::{bytes, limits, time};
 
 /// What came of a word, for people and for programs.
 #[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) text: String,
-    pub(crate) json: Value,
+pub struct Answer {
+    /// Lines, each with its end.
+    pub text: String,
+    /// The same for programs.
+    pub json: Value,
     /// What has to be looked at, although it was done.
-    pub(crate) warnings: Vec<String>,
+    pub warnings: Vec<String>,
 }
 
 impl Answer {

@@ -6,6 +6,6 @@
 pub struct WrongUsage(pub(crate) String);
 
 /// A refusal of what does not go together.
-pub(crate) fn wrong(text: impl Into<String>) -> anyhow::Error {
+pub fn wrong(text: impl Into<String>) -> anyhow::Error {
     WrongUsage(text.into()).into()
 }

@@ -412,7 +412,10 @@ structure! {
         "written-bytes" written_bytes: u64,
         "in-flight" in_flight: u64,
         "moves" moves: u64,
+        "move-ns" move_ns: u64,
         "open-ns" open_ns: u64,
+        "take-wait-ns" take_wait_ns: u64,
+        "answer-wait-ns" answer_wait_ns: u64,
         "latency" latency: Vec<RingloomLatencyBucket>,
     }
 
@@ -431,12 +434,14 @@ structure! {
         "poll-ns" poll_ns: u64,
         "sleep-ns" sleep_ns: u64,
         "cpu-ns" cpu_ns: Option<u64>,
+        "run-delay-ns" run_delay_ns: Option<u64>,
     }
 
     /// A pool of iothreads (ringloom's own).
     struct RingloomPoolInfo {
         "name" name: String,
         "max" max: u64,
+        "mode" mode: &'static str,
         "iothreads" iothreads: Vec<String>,
         "exports" exports: Vec<RingloomPlacementInfo>,
     }
@@ -447,6 +452,7 @@ structure! {
         "iothreads" iothreads: Option<u64>,
         "gain-max" gain_max: Option<f64>,
         "trying" is_trying: bool,
+        "note" note: Option<String>,
     }
 
     /// What a new character device says (`ChardevReturn`).

@@ -47,6 +47,7 @@ mod support;
 mod takeover;
 mod throttle;
 mod tmpfs;
+mod top;
 mod tune;
 mod tune_in_guest;
 mod unshared;

@@ -62,6 +62,16 @@ pub enum PoolMode {
     Frozen,
 }
 
+impl PoolMode {
+    /// The word of `mode=` for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Frozen => "frozen",
+        }
+    }
+}
+
 /// CPUs that a pool cannot have.
 #[derive(Debug, thiserror::Error)]
 enum CpusError {
@@ -92,16 +102,12 @@ impl PoolOptions {
         if let Some(cpus) = cpus {
             written.insert("cpus".to_owned(), cpus.to_string().into());
         }
-        let mode = match mode {
-            PoolMode::Auto => "auto",
-            PoolMode::Frozen => "frozen",
-        };
         let prefer = match prefer {
             Preference::Throughput => "throughput",
             Preference::Balanced => "balanced",
             Preference::Cpu => "cpu",
         };
-        written.insert("mode".to_owned(), mode.into());
+        written.insert("mode".to_owned(), mode.word().into());
         written.insert("prefer".to_owned(), prefer.into());
         written
     }

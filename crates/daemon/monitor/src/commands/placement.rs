@@ -134,7 +134,10 @@ fn queue_info(source: &PlacedSource) -> RingloomQueueInfo {
         written_bytes: gauges.written_bytes.get(),
         in_flight: gauges.in_flight.get(),
         moves: gauges.moves.get(),
+        move_ns: gauges.move_ns.get(),
         open_ns: gauges.open_ns.get(),
+        take_wait_ns: gauges.take_wait_ns.get(),
+        answer_wait_ns: gauges.answer_wait_ns.get(),
         latency: gauges.latency.buckets().map(bucket).collect(),
     }
 }
@@ -154,6 +157,7 @@ pub(super) fn iothreads(
             poll_ns: usage.poll_ns.get(),
             sleep_ns: usage.sleep_ns.get(),
             cpu_ns: times.map(|times| nanoseconds(times.cpu)),
+            run_delay_ns: times.map(|times| nanoseconds(times.run_delay)),
         }
     };
     answer(context.state.iothreads().iter().map(|it| info(it)).collect::<Vec<_>>())
@@ -163,6 +167,7 @@ pub(super) fn pools(context: &mut CommandContext<'_>, _: OptionFields) -> Result
     let info = |pool: control::PoolReport| RingloomPoolInfo {
         name: pool.name,
         max: pool.max as u64,
+        mode: pool.mode.word(),
         iothreads: pool.iothreads,
         exports: pool
             .exports
@@ -172,6 +177,7 @@ pub(super) fn pools(context: &mut CommandContext<'_>, _: OptionFields) -> Result
                 iothreads: export.iothreads.map(|count| count as u64),
                 gain_max: export.gain_max,
                 is_trying: export.is_trying,
+                note: export.note.map(|it| it.to_string()),
             })
             .collect(),
     };
