@@ -46,6 +46,7 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
     let plan = match options::parse(arguments) {
         Ok(ServeCommand::Help(topic)) => return output::print(&options::help(topic)),
         Ok(ServeCommand::Version) => return output::print(&options::version()),
+        Ok(ServeCommand::Config(text)) => return output::print(&text),
         Ok(ServeCommand::Serve(plan)) => plan,
         Err(error) => return output::fail(program, &error),
     };
@@ -76,6 +77,7 @@ fn run_check(arguments: Vec<OsString>) -> ExitCode {
     let plan = match options::parse(arguments) {
         Ok(ServeCommand::Help(topic)) => return output::print(&options::help(topic)),
         Ok(ServeCommand::Version) => return output::print(&options::version()),
+        Ok(ServeCommand::Config(text)) => return output::print(&text),
         Ok(ServeCommand::Serve(plan)) => plan,
         Err(error) => return output::fail("ringloom check", &error),
     };

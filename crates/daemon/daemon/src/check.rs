@@ -145,11 +145,12 @@ impl CheckReport {
                 return;
             }
         };
-        let differences = plan.configuration().differences(&kept, "the command line", "the state");
+        let differences = plan.configuration().differences(&kept, &plan.source(), "the state");
         if differences.is_empty() {
-            self.say(format!("state {shown}: as the command line says"));
+            self.say(format!("state {shown}: as {} says", plan.source()));
         } else {
-            self.say(format!("state {shown}: counts instead of the command line (--state-reset)"));
+            let line = plan.source();
+            self.say(format!("state {shown}: counts instead of {line} (--state-reset)"));
             differences.iter().for_each(|difference| self.say(format!("  {difference}")));
         }
         match restored(&kept, &plan.socket_rights) {
@@ -350,6 +351,11 @@ impl CheckReport {
     }
 
     fn look_at_whole(&mut self, plan: &Plan) {
+        for source in &plan.config {
+            if let Some(writers) = &source.writers {
+                self.advice.push(format!("config {}: {writers}", source.path.display()));
+            }
+        }
         if plan.sandbox == SandboxMode::Off {
             self.advice.push(
                 "--sandbox off: a guest that breaks out has all rights of the daemon".to_owned(),

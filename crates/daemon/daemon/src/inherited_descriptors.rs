@@ -48,6 +48,7 @@ pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
         nbd_server,
         allow_listen: _,
         allow_connect: _,
+        config: _,
     } = plan;
     let own = [pidfile, log_file, state].into_iter().filter_map(Option::as_deref);
     let paths = steps.iter().flat_map(paths_of).chain(chardevs.iter().flat_map(paths_of_chardev));

@@ -79,7 +79,7 @@ impl State {
             );
         }
         let wanted = plan.configuration();
-        for difference in wanted.differences(kept, "the command line", "the state") {
+        for difference in wanted.differences(kept, &plan.source(), "the state") {
             self.is_changed = true;
             tracing::warn!("{place}: {difference}; the state counts (see --state-reset)");
         }

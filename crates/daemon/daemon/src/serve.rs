@@ -290,6 +290,11 @@ fn prepare_process(plan: &Plan, log: &Log) {
              lost; see --log-file"
         );
     }
+    for source in &plan.config {
+        if let Some(writers) = &source.writers {
+            tracing::warn!("config {}: {writers}, and so decide what is served", source.path.display());
+        }
+    }
     if let Err(error) = host::raise_open_files_limit() {
         tracing::warn!("cannot raise the limit of open files: {error}");
     }

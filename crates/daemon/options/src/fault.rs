@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use syntax::{ArgumentError, Hint, NameList};
 
+use super::config::{ConfigError, FilePosition};
+
 /// A command line that cannot be served: which argument, and what is wrong with it.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandLineError {
@@ -21,6 +23,20 @@ pub enum CommandLineError {
         #[source]
         fault: Box<ArgumentError>,
     },
+    /// An option in a configuration file is wrong.
+    #[error("{place}: {what}")]
+    InFile {
+        /// Where.
+        place: FilePosition,
+        /// The option, and its name if it has one.
+        what: String,
+        /// What is wrong with it.
+        #[source]
+        fault: Box<ArgumentError>,
+    },
+    /// A configuration file is wrong.
+    #[error(transparent)]
+    Config(Box<ConfigError>),
     /// The image of the short form is wrong.
     #[error("serve {}", path.display())]
     Image {
@@ -33,6 +49,12 @@ pub enum CommandLineError {
     /// The line as a whole is wrong.
     #[error(transparent)]
     Line(#[from] CommandLineSyntaxError),
+}
+
+impl From<ConfigError> for CommandLineError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(Box::new(error))
+    }
 }
 
 /// What is wrong with the options of a command line before any argument is read: unknown, ambiguous, mixed or missing
@@ -90,7 +112,7 @@ pub enum CommandLineSyntaxError {
         /// What belongs to the short form.
         short: String,
         /// What belongs to the long form.
-        long: &'static str,
+        long: String,
     },
     /// Two images in the short form.
     #[error(

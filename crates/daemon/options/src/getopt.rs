@@ -10,15 +10,18 @@ use std::path::PathBuf;
 
 use syntax::{ArgumentError, nearest};
 
+use super::config::OptionPlace;
 use super::fault::{CommandLineError, CommandLineSyntaxError};
 
 /// What an option is, which says where it may stand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum OptionKind {
     /// `--help`.
     Help,
     /// `--version`.
     Version,
+    /// `--config`: more options.
+    Config,
     /// Makes something: the long form.
     Step(LongFormOption),
     /// Belongs to both forms.
@@ -30,7 +33,7 @@ pub(super) enum OptionKind {
 }
 
 /// The options of the long form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum LongFormOption {
     Object,
     Blockdev,
@@ -38,7 +41,7 @@ pub(super) enum LongFormOption {
 }
 
 /// The options of `ringloom serve` that stand in the long and in the short form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum EitherFormOption {
     Pidfile,
     LogFile,
@@ -63,7 +66,7 @@ pub(super) enum EitherFormOption {
 }
 
 /// The image and the options of the short form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum ShortFormOption {
     Image,
     Socket,
@@ -92,7 +95,7 @@ impl OptionKind {
                         | EitherFormOption::NbdServer
                 )
             }
-            Self::Short(_) => false,
+            Self::Config | Self::Short(_) => false,
         }
     }
 
@@ -114,7 +117,8 @@ enum ArgumentUse {
 pub(super) struct OptionSpec {
     /// Its long form.
     pub(super) long: &'static str,
-    short: Option<u8>,
+    /// The one letter that stands for it.
+    pub(super) short: Option<u8>,
     /// What it is for.
     pub(super) name: OptionKind,
     takes: ArgumentUse,
@@ -132,6 +136,7 @@ const fn brief(short: u8, of: OptionSpec) -> OptionSpec {
 pub(super) const OPTIONS: &[OptionSpec] = &[
     brief(b'h', known("--help", OptionKind::Help, ArgumentUse::Nothing)),
     brief(b'V', known("--version", OptionKind::Version, ArgumentUse::Nothing)),
+    known("--config", OptionKind::Config, ArgumentUse::Argument),
     known("--object", OptionKind::Step(LongFormOption::Object), ArgumentUse::Argument),
     known("--blockdev", OptionKind::Step(LongFormOption::Blockdev), ArgumentUse::Argument),
     known("--export", OptionKind::Step(LongFormOption::Export), ArgumentUse::Argument),
@@ -199,6 +204,8 @@ pub(super) struct ParsedOption {
     pub(super) option: &'static str,
     /// Its argument; empty if it takes none.
     pub(super) argument: OsString,
+    /// Where it stands, if that is a file.
+    pub(super) place: Option<OptionPlace>,
 }
 
 /// Leaves out of an argument what may be a part of a secret, and of what is wrong with it.
@@ -233,15 +240,33 @@ fn without_secret(option: &str, text: String, fault: ArgumentError) -> (String, 
 
 impl ParsedOption {
     fn new(known: &OptionSpec, argument: OsString) -> Self {
-        Self { name: known.name, option: known.long, argument }
+        Self { name: known.name, option: known.long, argument, place: None }
     }
 
     fn image(argument: OsString) -> Self {
-        Self { name: OptionKind::Short(ShortFormOption::Image), option: "an image", argument }
+        let name = OptionKind::Short(ShortFormOption::Image);
+        Self { name, option: "an image", argument, place: None }
+    }
+
+    /// The option, for a message about several: with its place if it stands in a file.
+    pub(super) fn shown(&self) -> String {
+        let is_image = self.name == OptionKind::Short(ShortFormOption::Image);
+        let shown = match is_image {
+            true => format!("'{}'", self.argument.display()),
+            false => self.option.to_owned(),
+        };
+        match &self.place {
+            Some(place) => format!("{shown} ({})", place.position()),
+            None => shown,
+        }
     }
 
     /// What is wrong with the argument.
     pub(super) fn wrong(&self, fault: ArgumentError) -> CommandLineError {
+        if let Some(place) = &self.place {
+            let (place, what, fault) = place.of_fault(fault);
+            return CommandLineError::InFile { place, what, fault: Box::new(fault) };
+        }
         let (text, fault) = without_secret(self.option, self.argument.display().to_string(), fault);
         CommandLineError::Argument { option: self.option, text, fault: Box::new(fault) }
     }

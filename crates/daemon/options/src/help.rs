@@ -34,6 +34,7 @@ const HEAD: &str = "\
 Usage: ringloom serve IMAGE --socket PATH [OPTIONS]
        ringloom serve IMAGE --nbd HOST:PORT|PATH [OPTIONS]
        ringloom serve [--object …] [--blockdev …] [--export …] [OPTIONS]
+       ringloom serve --config FILE [OPTIONS]
 Serves virtual disks to virtual machines over vhost-user-blk, and to all others over NBD.
 Under the name qemu-storage-daemon it takes the same options.
 ";
@@ -122,8 +123,12 @@ const BOTH: &str = "\
 Always:
   --socket-mode MODE     permission bits of the sockets in octal, as 0660
   --socket-group GROUP   group of the sockets, by name or number
+  --config FILE          take options from this file of TOML, too (can be given several times): keys
+                         are the options without dashes, those of --object and the like stand in
+                         [[object]]. What the line says wins
   --print qemu|libvirt   print the lines that attach a guest; default: qemu for one disk given
                          as IMAGE, otherwise none
+  --print config         print this line as such a file, and leave
   --sandbox on|off       on: give up all rights that serving does not need, or do not start;
                          off: give up nothing; default: give up what the host allows
   --named-files DIRECTORY|on|off

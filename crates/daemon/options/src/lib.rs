@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod config;
 mod fault;
 mod getopt;
 mod help;
@@ -21,6 +22,9 @@ mod short;
 #[cfg(test)]
 mod tests;
 
+pub use config::{
+    ConfigError, ConfigSource, FilePosition, OptionDescription, ValueForm, descriptions,
+};
 pub use fault::{CommandLineError, CommandLineSyntaxError};
 pub use help::{help, version};
 pub use image::image_node;

@@ -12,9 +12,10 @@ use sandbox::{AllowedDirectory, SandboxMode};
 use syntax::{ArgumentError, parse_flag, parse_number, parse_size};
 
 use super::fault::{CommandLineError, CommandLineSyntaxError};
-use super::getopt::{EitherFormOption, OptionKind, ParsedOption, ShortFormOption};
+use super::getopt::{EitherFormOption, OptionKind, ParsedOption};
 use super::plan::{Daemonize, HelpTopic, OldState, Plan, PlanStep, ServeCommand, TakeoverMode};
-use super::{getopt, long, short};
+use super::{config, getopt, long, short};
+
 /// Reads the arguments of `ringloom serve` or qemu-storage-daemon, without the program's name.
 ///
 /// It looks at the files that are named, but changes nothing.
@@ -26,7 +27,11 @@ pub fn parse(
         Some(OptionKind::Help) => return Ok(ServeCommand::Help(HelpTopic::Serve)),
         Some(OptionKind::Version) => return Ok(ServeCommand::Version),
         Some(
-            OptionKind::Step(_) | OptionKind::Shared(_) | OptionKind::Short(_) | OptionKind::Later,
+            OptionKind::Config
+            | OptionKind::Step(_)
+            | OptionKind::Shared(_)
+            | OptionKind::Short(_)
+            | OptionKind::Later,
         )
         | None => {}
     }
@@ -36,7 +41,11 @@ pub fn parse(
     if let Some(word) = words.iter().find(|word| word.name == OptionKind::Later) {
         return Err(CommandLineSyntaxError::NotYet(word.option).into());
     }
-    let CommonOptions { mut plan, socket_mode, socket_group } = CommonOptions::read(&words)?;
+    let (words, sources) = config::with_files(words)?;
+    let mut common = CommonOptions::read(&words)?;
+    common.plan.config = sources;
+    let printed = common.prints_config.then(|| config::printed(&words)).transpose()?;
+    let CommonOptions { mut plan, socket_mode, socket_group, .. } = common;
     let form = form(&words)?;
     plan.steps = match form {
         CommandLineForm::Long => long::steps(&words)?,
@@ -68,6 +77,9 @@ pub fn parse(
     }
     // Whoever uses the short form has no other place to learn how to attach a guest.
     plan.print = plan.print.or((form == CommandLineForm::Short).then_some(AttachLinesFormat::Qemu));
+    if let Some(printed) = printed {
+        return Ok(ServeCommand::Config(printed));
+    }
     Ok(ServeCommand::Serve(Box::new(plan)))
 }
 
@@ -86,12 +98,7 @@ fn form(words: &[ParsedOption]) -> Result<CommandLineForm, CommandLineSyntaxErro
     let short = words.iter().find(|word| matches!(word.name, OptionKind::Short(_)));
     match (long, short) {
         (Some(long), Some(short)) => {
-            let short = if short.name == OptionKind::Short(ShortFormOption::Image) {
-                format!("'{}'", short.argument.display())
-            } else {
-                short.option.to_owned()
-            };
-            Err(CommandLineSyntaxError::Mixed { short, long: long.option })
+            Err(CommandLineSyntaxError::Mixed { short: short.shown(), long: long.shown() })
         }
         (Some(_), None) => Ok(CommandLineForm::Long),
         (None, Some(_)) => Ok(CommandLineForm::Short),
@@ -110,6 +117,8 @@ fn is_monitor_or_state(word: &ParsedOption) -> bool {
 #[derive(Debug)]
 struct CommonOptions {
     plan: Plan,
+    /// Whether `--print config` is the last one of its kind.
+    prints_config: bool,
     socket_mode: Option<u32>,
     socket_group: Option<String>,
 }
@@ -136,8 +145,10 @@ impl CommonOptions {
             state: None,
             old_state: OldState::Used,
             allowed: Vec::new(),
+            config: Vec::new(),
         };
-        let mut shared = Self { plan, socket_mode: None, socket_group: None };
+        let mut shared =
+            Self { plan, prints_config: false, socket_mode: None, socket_group: None };
         for word in words {
             if let OptionKind::Shared(name) = word.name {
                 shared.take(name, word)?;
@@ -173,7 +184,13 @@ impl CommonOptions {
             EitherFormOption::LogFile => self.plan.log_file = Some(path("log file's path")?),
             EitherFormOption::Daemonize => self.plan.daemonize = Daemonize::Background,
             EitherFormOption::Takeover => self.plan.takeover = TakeoverMode::WhereServed,
-            EitherFormOption::Print => self.plan.print = Some(print(word.text()?).map_err(wrong)?),
+            EitherFormOption::Print => {
+                // A file that only prints itself is none to serve with.
+                self.prints_config = word.text()? == "config" && word.place.is_none();
+                if !self.prints_config {
+                    self.plan.print = Some(print(word.text()?).map_err(wrong)?);
+                }
+            }
             EitherFormOption::SocketMode => {
                 self.socket_mode = Some(socket_mode(word.text()?).map_err(wrong)?);
             }
@@ -311,7 +328,7 @@ fn print(text: &str) -> Result<AttachLinesFormat, ArgumentError> {
     match text {
         "qemu" => Ok(AttachLinesFormat::Qemu),
         "libvirt" => Ok(AttachLinesFormat::Libvirt),
-        _ => Err(ArgumentError::ExpectsAlone("'qemu' or 'libvirt'")),
+        _ => Err(ArgumentError::ExpectsAlone("'qemu', 'libvirt' or 'config'")),
     }
 }
 

@@ -5,6 +5,7 @@
 //! Invariants: ids and node-names are well formed and unique; a step names only what an earlier
 //! step made; every number is within its bound. [`parse`](super::parse) is the only maker.
 
+use std::iter;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
@@ -16,6 +17,8 @@ use monitor::{ChardevKind, ChardevOptions, MonitorOptions};
 use nbd_server::{ListenGrant, NbdServerOptions};
 use sandbox::{AllowedDirectory, ConnectNeeds, SandboxMode, SandboxNeeds};
 
+use super::config::ConfigSource;
+
 /// What the command line asks for: serve, help or version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServeCommand {
@@ -25,6 +28,8 @@ pub enum ServeCommand {
     Help(HelpTopic),
     /// Print the version and leave.
     Version,
+    /// Print the line as a configuration file and leave.
+    Config(String),
 }
 
 /// Which help text is asked for.
@@ -81,6 +86,8 @@ pub struct Plan {
     pub old_state: OldState,
     /// Directories below which commands may open files, and make sockets where they may be written.
     pub allowed: Vec<AllowedDirectory>,
+    /// The files that said some of this.
+    pub config: Vec<ConfigSource>,
 }
 
 /// Permission bits and group of a socket.
@@ -96,6 +103,12 @@ pub enum OldState {
 }
 
 impl Plan {
+    /// Who asked for all this, for messages.
+    pub fn source(&self) -> String {
+        let files = self.config.iter().map(|source| format!(" and {}", source.path.display()));
+        iter::once("the command line".to_owned()).chain(files).collect()
+    }
+
     /// The exports in the order given.
     pub fn exports(&self) -> impl Iterator<Item = &ExportOptions> {
         self.steps.iter().filter_map(|step| match step {

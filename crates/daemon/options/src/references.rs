@@ -10,7 +10,7 @@ use graph::{
     AutoReadOnly, Blockdev, BlockdevRef, Edge, GraphModel, KeyedChild, ModelError, NODE, NodeOwner,
     ObjectKind, ObjectOptions, PoolOptions, TypedObjectId, path_down,
 };
-use syntax::{ArgumentError, Hint, ValueType, is_identifier, nearest};
+use syntax::{ArgumentError, Hint, Key, ValueType, is_identifier, nearest};
 
 use super::plan::PlanStep;
 
@@ -197,12 +197,13 @@ pub(super) fn settle_null(steps: &mut [PlanStep]) {
         return;
     }
     for_each_node(steps, &mut |blockdev, _| {
-        let driver = blockdev.driver;
-        blockdev.children.retain(|child| {
-            let mut keys = driver.keys.supported().filter(|key| key.name == child.key);
-            let may_be_null = keys.any(|key| matches!(key.takes, ValueType::NodeOrNull));
-            !may_be_null || child.node != BlockdevRef::Reference("null".to_owned())
-        });
+        let null = BlockdevRef::Reference("null".to_owned());
+        let may_be_null = |key: &&Key| matches!(key.takes, ValueType::NodeOrNull);
+        for key in blockdev.driver.keys.supported().filter(may_be_null) {
+            if blockdev.children.iter().any(|it| it.key == key.name && it.node == null) {
+                blockdev.clear_child(key.name);
+            }
+        }
     });
 }
 

@@ -49,8 +49,12 @@ pub(super) fn steps(
     words: &[ParsedOption],
 ) -> Result<(Vec<PlanStep>, Option<NbdServerOptions>), CommandLineError> {
     let short = ShortForm::read(words)?;
-    let wrong =
-        |fault| CommandLineError::Image { path: short.image.clone(), fault: Box::new(fault) };
+    let is_image = |word: &&ParsedOption| word.name == OptionKind::Short(ShortFormOption::Image);
+    let in_file = words.iter().find(is_image).filter(|word| word.place.is_some());
+    let wrong = |fault| match in_file {
+        Some(word) => word.wrong(fault),
+        None => CommandLineError::Image { path: short.image.clone(), fault: Box::new(fault) },
+    };
     let kind = image::check(&short.image, short.format).map_err(wrong)?;
     let steps = short.steps(kind);
     steps.iter().try_for_each(check_files).map_err(wrong)?;

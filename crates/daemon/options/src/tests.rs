@@ -3,6 +3,7 @@
 //!
 //! The tests run in the crate's directory: `SourceBundle.toml` is a regular file, `src` a directory.
 
+mod config;
 mod delay;
 mod monitors;
 mod qcow2;
@@ -28,7 +29,17 @@ use super::{Daemonize, HelpTopic, OldState, Plan, PlanStep, ServeCommand, parse}
 const NULL: &str = "--blockdev=null-co,node-name=n";
 const ADDR: &str = "node-name=n,addr.type=unix,addr.path=s";
 
+/// What a line means. Whatever it serves means the same as a configuration file.
+#[track_caller]
 fn command(line: &[&str]) -> Result<ServeCommand, String> {
+    let command = as_line(line);
+    if let Ok(ServeCommand::Serve(plan)) = &command {
+        config::check_same_in_a_file(line, plan);
+    }
+    command
+}
+
+fn as_line(line: &[&str]) -> Result<ServeCommand, String> {
     parse(line.iter().map(OsString::from)).map_err(|error| {
         let first: Option<&dyn Error> = Some(&error);
         let causes = iter::successors(first, |&error| error.source());

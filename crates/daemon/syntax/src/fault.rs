@@ -129,6 +129,30 @@ pub enum ArgumentError {
 }
 
 impl ArgumentError {
+    /// The key that it is about, with all that stand before it. What is missing has none.
+    pub fn key(&self) -> Option<&str> {
+        match self {
+            Self::InvalidKey(key)
+            | Self::NoEquals(key)
+            | Self::Inconsistent(key)
+            | Self::TooDeep { key, .. }
+            | Self::UnknownKey { key, .. }
+            | Self::KeyNotYet { key, .. }
+            | Self::Expects { key, .. }
+            | Self::OutOfRange { key, .. }
+            | Self::ExpectsKeys { key }
+            | Self::UnknownValue { key, .. }
+            | Self::ValueNotYet { key, .. }
+            | Self::EmptyList(key) => Some(key),
+            Self::NotAnIdentifier { key, .. } => Some(*key),
+            Self::Json(_)
+            | Self::Missing(_)
+            | Self::ExpectsAlone(_)
+            | Self::EmptyPath(_)
+            | Self::Own(_) => None,
+        }
+    }
+
     /// What only this driver, object or export says.
     pub fn own(error: impl Error + Send + Sync + 'static) -> Self {
         Self::Own(Box::new(error))

@@ -37,6 +37,11 @@ impl OptionFields {
         Self { map, notation: Notation::Json, prefix: String::new(), keys: None }
     }
 
+    /// All that was not taken yet, as it was read.
+    pub fn into_map(self) -> Map<String, Value> {
+        self.map
+    }
+
     /// What was not taken yet.
     pub(crate) fn map(&self) -> &Map<String, Value> {
         &self.map

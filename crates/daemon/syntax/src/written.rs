@@ -40,7 +40,11 @@ fn converted(value: &Value, notation: Notation, takes: &ValueType) -> Option<Val
     };
     let found = match takes {
         ValueType::Node | ValueType::Nodes { .. } | ValueType::Blockdev => return None,
-        ValueType::NodeOrNull => return value.is_null().then_some(Value::Null),
+        // As QEMU still bears it, an empty text is nothing, too.
+        ValueType::NodeOrNull => {
+            let is_nothing = value.is_null() || value.as_str() == Some("");
+            return is_nothing.then_some(Value::Null);
+        }
         ValueType::Text
         | ValueType::TextOrNull
         | ValueType::Word(_)

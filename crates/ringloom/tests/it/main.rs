@@ -8,6 +8,7 @@ mod bitmaps;
 mod block_device;
 mod campaign;
 mod check;
+mod config;
 mod control;
 mod convert;
 mod copy_on_read;

@@ -124,6 +124,13 @@ impl Blockdev {
         }
     }
 
+    /// Has nothing below it under this key.
+    pub fn clear_child(&mut self, key: &str) {
+        self.children.retain(|child| child.key != key);
+        // Whoever reads it again has to know that this was said.
+        self.written.insert(key.to_owned(), Value::Null);
+    }
+
     /// The node with all written inside it, as it was written.
     pub fn to_json(&self) -> Value {
         let mut all = self.written.clone();

@@ -494,7 +494,7 @@ fn wrong_values_of_options_are_named() {
     refuse("--num-queues", "x", "expects a number from 1 to 256");
     refuse("--num-queues", "257", "parameter num-queues must be between 1 and 256, not 257");
     refuse("--direct", "maybe", "expects 'on' or 'off'");
-    refuse("--print", "xen", "expects 'qemu' or 'libvirt'");
+    refuse("--print", "xen", "expects 'qemu', 'libvirt' or 'config'");
     for value in ["", "+6", "0888", "1777", "rw"] {
         refuse("--socket-mode", value, "expects permission bits in octal, 0 to 0777");
     }
