@@ -57,7 +57,7 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
         Ok(log) => Arc::new(log),
         Err(error) => return output::fail(program, &error),
     };
-    log::start(&log, plan.log_file.as_deref());
+    log::start(&log, &plan.log_levels);
     match daemon::serve(*plan, &log) {
         Ok(()) => {
             log.settle();
@@ -197,7 +197,7 @@ fn run_top(arguments: Vec<OsString>) -> ExitCode {
 fn run_tune(arguments: Vec<OsString>) -> ExitCode {
     match parsed::<TuneCommand>("ringloom tune", arguments, ExitCode::FAILURE) {
         Ok(tune) => {
-            log::start(&Arc::new(Log::on_stderr()), None);
+            log::start(&Arc::new(Log::on_stderr()), &[]);
             end(tuner::run(tune.arguments))
         }
         Err(code) => code,

@@ -162,6 +162,7 @@ const TABLE: &[Row] = &[
             "exports",
             "formats",
             "graph",
+            "host",
             "kernel_io",
             "layers",
             "monitor",

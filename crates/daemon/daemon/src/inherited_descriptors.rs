@@ -48,6 +48,8 @@ pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
         nbd_server,
         allow_listen: _,
         allow_connect: _,
+        log_format: _,
+        log_levels: _,
         config: _,
     } = plan;
     let own = [pidfile, log_file, state].into_iter().filter_map(Option::as_deref);

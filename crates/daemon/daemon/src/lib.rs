@@ -17,5 +17,5 @@ mod signals;
 mod uevents;
 
 pub use check::{CheckReport, check};
-pub use log::{Log, LogFileError, Severity};
+pub use log::{Log, LogEvent, LogFileError, Severity};
 pub use serve::{ServeError, close_inherited, serve};

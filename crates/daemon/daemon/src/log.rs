@@ -1,15 +1,16 @@
 //! Where the log goes: to stderr, to a file that may be rotated, or to the host's journal or syslog.
 //!
-//! Where it stands: made before anything else, so that all that is said goes the same way; whoever formats lines hands
-//! them over one by one ([`Log::write`]). A process in the background says what concerns its start to stderr as well, and
-//! then nothing there any more.
+//! Where it stands: made before anything else, so that all that is said goes the same way; whoever hears what the program
+//! says hands it over ([`Log::write`]). A process in the background says what concerns its start to stderr as well, and
+//! then nothing there any more. One whose stderr leads to the journal speaks to that itself.
 //!
 //! Invariants: a line that cannot be written is counted and never a reason to end; the next one that can says how many
 //! were lost. While guests are served nobody waits for whoever reads the log, or for the disk that it is on: a thread of
 //! its own writes.
 //! Limits: a mebibyte of lines waits. Threads: any; lines of several threads follow one another.
-//! Not here: what is said, its level and its form (`ringloom`).
+//! Not here: what is said, and which levels are heard (`ringloom`); how a line looks (`event`).
 
+mod event;
 mod queue;
 mod system;
 
@@ -20,24 +21,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use options::{Daemonize, Plan};
+use options::{Daemonize, LogFormat, Plan};
 use rustix::fs::OFlags;
 
+pub use event::{LogEvent, Severity};
 use queue::{LogLine, LogQueue, StderrEcho};
 use system::SystemLog;
-
-/// How urgent a line is, with its number in syslog(3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Severity {
-    /// Something has failed.
-    Error = 3,
-    /// Something is not as it should be.
-    Warning = 4,
-    /// Something that an operator wants to know.
-    Info = 6,
-    /// Everything else.
-    Debug = 7,
-}
 
 /// How many bytes of lines wait for the thread that writes them; what is more is lost.
 const WAITING_MAX: usize = 1 << 20;
@@ -58,6 +47,8 @@ struct LogOutput {
     /// Where lines go; to stderr if there is none.
     place: Option<LogDestination>,
     stderr: StderrMode,
+    /// How lines look on stderr and in a file.
+    format: LogFormat,
     /// Lines that could not be written.
     lost: u64,
 }
@@ -76,8 +67,8 @@ enum StderrMode {
     Told,
     /// It is left to errors that end the process.
     Quiet,
-    /// It leads to the file.
-    File,
+    /// It leads to the same place.
+    SamePlace,
 }
 
 /// A log file that cannot be written.
@@ -100,36 +91,47 @@ pub enum LogFileError {
 impl Log {
     /// On stderr.
     pub fn on_stderr() -> Self {
-        Self::new(None, StderrMode::Told)
+        Self::new(None, StderrMode::Told, LogFormat::Text)
     }
 
-    fn new(place: Option<LogDestination>, stderr: StderrMode) -> Self {
-        let outlet = Arc::new(Mutex::new(LogOutput { place, stderr, lost: 0 }));
+    fn new(place: Option<LogDestination>, stderr: StderrMode, format: LogFormat) -> Self {
+        let outlet = Arc::new(Mutex::new(LogOutput { place, stderr, format, lost: 0 }));
         Self { outlet, queue: Arc::new(LogQueue::new(WAITING_MAX)) }
     }
 
     /// The log that a plan asks for. Call it before the process goes to the background.
     pub fn open(plan: &Plan) -> Result<Self, LogFileError> {
         let file = plan.log_file.as_deref().map(LogDestination::open).transpose()?;
+        let format = plan.log_format.unwrap_or(LogFormat::Text);
         Ok(match (plan.daemonize, file) {
-            (Daemonize::Foreground, Some(file)) => Self::new(Some(file), StderrMode::Quiet),
-            (Daemonize::Foreground, None) => Self::on_stderr(),
+            (Daemonize::Foreground, Some(file)) => Self::new(Some(file), StderrMode::Quiet, format),
+            (Daemonize::Foreground, None) => {
+                // Whoever asks for lines of a form gets them where they are looked for.
+                let may_speak_itself = plan.log_format.is_none();
+                match may_speak_itself.then(SystemLog::behind_stderr).flatten() {
+                    Some(journal) => {
+                        let place = LogDestination::System(journal);
+                        Self::new(Some(place), StderrMode::SamePlace, format)
+                    }
+                    None => Self::new(None, StderrMode::Told, format),
+                }
+            }
             (Daemonize::Background, file) => {
                 let system = || SystemLog::connect().map(LogDestination::System);
-                Self::new(file.or_else(system), StderrMode::Told)
+                Self::new(file.or_else(system), StderrMode::Told, format)
             }
         })
     }
 
-    /// Writes a line, which ends in a newline; once there is a thread that writes, this waits for nothing.
-    pub fn write(&self, severity: Severity, line: &[u8]) {
-        self.take(LogLine { severity, kind: StderrEcho::Usual, text: line.to_vec() });
+    /// Writes a line; once there is a thread that writes, this waits for nothing.
+    pub fn write(&self, event: LogEvent) {
+        self.take(LogLine { event, kind: StderrEcho::Usual });
     }
 
     /// Writes a line that is said on stderr by other means, and ends the process: waits for it, and for all before it, but
     /// not for long.
-    pub fn write_beside_stderr(&self, severity: Severity, line: &[u8]) {
-        self.take(LogLine { severity, kind: StderrEcho::BesideStderr, text: line.to_vec() });
+    pub fn write_beside_stderr(&self, event: LogEvent) {
+        self.take(LogLine { event, kind: StderrEcho::BesideStderr });
         self.settle();
     }
 
@@ -182,7 +184,7 @@ impl Log {
         outlet.place = Some(LogDestination::open(&path)?);
         match outlet.stderr {
             StderrMode::Told | StderrMode::Quiet => {}
-            StderrMode::File => {
+            StderrMode::SamePlace => {
                 outlet
                     .leave_stderr()
                     .map_err(|source| LogFileError::Open { path: path.clone(), source })?;
@@ -204,37 +206,47 @@ impl Log {
 impl LogOutput {
     fn take(&mut self, line: &LogLine) {
         match line.kind {
-            StderrEcho::Usual => self.write(line.severity, &line.text),
-            StderrEcho::BesideStderr if self.place.is_some() && self.stderr != StderrMode::File => {
-                self.write_to_place(line.severity, &line.text);
+            StderrEcho::Usual => self.write(&line.event),
+            StderrEcho::BesideStderr
+                if self.place.is_some() && self.stderr != StderrMode::SamePlace =>
+            {
+                self.write_to_place(&line.event);
             }
             StderrEcho::BesideStderr => {}
         }
     }
 
-    fn write(&mut self, severity: Severity, line: &[u8]) {
+    fn write(&mut self, event: &LogEvent) {
         if self.place.is_some() && self.stderr == StderrMode::Told {
             // The line is in the log, whether anybody watches or not.
-            drop(io::stderr().lock().write_all(line));
+            drop(io::stderr().lock().write_all(event.line(self.format, false).as_bytes()));
         }
-        self.write_to_place(severity, line);
+        self.write_to_place(event);
     }
 
-    fn write_to_place(&mut self, severity: Severity, line: &[u8]) {
+    fn write_to_place(&mut self, event: &LogEvent) {
         if self.lost > 0 {
-            let told = format!(" WARN {} lines of the log were lost\n", self.lost);
-            if self.try_to_write(Severity::Warning, told.as_bytes()).is_ok() {
+            let told = LogEvent {
+                severity: Severity::Warning,
+                level: "warn",
+                part: "daemon",
+                time: event.time.clone(),
+                text: format!("{} lines of the log were lost", self.lost),
+            };
+            if self.try_to_write(&told).is_ok() {
                 self.lost = 0;
             }
         }
-        self.lost += u64::from(self.try_to_write(severity, line).is_err());
+        self.lost += u64::from(self.try_to_write(event).is_err());
     }
 
-    fn try_to_write(&mut self, severity: Severity, line: &[u8]) -> io::Result<()> {
+    fn try_to_write(&mut self, event: &LogEvent) -> io::Result<()> {
+        let is_file = matches!(self.place, Some(LogDestination::File { .. }));
+        let line = event.line(self.format, is_file);
         match &mut self.place {
-            None => io::stderr().lock().write_all(line),
-            Some(LogDestination::File { file, .. }) => file.write_all(line),
-            Some(LogDestination::System(log)) => log.send(severity, line),
+            None => io::stderr().lock().write_all(line.as_bytes()),
+            Some(LogDestination::File { file, .. }) => file.write_all(line.as_bytes()),
+            Some(LogDestination::System(log)) => log.send(event),
         }
     }
 
@@ -244,7 +256,7 @@ impl LogOutput {
             Some(LogDestination::System(_)) => self.stderr = StderrMode::Quiet,
             Some(LogDestination::File { file, .. }) => {
                 rustix::stdio::dup2_stderr(file)?;
-                self.stderr = StderrMode::File;
+                self.stderr = StderrMode::SamePlace;
             }
         }
         Ok(())
@@ -283,7 +295,12 @@ mod tests {
 
     fn in_file(path: &Path) -> Log {
         let place = Some(LogDestination::open(path).unwrap());
-        Log::new(place, StderrMode::Quiet)
+        Log::new(place, StderrMode::Quiet, LogFormat::Text)
+    }
+
+    fn said(text: &str) -> LogEvent {
+        let (time, text) = ("now".to_owned(), text.to_owned());
+        LogEvent { severity: Severity::Info, level: "info", part: "daemon", time, text }
     }
 
     #[test]
@@ -292,17 +309,20 @@ mod tests {
         let (path, moved) = (dir.path().join("log"), dir.path().join("log.1"));
         std::fs::write(&path, "before\n").unwrap();
         let log = in_file(&path);
-        log.write(Severity::Info, b"one\n");
+        log.write(said("one"));
         std::fs::rename(&path, &moved).unwrap();
-        log.write(Severity::Info, b"two\n");
+        log.write(said("two"));
         assert_eq!(log.open_again().unwrap(), Some(path.clone()));
-        log.write_beside_stderr(Severity::Error, b"three\n");
-        assert_eq!(std::fs::read_to_string(&moved).unwrap(), "before\none\ntwo\n");
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "three\n");
+        log.write_beside_stderr(said("three"));
+        assert_eq!(
+            std::fs::read_to_string(&moved).unwrap(),
+            "before\nnow  INFO one\nnow  INFO two\n"
+        );
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "now  INFO three\n");
         // What was cut off by somebody who copied it goes on at its beginning.
         File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
-        log.write(Severity::Info, b"four\n");
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "four\n");
+        log.write(said("four"));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "now  INFO four\n");
     }
 
     #[test]
@@ -314,8 +334,8 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         let error = log.open_again().unwrap_err();
         assert!(error.to_string().ends_with("log: cannot open it"), "{error}");
-        log.write(Severity::Info, b"on\n");
-        assert_eq!(std::fs::read_to_string(&moved).unwrap(), "on\n");
+        log.write(said("on"));
+        assert_eq!(std::fs::read_to_string(&moved).unwrap(), "now  INFO on\n");
     }
 
     #[test]
@@ -325,12 +345,15 @@ mod tests {
         let log = in_file(&path);
         log.outlet().place = Some(LogDestination::open(Path::new("/dev/full")).unwrap());
         for _ in 0..3 {
-            log.write(Severity::Info, b"lost\n");
+            log.write(said("lost"));
         }
         log.outlet().place = Some(LogDestination::open(&path).unwrap());
-        log.write(Severity::Info, b"there\n");
-        log.write(Severity::Info, b"again\n");
+        log.write(said("there"));
+        log.write(said("again"));
         let found = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(found, " WARN 3 lines of the log were lost\nthere\nagain\n");
+        assert_eq!(
+            found,
+            "now  WARN 3 lines of the log were lost\nnow  INFO there\nnow  INFO again\n"
+        );
     }
 }

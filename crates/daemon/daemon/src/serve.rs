@@ -292,7 +292,10 @@ fn prepare_process(plan: &Plan, log: &Log) {
     }
     for source in &plan.config {
         if let Some(writers) = &source.writers {
-            tracing::warn!("config {}: {writers}, and so decide what is served", source.path.display());
+            tracing::warn!(
+                "config {}: {writers}, and so decide what is served",
+                source.path.display()
+            );
         }
     }
     if let Err(error) = host::raise_open_files_limit() {

@@ -15,6 +15,7 @@ mod filters;
 mod images;
 mod internal_snapshots;
 mod jobs;
+mod log;
 mod mirror;
 mod nbd;
 mod nodes;
@@ -115,7 +116,8 @@ pub(crate) const COMMANDS: &[Command] = {
         BlockDeviceInfo, BlockDirtyBitmapSha256, BlockExportInfo, BlockGraph, BlockInfo,
         BlockJobInfo, BlockStats, ChardevBackendInfo, ChardevInfo, ChardevReturn, CommandInfo,
         JobInfo, ObjectPropertyInfo, ObjectTypeInfo, QapiType, RingloomIothreadInfo,
-        RingloomPoolInfo, RingloomQueueInfo, SchemaInfo, SnapshotInfo, VersionInfo,
+        RingloomLogInfo, RingloomPoolInfo, RingloomQueueInfo, SchemaInfo, SnapshotInfo,
+        VersionInfo,
     };
     use Arguments::{Blockdev, Export, Keys as Table, None as Nothing, Object};
     use graph::DELAY_SET;
@@ -322,6 +324,7 @@ pub(crate) const COMMANDS: &[Command] = {
             Vec::<RingloomIothreadInfo>::describe,
             placement::iothreads,
         ),
+        asks("query-ringloom-log", Nothing, RingloomLogInfo::describe, log::query),
         asks("query-ringloom-pools", Nothing, Vec::<RingloomPoolInfo>::describe, placement::pools),
         asks(
             "query-ringloom-queues",
@@ -333,6 +336,7 @@ pub(crate) const COMMANDS: &[Command] = {
         changes("quit", Nothing, <()>::describe, queries::quit),
         changes("ringloom-delay-set", Table(&DELAY_SET), <()>::describe, nodes::set_delay),
         changes("ringloom-insert-filter", Table(&filters::INSERT), <()>::describe, filters::insert),
+        changes("ringloom-log-set", Table(&log::SET), <()>::describe, log::set),
         changes(
             "ringloom-move-queue",
             Table(&placement::MOVE_QUEUE),

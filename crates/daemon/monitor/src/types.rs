@@ -455,6 +455,19 @@ structure! {
         "note" note: Option<String>,
     }
 
+    /// What is logged (ringloom's own).
+    struct RingloomLogInfo {
+        "level" level: &'static str,
+        "parts" parts: Vec<RingloomLogPart>,
+    }
+
+    /// What a part of the program logs (ringloom's own).
+    struct RingloomLogPart {
+        "part" part: &'static str,
+        "level" level: &'static str,
+        "own" is_own: bool,
+    }
+
     /// What a new character device says (`ChardevReturn`).
     struct ChardevReturn {
         "pty" pty: Option<String>,

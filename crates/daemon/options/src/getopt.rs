@@ -45,6 +45,8 @@ pub(super) enum LongFormOption {
 pub(super) enum EitherFormOption {
     Pidfile,
     LogFile,
+    LogFormat,
+    LogLevel,
     Daemonize,
     Print,
     SocketMode,
@@ -142,6 +144,8 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
     known("--export", OptionKind::Step(LongFormOption::Export), ArgumentUse::Argument),
     known("--pidfile", OptionKind::Shared(EitherFormOption::Pidfile), ArgumentUse::Argument),
     known("--log-file", OptionKind::Shared(EitherFormOption::LogFile), ArgumentUse::Argument),
+    known("--log-format", OptionKind::Shared(EitherFormOption::LogFormat), ArgumentUse::Argument),
+    known("--log-level", OptionKind::Shared(EitherFormOption::LogLevel), ArgumentUse::Argument),
     known("--daemonize", OptionKind::Shared(EitherFormOption::Daemonize), ArgumentUse::Nothing),
     known("--print", OptionKind::Shared(EitherFormOption::Print), ArgumentUse::Argument),
     known("--socket-mode", OptionKind::Shared(EitherFormOption::SocketMode), ArgumentUse::Argument),

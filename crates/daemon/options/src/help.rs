@@ -145,6 +145,11 @@ Always:
   --pidfile PATH         write the process id here once everything is set up
   --log-file PATH        append the log to this file, with the time; default: stderr, with
                          --daemonize the host's journal or syslog. SIGHUP opens it anew
+  --log-format text|json how its lines look on stderr and in a file; json: an object a line
+  --log-level [PART=]LEVEL
+                         what is logged, error, warn, info, debug or trace, of all or of a part
+                         of the program, as exports or qcow2 (can be given several times);
+                         default: RINGLOOM_LOG, or info
   --gauges-fd N          write what iothreads, queues and disks do to this open descriptor, a line
                          of JSON each second
   --nbd-server addr.type=inet,addr.host=HOST,addr.port=PORT[,addr.ipv4=on|off][,addr.ipv6=on|off]
@@ -182,7 +187,7 @@ Always:
 SIGTERM and SIGINT finish the open requests, flush and leave; one that comes half a second later
 leaves at once. SIGHUP does so too, unless there is --daemonize or --log-file: there it opens the
 log file anew and has the sizes of all files looked at. SIGUSR1 logs what iothreads and queues do.
-RINGLOOM_LOG=error|warn|info|debug|trace sets what is logged; default: info.
+RINGLOOM_LOG=[PART=]LEVEL,… sets what is logged where --log-level does not; default: info.
 ";
 
 const EXAMPLES: &str = "\

@@ -15,6 +15,7 @@ mod getopt;
 mod help;
 mod image;
 mod line;
+mod log_settings;
 mod long;
 mod plan;
 mod references;
@@ -27,8 +28,10 @@ pub use config::{
 };
 pub use fault::{CommandLineError, CommandLineSyntaxError};
 pub use help::{help, version};
+pub use host::{LOG_PARTS, LogLevel, LogLevels, filter_by_log_levels};
 pub use image::image_node;
 pub use line::parse;
+pub use log_settings::{LevelError, LevelSetting, LogFormat};
 pub use long::restored;
 pub use plan::{
     Daemonize, HelpTopic, OldState, Plan, PlanStep, ServeCommand, SocketRights, TakeoverMode,

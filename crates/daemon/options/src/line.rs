@@ -13,6 +13,7 @@ use syntax::{ArgumentError, parse_flag, parse_number, parse_size};
 
 use super::fault::{CommandLineError, CommandLineSyntaxError};
 use super::getopt::{EitherFormOption, OptionKind, ParsedOption};
+use super::log_settings::{LevelSetting, LogFormat};
 use super::plan::{Daemonize, HelpTopic, OldState, Plan, PlanStep, ServeCommand, TakeoverMode};
 use super::{config, getopt, long, short};
 
@@ -129,6 +130,8 @@ impl CommonOptions {
             steps: Vec::new(),
             pidfile: None,
             log_file: None,
+            log_format: None,
+            log_levels: Vec::new(),
             daemonize: Daemonize::Foreground,
             takeover: TakeoverMode::Never,
             print: None,
@@ -147,8 +150,7 @@ impl CommonOptions {
             allowed: Vec::new(),
             config: Vec::new(),
         };
-        let mut shared =
-            Self { plan, prints_config: false, socket_mode: None, socket_group: None };
+        let mut shared = Self { plan, prints_config: false, socket_mode: None, socket_group: None };
         for word in words {
             if let OptionKind::Shared(name) = word.name {
                 shared.take(name, word)?;
@@ -169,6 +171,31 @@ impl CommonOptions {
         Ok(())
     }
 
+    fn print(&mut self, word: &ParsedOption) -> Result<(), CommandLineError> {
+        // A file that only prints itself is none to serve with.
+        self.prints_config = word.text()? == "config" && word.place.is_none();
+        if !self.prints_config {
+            self.plan.print = Some(print(word.text()?).map_err(|fault| word.wrong(fault))?);
+        }
+        Ok(())
+    }
+
+    fn add_log_level(&mut self, word: &ParsedOption) -> Result<(), CommandLineError> {
+        let setting = LevelSetting::parse(word.text()?);
+        let wrong = |error| word.wrong(ArgumentError::own(error));
+        self.plan.log_levels.push(setting.map_err(wrong)?);
+        Ok(())
+    }
+
+    fn socket_group(&mut self, word: &ParsedOption) -> Result<(), CommandLineError> {
+        let text = word.text()?;
+        if text.is_empty() {
+            return Err(word.wrong(ArgumentError::ExpectsAlone("a group")));
+        }
+        self.socket_group = Some(text.to_owned());
+        Ok(())
+    }
+
     fn take(
         &mut self,
         name: EitherFormOption,
@@ -182,25 +209,17 @@ impl CommonOptions {
         match name {
             EitherFormOption::Pidfile => self.plan.pidfile = Some(path("pidfile's path")?),
             EitherFormOption::LogFile => self.plan.log_file = Some(path("log file's path")?),
+            EitherFormOption::LogFormat => {
+                self.plan.log_format = Some(LogFormat::parse(word.text()?).map_err(wrong)?);
+            }
+            EitherFormOption::LogLevel => self.add_log_level(word)?,
             EitherFormOption::Daemonize => self.plan.daemonize = Daemonize::Background,
             EitherFormOption::Takeover => self.plan.takeover = TakeoverMode::WhereServed,
-            EitherFormOption::Print => {
-                // A file that only prints itself is none to serve with.
-                self.prints_config = word.text()? == "config" && word.place.is_none();
-                if !self.prints_config {
-                    self.plan.print = Some(print(word.text()?).map_err(wrong)?);
-                }
-            }
+            EitherFormOption::Print => self.print(word)?,
             EitherFormOption::SocketMode => {
                 self.socket_mode = Some(socket_mode(word.text()?).map_err(wrong)?);
             }
-            EitherFormOption::SocketGroup => {
-                let text = word.text()?;
-                if text.is_empty() {
-                    return Err(wrong(ArgumentError::ExpectsAlone("a group")));
-                }
-                self.socket_group = Some(text.to_owned());
-            }
+            EitherFormOption::SocketGroup => self.socket_group(word)?,
             EitherFormOption::NamedFiles => {
                 self.allow_named_files(&word.argument).map_err(wrong)?
             }

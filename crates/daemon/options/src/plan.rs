@@ -18,6 +18,7 @@ use nbd_server::{ListenGrant, NbdServerOptions};
 use sandbox::{AllowedDirectory, ConnectNeeds, SandboxMode, SandboxNeeds};
 
 use super::config::ConfigSource;
+use super::log_settings::{LevelSetting, LogFormat};
 
 /// What the command line asks for: serve, help or version.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +55,10 @@ pub struct Plan {
     pub pidfile: Option<PathBuf>,
     /// Where the log goes, if not to stderr, or in the background to the host's journal or syslog.
     pub log_file: Option<PathBuf>,
+    /// How its lines look, if that was said.
+    pub log_format: Option<LogFormat>,
+    /// How much it says, in the order given.
+    pub log_levels: Vec<LevelSetting>,
     /// Whether the process leaves the terminal.
     pub daemonize: Daemonize,
     /// Whether it may take the place of the process that serves its sockets.

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use super::Severity;
+use super::LogEvent;
 
 /// Whether a line goes to the log only, or is also said on stderr by other means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,9 +21,15 @@ pub(super) enum StderrEcho {
 /// A line of the log.
 #[derive(Debug)]
 pub(super) struct LogLine {
-    pub(super) severity: Severity,
+    pub(super) event: LogEvent,
     pub(super) kind: StderrEcho,
-    pub(super) text: Vec<u8>,
+}
+
+impl LogLine {
+    /// How much room it takes.
+    fn bytes(&self) -> usize {
+        self.event.text.len()
+    }
 }
 
 /// The log lines that wait for the writer thread.
@@ -63,10 +69,10 @@ impl LogQueue {
         if !state.is_open {
             return Some(line);
         }
-        if state.bytes + line.text.len() > self.bytes_max {
+        if state.bytes + line.bytes() > self.bytes_max {
             state.lost += 1;
         } else {
-            state.bytes += line.text.len();
+            state.bytes += line.bytes();
             state.lines.push_back(line);
             self.changed.notify_all();
         }
@@ -105,15 +111,15 @@ impl LogQueue {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Severity;
     use super::*;
     use std::sync::{Arc, mpsc};
 
     fn line(text: &str) -> LogLine {
-        LogLine {
-            severity: Severity::Info,
-            kind: StderrEcho::Usual,
-            text: text.as_bytes().to_vec(),
-        }
+        let (time, text) = (String::new(), text.to_owned());
+        let severity = Severity::Info;
+        let event = LogEvent { severity, level: "info", part: "daemon", time, text };
+        LogLine { event, kind: StderrEcho::Usual }
     }
 
     #[test]
@@ -126,7 +132,7 @@ mod tests {
         let serving = Arc::clone(&queue);
         std::thread::spawn(move || {
             serving.serve(|lines, lost| {
-                let texts: Vec<Vec<u8>> = lines.iter().map(|line| line.text.clone()).collect();
+                let texts: Vec<String> = lines.iter().map(|line| line.event.text.clone()).collect();
                 writes.send((texts.concat(), lost)).expect("the test listens");
                 let _goes_on = stuck.recv();
             });
@@ -134,13 +140,13 @@ mod tests {
         queue.open();
         let next = || written.recv_timeout(Duration::from_secs(60)).expect("the queue is served");
         assert!(queue.push(line("one")).is_none());
-        assert_eq!(next(), (b"one".to_vec(), 0));
+        assert_eq!(next(), ("one".to_owned(), 0));
         for text in ["two", "three", "four", "five"] {
             assert!(queue.push(line(text)).is_none());
         }
         assert!(!queue.wait_until_empty(Duration::from_millis(1)), "a line is stuck");
         goes_on.send(()).expect("the queue is served");
-        assert_eq!(next(), (b"twothree".to_vec(), 2));
+        assert_eq!(next(), ("twothree".to_owned(), 2));
         drop(goes_on);
         assert!(queue.wait_until_empty(Duration::from_secs(60)));
     }

@@ -8,6 +8,7 @@ use syntax::Keys;
 use crate::getopt::{
     EitherFormOption, LongFormOption, OPTIONS, OptionKind, OptionSpec, ShortFormOption,
 };
+use crate::log_settings::LogFormat;
 
 /// The key of the image of the short form, which has no option on a line.
 pub(super) const IMAGE: &str = "image";
@@ -120,7 +121,10 @@ pub fn descriptions() -> impl Iterator<Item = OptionDescription> {
             OptionKind::Config => ValueForm::Several(&ValueForm::File),
             OptionKind::Help | OptionKind::Version => ValueForm::Flag,
             OptionKind::Shared(EitherFormOption::StateReset) => ValueForm::Flag,
-            name => form(name),
+            name @ (OptionKind::Step(_)
+            | OptionKind::Shared(_)
+            | OptionKind::Short(_)
+            | OptionKind::Later) => form(name),
         },
     })
 }
@@ -165,6 +169,8 @@ fn of_either(name: EitherFormOption) -> ValueForm {
         EitherFormOption::Pidfile | EitherFormOption::LogFile | EitherFormOption::State => {
             ValueForm::File
         }
+        EitherFormOption::LogFormat => ValueForm::Word(LogFormat::NAMES),
+        EitherFormOption::LogLevel => ValueForm::Several(&ValueForm::Text),
         EitherFormOption::Daemonize | EitherFormOption::Takeover => ValueForm::Flag,
         EitherFormOption::Print => ValueForm::Word(PRINT),
         EitherFormOption::SocketMode => ValueForm::Text,

@@ -8,10 +8,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::OFlags;
+use serde_json::{Value, json};
 use testkit::client::{Client, Shape};
 use testkit::deadline::poll_until;
 use testkit::image;
-use testkit::process::{Bench, Daemon, Program, STOP_LIMIT, Signal};
+use testkit::process::{Bench, Daemon, Program, STOP_LIMIT, Server, Signal};
 use testkit::report::skipped;
 
 use super::{REFUSAL_LIMIT, use_disk};
@@ -344,6 +345,137 @@ fn a_host_without_journal_and_syslog_is_told_of_before_the_log_is_lost() {
     with(&ringloom(), |_| {
         let (_, said) = serve_on(&Bench::new()?)?;
         ensure!(said.contains("no journal and no syslog") && said.contains("--log-file"), "{said}");
+        Ok(())
+    });
+}
+
+/// Lines for programs, as much as each part is asked for, at the start and at run time.
+#[test]
+fn a_log_of_json_says_as_much_as_its_parts_are_asked_for() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let socket = bench.path("e0.sock");
+        let export = format!(
+            "vhost-user-blk,id=e0,node-name=n,addr.type=unix,addr.path={}",
+            socket.display()
+        );
+        let node = "null-co,node-name=n,size=1048576";
+        let mut line: Vec<String> =
+            ["--blockdev", node, "--export", &export].map(str::to_owned).into();
+        line.extend(["--log-format=json", "--log-level=warn"].map(str::to_owned));
+        line.extend(["--log-level=exports=info", "--log-level=monitor=info"].map(str::to_owned));
+        line.extend(crate::control::monitor(&bench));
+        let monitor = crate::control::monitor_socket(&bench);
+        let mut server = program.start(&line, &[socket.clone(), monitor.clone()])?;
+        let visit = || Client::connect(&socket, Shape::small())?.read(0, 4096, 0).map(drop);
+        let has_left =
+            |times: usize| move |log: &str| log.matches("the client has left").count() >= times;
+        let wait = |server: &Server, what: &str, is_there: &dyn Fn(&str) -> bool| {
+            poll_until(what, STOP_LIMIT, || Ok(is_there(&server.log()).then_some(())))
+        };
+        visit()?;
+        wait(&server, "the client to be told of", &has_left(1))?;
+        let mut qmp = testkit::qmp::QmpClient::connect(&monitor)?;
+        let set = |qmp: &mut testkit::qmp::QmpClient, arguments| {
+            qmp.execute("ringloom-log-set", &arguments).map(drop)
+        };
+        let found = qmp.execute("query-ringloom-log", &json!({}))?;
+        ensure!(found["level"] == "warn", "{found}");
+        let level = |found: &Value, part: &str| {
+            let parts = found["parts"].as_array().cloned().unwrap_or_default();
+            parts.into_iter().find(|it| it["part"] == part)
+        };
+        let own = json!({"part": "exports", "level": "info", "own": true});
+        ensure!(level(&found, "exports") == Some(own), "{found}");
+        // Less of one part, more of another.
+        set(&mut qmp, json!({"part": "exports", "level": "error"}))?;
+        visit()?;
+        set(&mut qmp, json!({"level": "debug"}))?;
+        visit()?;
+        wait(&server, "a part that is not asked for", &|log| {
+            log.contains("\"part\":\"vhost_user\"")
+        })?;
+        set(&mut qmp, json!({"part": "exports"}))?;
+        let found = qmp.execute("query-ringloom-log", &json!({}))?;
+        let common = json!({"part": "exports", "level": "debug", "own": false});
+        ensure!(level(&found, "exports") == Some(common), "{found}");
+        visit()?;
+        wait(&server, "the client to be told of again", &has_left(2))?;
+        let (_, desc) =
+            qmp.refused("ringloom-log-set", &json!({"part": "exprts", "level": "debug"}))?;
+        ensure!(desc.contains("did you mean 'exports'?"), "{desc}");
+        let (_, desc) = qmp.refused("ringloom-log-set", &json!({}))?;
+        ensure!(desc.contains("'level' is missing"), "{desc}");
+        let status = server.terminate()?;
+        ensure!(status.success(), "{status}: {}", server.log());
+        let log = server.log();
+        ensure!(log.matches("the client has left").count() == 2, "{log}");
+        for line in log.lines() {
+            let said: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+            let is_there = |key: &str| said[key].is_string();
+            ensure!(["time", "level", "part", "message"].into_iter().all(is_there), "{line}");
+            if line.contains("the client has left") {
+                let found = (&said["export"], &said["level"], &said["part"]);
+                ensure!(found == (&json!("e0"), &json!("info"), &json!("exports")), "{line}");
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_level_or_part_that_is_none_is_refused_by_name() {
+    let bench = Bench::new().expect("a directory");
+    for (option, said) in [
+        ("--log-level=loud", "'loud' is not a level (error, warn, info, debug, trace)"),
+        (
+            "--log-level=qcow=debug",
+            "no part of the program is called 'qcow'; did you mean 'qcow2'?",
+        ),
+        ("--log-format=xml", "expects 'text' or 'json'"),
+    ] {
+        let program = ringloom().in_directory(bench.path(""));
+        let line = [option.to_owned(), "--blockdev=null-co,node-name=n".to_owned()];
+        let exit = program.refusal(&line, REFUSAL_LIMIT).expect("it ends");
+        assert!(exit.status.code() == Some(1) && exit.stderr.contains(said), "{exit:?}");
+    }
+}
+
+/// What systemd does for a service: stderr leads to the journal, and a variable says so.
+#[test]
+fn a_journal_behind_stderr_gets_lines_with_their_fields() {
+    if !is_root() {
+        skipped("another /run needs root");
+        return;
+    }
+    with(&ringloom(), |_| {
+        let bench = Bench::new()?;
+        std::fs::create_dir_all(bench.path("run/systemd/journal")).context("make a directory")?;
+        let place = bench.path("run/systemd/journal/socket");
+        let listener = UnixDatagram::bind(place).context("listen for the log")?;
+        let script = "mount --bind \"$PLACE/run\" /run && exec 2>\"$PLACE/stderr\" && \
+                      JOURNAL_STREAM=$(stat -c %d:%i \"$PLACE/stderr\") exec \"$0\" serve \"$@\"";
+        let words = ["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_ringloom")];
+        let program = Program::named("ringloom", "unshare", &words);
+        let program = program.with_variable("PLACE", &bench.text(""));
+        let socket = bench.path("e0.sock");
+        let export = format!(
+            "vhost-user-blk,id=e0,node-name=n,addr.type=unix,addr.path={}",
+            socket.display()
+        );
+        let line = ["--blockdev", "null-co,node-name=n,size=1048576", "--export", &export];
+        let mut server = program.start(&line.map(str::to_owned), std::slice::from_ref(&socket))?;
+        Client::connect(&socket, Shape::small())?.read(0, 4096, 0)?;
+        ensure!(server.terminate()?.success(), "it did not end in good order");
+        let heard = received(&listener)?;
+        let text = |it: &Vec<u8>| String::from_utf8_lossy(it).into_owned();
+        let left = heard.iter().map(text).find(|it| it.contains("the client has left"));
+        let left = left.with_context(|| format!("not said in {heard:?}"))?;
+        for field in ["PRIORITY=6\n", "\nRINGLOOM_EXPORT=e0\n", "\nRINGLOOM_PART=exports\n"] {
+            ensure!(left.contains(field), "{field:?} is not in {left:?}");
+        }
+        let stderr = std::fs::read_to_string(bench.path("stderr")).context("read stderr")?;
+        ensure!(stderr.is_empty(), "said twice: {stderr}");
         Ok(())
     });
 }
