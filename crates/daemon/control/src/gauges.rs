@@ -86,6 +86,8 @@ struct DiskPlacement<'a> {
     iothreads: Option<usize>,
     gain_max: Option<f64>,
     trying: bool,
+    tries: Option<usize>,
+    gain_predicted: Option<f64>,
     note: Option<&'a str>,
 }
 
@@ -139,13 +141,15 @@ fn placement<'a>(
     (pool, exports): &'a (&PlacedPool, Vec<PoolExport>),
     export: &str,
 ) -> Option<DiskPlacement<'a>> {
-    let PoolExport { iothreads, gain_max, is_trying, note, .. } =
+    let PoolExport { iothreads, gain_max, is_trying, trial, note, .. } =
         exports.iter().find(|it| it.name == export)?;
     Some(DiskPlacement {
         pool: pool.pool().name(),
         iothreads: *iothreads,
         gain_max: *gain_max,
         trying: *is_trying,
+        tries: trial.map(|(iothreads, _)| iothreads),
+        gain_predicted: trial.map(|(_, gain)| gain),
         note: note.as_deref(),
     })
 }

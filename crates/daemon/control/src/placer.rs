@@ -71,6 +71,8 @@ pub(crate) struct PoolExport {
     pub(crate) gain_max: Option<f64>,
     /// Whether its queues go to and fro now.
     pub(crate) is_trying: bool,
+    /// On how many iothreads that is tried, and what it is expected to change, as a share.
+    pub(crate) trial: Option<(usize, f64)>,
     /// What was said of its placement last.
     pub(crate) note: Option<Arc<str>>,
 }
@@ -119,6 +121,7 @@ impl PlacedPool {
             iothreads: None,
             gain_max: None,
             is_trying: false,
+            trial: None,
             note: None,
         });
         drop(exports);
@@ -258,6 +261,7 @@ impl PlacerThread {
             export.iothreads = self.placer.iothreads_of(export.disk);
             export.gain_max = self.placer.gain_max_of(export.disk);
             export.is_trying = self.placer.is_trying(export.disk);
+            export.trial = self.placer.trial_of(export.disk);
         }
     }
 

@@ -33,6 +33,8 @@ pub struct PoolExportReport {
     pub gain_max: Option<f64>,
     /// Whether its queues go to and fro now.
     pub is_trying: bool,
+    /// On how many iothreads it is tried, and what that is expected to change, as a share.
+    pub trial: Option<(usize, f64)>,
     /// What was said of its placement last, and why: what was kept, refused, or is in the way.
     pub note: Option<Arc<str>>,
 }
@@ -41,8 +43,8 @@ impl DaemonState {
     /// All pools that serve an export, or have served one.
     pub fn pool_reports(&self) -> Vec<PoolReport> {
         let export = |it: PoolExport| {
-            let PoolExport { name, iothreads, gain_max, is_trying, note, .. } = it;
-            PoolExportReport { name, iothreads, gain_max, is_trying, note }
+            let PoolExport { name, iothreads, gain_max, is_trying, trial, note, .. } = it;
+            PoolExportReport { name, iothreads, gain_max, is_trying, trial, note }
         };
         let report = |placed: &crate::placer::PlacedPool| {
             let pool = placed.pool();

@@ -452,6 +452,8 @@ structure! {
         "iothreads" iothreads: Option<u64>,
         "gain-max" gain_max: Option<f64>,
         "trying" is_trying: bool,
+        "tries" tries: Option<u64>,
+        "gain-predicted" gain_predicted: Option<f64>,
         "note" note: Option<String>,
     }
 

@@ -99,9 +99,14 @@ impl App {
         troubles(fleet, at, self.interval)
     }
 
+    /// The table of a view, for whoever knows what is wrong.
+    pub(crate) fn table_with(&self, view: View, now: Duration, troubles: &[Trouble]) -> Table {
+        table(view, self.shown(now).0, troubles, &self.wanted)
+    }
+
     /// The table of a view.
     pub(crate) fn table(&self, view: View, now: Duration) -> Table {
-        table(view, self.shown(now).0, &self.troubles(now), &self.wanted)
+        self.table_with(view, now, &self.troubles(now))
     }
 
     /// Has the chosen row stay the same; gives its place.

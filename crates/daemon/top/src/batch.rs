@@ -168,8 +168,8 @@ t0        1   1.0k  30%   25%   12%    62%       -
 JOB         TYPE    STATUS   DONE    OF        RATE        LEFT   LIMIT  ERROR
 backup-vm1  backup  running  2.0M  100M  2%  1.0M/s  1 min 38 s  1.0G/s  -
 
-EXPORT  POOL  MODE  ON  MAX  MORE BRING  NOW    WHAT WAS FOUND LAST
-vm1     p     auto   2    4      ≤ +20%  tries  2 iothreads (was 1): +90 %
+EXPORT  POOL  MODE  ON  MAX  MORE BRING  NOW             WHAT WAS FOUND LAST
+vm1     p     auto   2    4      ≤ +20%  tries 3: +18%?  2 iothreads (was 1): +90 %
 ";
         let found = text(&fleet(&["vm"], 2), &[], &wanted());
         assert_eq!(found, expected, "{found}");

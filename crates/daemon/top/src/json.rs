@@ -124,7 +124,8 @@ fn pool(pool: &Pool) -> Value {
     let of = |it: &Placement| {
         json!({
             "export": it.export, "iothreads": it.iothreads, "gain-max": it.gain_max,
-            "trying": it.trying, "note": it.note,
+            "trying": it.trying, "tries": it.tries, "gain-predicted": it.gain_predicted,
+            "note": it.note,
         })
     };
     json!({

@@ -16,7 +16,21 @@ pub(crate) fn labels<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Vec<Strin
         [] => parts.last().cloned().unwrap_or_default(),
         own => own.join("/"),
     };
-    all.iter().map(label).collect()
+    without_same_end(all.iter().map(label).collect())
+}
+
+/// Without what the last parts of all end with, from a sign on: of `vm1-qmp.sock` and `vm2-qmp.sock` that is `vm1` and `vm2`.
+fn without_same_end(labels: Vec<String>) -> Vec<String> {
+    let [first, others @ ..] = labels.as_slice() else { return labels };
+    let is_end = |end: &str| !others.is_empty() && labels.iter().all(|it| it.ends_with(end));
+    let is_begin = |(place, it): &(usize, char)| !it.is_alphanumeric() && *it != '/' && *place > 0;
+    let ends = first.char_indices().filter(is_begin).map(|(place, _)| &first[place..]);
+    let Some(end) = ends.into_iter().find(|it| is_end(it)).map(str::to_owned) else {
+        return labels;
+    };
+    let cut = |it: &String| it.strip_suffix(&end).unwrap_or(it).to_owned();
+    let short: Vec<String> = labels.iter().map(cut).collect();
+    if short.iter().any(String::is_empty) { labels } else { short }
 }
 
 fn parts(path: &Path) -> Vec<String> {
@@ -36,7 +50,9 @@ mod tests {
     #[test]
     fn daemons_are_named_by_what_differs() {
         check(&["/run/vm1/qmp.sock", "/run/vm2/qmp.sock"], &["vm1", "vm2"]);
-        check(&["/run/a.sock", "/run/b.sock"], &["a.sock", "b.sock"]);
+        check(&["/run/a.sock", "/run/b.sock"], &["a", "b"]);
+        check(&["/run/vm1-qmp.sock", "/run/vm2-qmp.sock"], &["vm1", "vm2"]);
+        check(&["/run/top-qmp.sock", "/run/qmp.sock"], &["top-qmp", "qmp"]);
         check(&["/run/a/x/s", "/run/b/y/s"], &["a/x", "b/y"]);
         check(&["/run/qmp.sock"], &["qmp.sock"]);
         check(&["/run/s", "/run/a/s"], &["s", "a"]);

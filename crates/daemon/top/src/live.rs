@@ -26,8 +26,8 @@ use crate::terminal::Screen;
 use crate::views::Wanted;
 use crate::watcher::{Order, watch};
 
-/// News are drawn together that come within this time.
-const FRAME: Duration = Duration::from_millis(200);
+/// News are drawn together that come within a quarter of an interval, and these times.
+const FRAME: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
 /// Without news it is drawn so often, for the ages that are shown.
 const IDLE: Duration = Duration::from_secs(1);
 /// How often new daemons are looked for.
@@ -120,7 +120,8 @@ impl Live {
         self.draw()?;
         let (mut drawn, mut is_new) = (clock::now(), false);
         loop {
-            let wait = if is_new { FRAME } else { IDLE };
+            let frame = (self.app.interval / 4).clamp(FRAME[0], FRAME[1]);
+            let wait = if is_new { frame } else { IDLE };
             let end = drawn + wait;
             let is_urgent = match received.recv_timeout(end.saturating_duration_since(clock::now()))
             {
@@ -140,7 +141,7 @@ impl Live {
             if clock::now() >= self.rescan {
                 self.look_for_daemons()?;
             }
-            if is_urgent || clock::now() >= drawn + FRAME {
+            if is_urgent || clock::now() >= drawn + frame {
                 self.draw()?;
                 (drawn, is_new) = (clock::now(), false);
             }

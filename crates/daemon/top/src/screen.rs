@@ -45,11 +45,11 @@ pub(crate) fn draw(frame: &mut Frame<'_>, app: &mut App, now: Duration, theme: T
         return help::draw(frame, area, theme);
     }
     let troubles = app.troubles(now);
-    let table = app.table(app.view, now);
+    let table = app.table_with(app.view, now, &troubles);
     let (top, below) = header::draw(frame, area, app, &troubles, (now, theme));
     let (footer, middle) = split_last(rows_from(area, top + below));
     let main = match area.height >= PANELS_FROM {
-        true => panels::draw(frame, middle, app, (now, theme), table.rows.len()),
+        true => panels::draw(frame, middle, app, (now, theme), (&troubles, table.rows.len())),
         false => middle,
     };
     draw_main(frame, main, app, &table, theme);

@@ -99,6 +99,9 @@ pub(crate) struct Placement {
     pub(crate) iothreads: Option<u64>,
     pub(crate) gain_max: Option<f64>,
     pub(crate) trying: bool,
+    /// On how many iothreads.
+    pub(crate) tries: Option<u64>,
+    pub(crate) gain_predicted: Option<f64>,
     pub(crate) note: Option<String>,
 }
 

@@ -80,6 +80,13 @@ impl Placer {
         self.pool.disks.get(&disk).is_some_and(|it| it.search.trial.is_some())
     }
 
+    /// What is being tried with a disk now: on how many iothreads, and what that is expected to change, as a share; for the
+    /// table of a pool.
+    pub fn trial_of(&self, disk: DiskId) -> Option<(usize, f64)> {
+        let comparison = &self.pool.disks.get(&disk)?.search.trial.as_ref()?.comparison;
+        Some((comparison.new_threads.len(), comparison.predicted))
+    }
+
     /// What to do now. `now` is the time since any moment that stays the same, and never goes back; the snapshot was
     /// taken then. The caller carries out the orders before it takes the next snapshot.
     pub fn decide(&mut self, snapshot: Snapshot, now: Duration) -> Decision {

@@ -177,6 +177,8 @@ pub(super) fn pools(context: &mut CommandContext<'_>, _: OptionFields) -> Result
                 iothreads: export.iothreads.map(|count| count as u64),
                 gain_max: export.gain_max,
                 is_trying: export.is_trying,
+                tries: export.trial.map(|(iothreads, _)| iothreads as u64),
+                gain_predicted: export.trial.map(|(_, gain)| gain),
                 note: export.note.map(|it| it.to_string()),
             })
             .collect(),

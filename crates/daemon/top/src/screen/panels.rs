@@ -9,6 +9,7 @@ use ratatui::text::Line;
 use super::theme::{Theme, Tone};
 use super::{tables, write};
 use crate::app::App;
+use crate::troubles::Trouble;
 use crate::views::{Table, View};
 
 /// From this width on panels are beside each other.
@@ -26,12 +27,12 @@ pub(super) fn draw(
     area: Rect,
     app: &App,
     (now, theme): (Duration, Theme),
-    rows: usize,
+    (troubles, rows): (&[Trouble], usize),
 ) -> Rect {
     let tables: Vec<(View, Table)> = [View::Iothreads, View::Jobs, View::Placement]
         .into_iter()
         .filter(|view| *view != app.view)
-        .map(|view| (view, app.table(view, now)))
+        .map(|view| (view, app.table_with(view, now, troubles)))
         .filter(|(_, table)| !table.rows.is_empty())
         .collect();
     let wanted =

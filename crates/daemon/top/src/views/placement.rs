@@ -13,7 +13,7 @@ const COLUMNS: [Column; 8] = [
     number("ON", 0),
     number("MAX", 1),
     number("MORE BRING", 0),
-    column("NOW", Side::Left, 0, 8),
+    column("NOW", Side::Left, 0, 16),
     column("WHAT WAS FOUND LAST", Side::Left, 0, 80),
 ];
 
@@ -56,7 +56,17 @@ fn cells(pool: &Pool, placement: &Placement) -> Vec<String> {
         placement.iothreads.map_or_else(nothing, |it| it.to_string()),
         pool.max.to_string(),
         placement.gain_max.map_or_else(nothing, more),
-        if placement.trying { "tries" } else { "rests" }.to_owned(),
+        doing(placement),
         placement.note.clone().unwrap_or_else(nothing),
     ]
+}
+
+/// What is tried now, and what is hoped for.
+fn doing(placement: &Placement) -> String {
+    match (placement.trying, placement.tries, placement.gain_predicted) {
+        (false, ..) => "rests".to_owned(),
+        (true, Some(count), Some(gain)) => format!("tries {count}: {:+.0}%?", gain * 100.0),
+        (true, Some(count), None) => format!("tries {count}"),
+        (true, None, _) => "tries".to_owned(),
+    }
 }

@@ -49,6 +49,8 @@ pub(crate) fn snapshot(second: u64) -> Snapshot {
                 iothreads: Some(2),
                 gain_max: Some(0.2),
                 trying: true,
+                tries: Some(3),
+                gain_predicted: Some(0.18),
                 note: Some("2 iothreads (was 1): +90 %".to_owned()),
             }],
         }],
@@ -164,7 +166,7 @@ fn placement_shows_what_is_tried_and_why() {
         100,
         &[
             "EXPORT | POOL | MODE | ON | MAX | MORE BRING | NOW | WHAT WAS FOUND LAST",
-            "vm1 | p | auto | 2 | 4 | ≤ +20% | tries | 2 iothreads (was 1): +90 %",
+            "vm1 | p | auto | 2 | 4 | ≤ +20% | tries 3: +18%? | 2 iothreads (was 1): +90 %",
         ],
     );
 }

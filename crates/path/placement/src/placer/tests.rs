@@ -210,6 +210,9 @@ fn no_cpu_that_is_free_is_no_reason_to_jump_and_said_once() {
         rig.pass(Duration::from_millis(50));
     }
     assert!(rig.placer.is_trying(DiskId(7)), "a proper trial, not a quick step");
+    let (iothreads, predicted) = rig.placer.trial_of(DiskId(7)).expect("a trial");
+    assert!(iothreads > 1 && predicted > 0.0, "{iothreads}, {predicted}");
+    assert_eq!(rig.placer.trial_of(DiskId(8)), None);
     assert_eq!(rig.placer.iothreads_of(DiskId(7)), Some(1));
     assert_eq!(rig.hints, 1);
 }

@@ -5,6 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use anyhow::{Result, ensure};
 use testkit::deadline::poll_until;
 use testkit::process::{Bench, Signal};
+use testkit::qmp::QmpClient;
 
 use super::terminal::Terminal;
 use super::{LIMIT, command, quick, serve};
@@ -60,11 +61,14 @@ fn the_terminal_is_given_back_whatever_ends_it() {
 }
 
 #[test]
-fn a_daemon_that_is_gone_is_told_and_comes_back() {
+fn a_daemon_that_comes_later_is_found_and_one_that_is_gone_is_told_until_it_comes_back() {
     with(&ringloom(), |_| {
         let bench = Bench::new()?;
+        // A pattern also has those that come later.
+        let mut top = Terminal::start(&command(&bench, "-i 0.2 q*.sock"), (80, 24))?;
+        top.wait_for_text("no socket is called q*.sock")?;
         let mut server = serve(&bench)?;
-        let mut top = start(&bench)?;
+        top.wait_for_text("no client")?;
         server.kill()?;
         let shown = top.wait_for_text("!! daemon qmp.sock: gone for")?;
         ensure!(shown.contains("1 BAD") && !shown.contains("no client"), "{shown}");
@@ -77,6 +81,21 @@ fn a_daemon_that_is_gone_is_told_and_comes_back() {
         top.press("q")?;
         ensure!(top.wait()?.success(), "q is no failure");
         top.check_given_back()
+    });
+}
+
+#[test]
+fn a_monitor_that_serves_another_client_is_waited_for_aloud() {
+    with(&ringloom(), |_| {
+        let bench = Bench::new()?;
+        let server = serve(&bench)?;
+        let other = QmpClient::connect(&monitor_socket(&bench))?;
+        let mut top =
+            Terminal::start(&command(&bench, &quick(&monitor_socket(&bench))), (120, 24))?;
+        top.wait_for_text("which may serve another client")?;
+        drop(other);
+        top.wait_for_text("no client")?;
+        stop(server, &[&monitor_socket(&bench)]).map(drop)
     });
 }
 

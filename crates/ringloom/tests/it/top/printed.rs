@@ -4,6 +4,7 @@ use std::os::unix::net::UnixListener;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use testkit::client::{Client, Request, Segment, Shape};
 use testkit::image;
 use testkit::process::{Bench, Program};
 use testkit::qmp::QmpClient;
@@ -77,6 +78,33 @@ fn tables_and_lines(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
+/// Clients come and go, each with sums of its own: no rate is absurd, and nothing is counted twice.
+fn clients_come_back(bench: &Bench) -> Result<()> {
+    const REQUESTS: u64 = 2000;
+    const CLIENTS: u64 = 4;
+    let watching = command(bench, "--count 10 --json -i 0.2 top-qmp.sock").spawn()?;
+    let segments = || vec![Segment { offset: 0, length: 512 }];
+    for _ in 0..CLIENTS {
+        let mut client = Client::connect(&bench.path("vm1.sock"), Shape::small())?;
+        for _ in 0..REQUESTS {
+            client.execute(0, &Request::Read { offset: 0, segments: segments() })?;
+        }
+    }
+    let output = watching.wait_with_output()?;
+    let text = String::from_utf8(output.stdout)?;
+    let mut seen = 0.0;
+    for line in text.lines() {
+        let value: Value = serde_json::from_str(line)?;
+        for queue in value["daemons"][0]["queues"].as_array().into_iter().flatten() {
+            ensure!((0.0..1e6).contains(&number(queue, "iops")?), "{queue}");
+            seen += number(queue, "answered")?;
+        }
+    }
+    let all = CLIENTS * REQUESTS;
+    ensure!(text.lines().count() == 10 && seen <= f64::from(u32::try_from(all)?), "{seen}: {text}");
+    Ok(())
+}
+
 #[test]
 fn what_is_printed_is_what_the_daemon_counts() {
     with(&ringloom(), |_| {
@@ -86,9 +114,10 @@ fn what_is_printed_is_what_the_daemon_counts() {
             rates_are_those_of_the_daemon(&bench)?;
             tables_and_lines(&bench)
         })?;
+        clients_come_back(&bench)?;
         // Both daemons' monitors of a directory: those called so, and not the disks' sockets.
         let both = said(&bench, "--once -i 0.2 .")?;
-        ensure!(both.contains("DAEMON") && both.contains("top-qmp.sock  vm1"), "{both}");
+        ensure!(both.contains("DAEMON") && both.contains("top-qmp  vm1"), "{both}");
         stop(server, &[&monitor_socket(&bench)]).map(drop)
     });
 }
