@@ -79,6 +79,12 @@ pub(crate) const NEEDS: &[Need] = &[
         why: "another one beside it",
     },
     Need {
+        package: "prometheus",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["prometheus", "promtool"]),
+        why: "scrapes a daemon, and reads its metrics, alerts and dashboard",
+    },
+    Need {
         package: "xfsprogs",
         origin: Origin::Release,
         proof: Proof::Commands(&["mkfs.xfs"]),

@@ -41,6 +41,14 @@ impl RunningExport {
         }
     }
 
+    /// How many clients are connected.
+    pub fn clients(&self) -> usize {
+        match self {
+            Self::VhostUserBlk(export) => usize::from(export.has_client()),
+            Self::Nbd(export) => export.clients(),
+        }
+    }
+
     /// Makes the export stop, without waiting for it: no new client, those that are there are hung up on when their
     /// requests are over.
     pub fn begin_stop(&self) {

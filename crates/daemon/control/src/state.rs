@@ -45,6 +45,7 @@ use sandbox::Sandbox;
 
 use crate::placer::PlacedPool;
 use crate::running_export::RunningExport;
+use crate::served_disks::ServedDisks;
 use crate::state_file::StateFile;
 
 pub use activity::ActivityError;
@@ -107,6 +108,7 @@ pub struct DaemonState {
     clock: Arc<dyn Clock>,
     /// What the iothreads serve.
     sources: Arc<SourceRegistry>,
+    served_disks: Arc<ServedDisks>,
     /// For iothreads that start behind the fences.
     spare_rings: Arc<SpareRings>,
     sandbox: Option<Arc<Sandbox>>,
@@ -186,6 +188,7 @@ impl DaemonState {
             files: Arc::clone(files),
             clock: Arc::clone(clock),
             sources: Arc::default(),
+            served_disks: Arc::default(),
             spare_rings: Arc::default(),
             sandbox: sandbox.cloned(),
             descriptor_check: Arc::clone(descriptor_check),
@@ -251,8 +254,8 @@ impl DaemonState {
         let activity = self.graph.activity(&options.node_name)?;
         let node = self.graph.add_export(options.entry())?;
         let made = self.iothreads_of(options).and_then(|iothreads| {
-            let files = self.graph.files_below(&options.node_name);
-            let storage = storage_of(&files);
+            let files = self.graph.storage_files_below(&options.node_name);
+            let storage = storage_of(&files.all);
             let clock = Arc::clone(&self.clock);
             let (access, logical_block) =
                 (options.access(), config.map_or(LOGICAL_BLOCK_BYTES, |it| it.logical_block));
@@ -304,6 +307,8 @@ impl DaemonState {
     ) -> Result<(), BuildError> {
         let PreparedExport { options, disk, protocol } = prepared;
         let (id, names) = (disk.id.clone(), disk.iothreads().to_string());
+        self.sources.keep_sums(&id);
+        self.served_disks.enter(&disk);
         match (protocol, &options.kind, socket) {
             (PreparedProtocol::VhostUserBlk(offer), _, Some(socket)) => {
                 let path = socket.path().to_path_buf();
@@ -432,6 +437,16 @@ impl DaemonState {
     pub fn turner(&self) -> impl Fn() -> Vec<(String, mpsc::Receiver<()>)> + Send + 'static {
         let sources = Arc::clone(&self.sources);
         move || sources.turn_all()
+    }
+
+    /// What the iothreads serve, for whoever reads it on another thread.
+    pub fn source_registry(&self) -> &Arc<SourceRegistry> {
+        &self.sources
+    }
+
+    /// The disks that are served, for whoever looks at them on another thread.
+    pub fn served_disks(&self) -> &Arc<ServedDisks> {
+        &self.served_disks
     }
 
     /// Stops all exports, together. Iothreads and claims stay until this is dropped.

@@ -7,8 +7,10 @@
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use control::DaemonState;
+use block::{Clock, SystemClock};
+use control::{DaemonState, HealthWatch};
 use exports::{DescriptorCheck, InterruptibleWait, attach_lines};
 use host::{Pidfile, ReadinessPipe, chain_of};
 use monitor::Monitors;
@@ -19,6 +21,7 @@ use takeover::{PredecessorProcess, TakeoverOutcome};
 
 use crate::kept_state::State;
 use crate::log::Log;
+use crate::metrics_output::MetricsOutput;
 use crate::serve::ServeError;
 
 /// The last steps of a start: the fences, clients, monitors, and that it is told to be ready.
@@ -27,10 +30,21 @@ pub(crate) struct Finish<'a> {
     pub(crate) directory: &'a Path,
     pub(crate) sandbox: Option<&'a Arc<Sandbox>>,
     pub(crate) check: &'a DescriptorCheck,
+    /// When the process was started, since 1970.
+    pub(crate) started: Duration,
+}
+
+/// What there is besides what is served, at the end of a start.
+pub(crate) struct Finished {
+    pub(crate) pidfile: Option<Pidfile>,
+    pub(crate) monitors: Option<Monitors>,
+    pub(crate) metrics: Option<MetricsOutput>,
+    /// Watches queues and files; dropped, it ends.
+    pub(crate) health: Option<HealthWatch>,
 }
 
 impl Finish<'_> {
-    /// Pidfile and monitors, if there are such.
+    /// Pidfile, monitors and metrics, if there are such.
     pub(crate) fn run(
         &self,
         built: &mut DaemonState,
@@ -39,8 +53,8 @@ impl Finish<'_> {
         readiness: Option<ReadinessPipe>,
         log: &Log,
         wait: &mut dyn InterruptibleWait,
-    ) -> Result<(Option<Pidfile>, Option<Monitors>), ServeError> {
-        let Self { plan, directory, sandbox, check } = self;
+    ) -> Result<Finished, ServeError> {
+        let Self { plan, directory, sandbox, check, .. } = self;
         let failed = |action| move |source| ServeError::Process { action, source };
         let TakeoverOutcome { listening, predecessor } = taken;
         let guests = match predecessor {
@@ -55,6 +69,8 @@ impl Finish<'_> {
         let (chardevs, memory) = (&plan.chardevs, &plan.guest_memory);
         let opened = Monitors::open(chardevs, &plan.monitors, memory, *sandbox, wait);
         let mut monitors = guests.some_if_served(opened.map_err(ServeError::from))?;
+        let metrics = plan.metrics.as_ref().map(MetricsOutput::open).transpose();
+        let mut metrics = guests.some_if_served(metrics)?.flatten();
         built.allow_listening(plan.allow_listen.clone());
         built.allow_connecting(plan.connect_rights());
         if let Some(options) = &plan.nbd_server {
@@ -84,8 +100,28 @@ impl Finish<'_> {
         if let Some(monitors) = &mut monitors {
             guests.log_if_served(monitors.start(built).map_err(ServeError::from))?;
         }
+        let health = guests.some_if_served(self.watch(built))?;
+        if let (Some(metrics), Some(health)) = (&mut metrics, &health) {
+            let (found, fences) = (health.findings(), sandbox.map(|it| &**it));
+            let started = metrics.start(built, monitors.as_mut(), found, (self.started, fences));
+            guests.log_if_served(started)?;
+        }
         readiness.map_or(Ok(()), |readiness| guests.report_ready(readiness, log))?;
-        Ok((pidfile, monitors))
+        Ok(Finished { pidfile, monitors, metrics, health })
+    }
+
+    /// Watches queues and files from now on, on threads behind the fences.
+    fn watch(&self, built: &DaemonState) -> Result<HealthWatch, ServeError> {
+        let (sources, disks) =
+            (Arc::clone(built.source_registry()), Arc::clone(built.served_disks()));
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let start = || HealthWatch::start(sources, disks, clock);
+        let started = match self.sandbox {
+            Some(sandbox) => sandbox.inside(start).flatten(),
+            None => start(),
+        };
+        let action = "start its threads";
+        started.map_err(|source| ServeError::Process { action, source })
     }
 }
 

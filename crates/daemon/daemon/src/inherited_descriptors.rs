@@ -11,6 +11,7 @@ use std::os::fd::RawFd;
 use std::path::Path;
 
 use graph::{Blockdev, ServerAddress};
+use metrics::MetricsOptions;
 use monitor::{ChardevKind, ChardevOptions};
 use nbd_server::{ListenAddress, NbdServerOptions};
 
@@ -39,6 +40,7 @@ pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
         named_files: _,
         guest_memory: _,
         gauges,
+        metrics,
         socket_rights: _,
         chardevs,
         monitors: _,
@@ -55,7 +57,8 @@ pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
     let own = [pidfile, log_file, state].into_iter().filter_map(Option::as_deref);
     let paths = steps.iter().flat_map(paths_of).chain(chardevs.iter().flat_map(paths_of_chardev));
     let server = nbd_server.as_ref().and_then(NbdServerOptions::path);
-    let paths = paths.chain(own).chain(server);
+    let metrics = metrics.as_ref().and_then(MetricsOptions::path);
+    let paths = paths.chain(own).chain(server).chain(metrics);
     let variable = |name: &str| std::env::var(name).ok();
     let passed = passed(variable("LISTEN_PID"), variable("LISTEN_FDS"), std::process::id());
     let exports = plan.exports().filter_map(|export| export.vhost_user_blk()?.socket.descriptor);

@@ -11,6 +11,7 @@ mod gauges_output;
 mod inherited_descriptors;
 mod kept_state;
 mod log;
+mod metrics_output;
 mod serve;
 mod service_manager;
 mod signals;

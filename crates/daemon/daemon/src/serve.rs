@@ -25,7 +25,8 @@ use host::{
     DaemonizeError, DescriptorError, ForkResult, Pidfile, PidfileError, ReadinessPipe,
     StartOutcome, chain_of,
 };
-use kernel_io::{FileKind, FileTable};
+use kernel_io::FileTable;
+use metrics::MetricsError;
 use monitor::{ChardevError, DaemonFate, MonitorSetupError, Monitors};
 use nbd_server::ListenAddress;
 use options::{CommandLineError, Daemonize, Plan, PlanStep, TakeoverMode};
@@ -34,14 +35,15 @@ use takeover::{
     TakeoverError, TakeoverListener, TakeoverOutcome, TakeoverResult, answer, take_over,
 };
 
-use crate::finish::Finish;
+use crate::finish::{Finish, Finished};
 use crate::gauges_output::GaugesOutput;
 use crate::inherited_descriptors;
 use crate::kept_state::State;
 use crate::log::Log;
+use crate::metrics_output::{MetricsOutput, since_1970};
 use crate::service_manager::{service_manager, tell_end, tell_ready};
 use crate::signals::{MainDescriptors, MainEvent, SignalListener};
-use crate::uevents::UeventMonitor;
+use crate::uevents::{UeventMonitor, device_news};
 
 /// How long a new process waits for the storage of one file before the old one has been asked for anything.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
@@ -156,6 +158,9 @@ pub enum ServeError {
     /// Monitors cannot be set up.
     #[error(transparent)]
     Monitors(#[from] MonitorSetupError),
+    /// Metrics cannot be served.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
     /// A fence that was asked for cannot be put up.
     #[error("the sandbox cannot be closed")]
     Sandbox(#[source] SandboxError),
@@ -208,6 +213,7 @@ fn gauges_descriptor(plan: &Plan) -> Result<Option<OwnedFd>, ServeError> {
 /// Sets up what the plan asks for and serves it until a signal says stop.
 pub fn serve(mut plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
     let failed = |action| move |source| ServeError::Process { action, source };
+    let started = since_1970();
     let directory = std::env::current_dir().map_err(failed("find the current directory"))?;
     let readiness = match fork(&plan)? {
         ForkSide::Parent => return Ok(()),
@@ -243,26 +249,27 @@ pub fn serve(mut plan: Plan, log: &Arc<Log>) -> Result<(), ServeError> {
         Err(error) => return abandon(built, &files, &watch, error),
     };
     let news = device_news(&files);
-    let finish =
-        Finish { plan: &plan, directory: &directory, sandbox: sandbox.as_ref(), check: &check };
-    let (pidfile, mut monitors) =
-        match finish.run(&mut built, taken, state, readiness, log, &mut attention) {
-            Ok(finished) => finished,
-            // Clients that were taken over may have written.
-            Err(error) => return abandon(built, &files, &watch, error),
-        };
+    let (plan, fences) = (&plan, sandbox.as_ref());
+    let finish = Finish { plan, directory: &directory, sandbox: fences, check: &check, started };
+    let finished = finish.run(&mut built, taken, state, readiness, log, &mut attention);
+    let Finished { pidfile, mut monitors, metrics, health } = match finished {
+        Ok(finished) => finished,
+        // Clients that were taken over may have written.
+        Err(error) => return abandon(built, &files, &watch, error),
+    };
     let sources = EventSources {
         takeover_listener: takeover_listener.as_ref(),
         news: news.as_ref(),
         gauges,
         monitors: monitors.as_mut(),
+        metrics: metrics.as_ref(),
     };
     if let Some(manager) = &manager {
         tell_ready(manager, &built, sandbox.as_deref());
     }
     let reason = wait(&mut attention, log, sources, &mut built);
     // Nobody is answered any more.
-    drop(monitors);
+    drop((monitors, metrics, health));
     if let Some(manager) = &manager {
         tell_end(manager, reason.successor());
     }
@@ -415,6 +422,7 @@ struct EventSources<'a> {
     news: Option<&'a UeventMonitor>,
     gauges: Option<GaugesOutput>,
     monitors: Option<&'a mut Monitors>,
+    metrics: Option<&'a MetricsOutput>,
 }
 
 /// Serves until there is a reason to end.
@@ -430,11 +438,12 @@ fn wait(
     let mut review = None;
     let mut usage = UsageReport::since(SystemClock.now());
     loop {
-        let EventSources { takeover_listener, news, gauges, monitors } = &mut sources;
+        let EventSources { takeover_listener, news, gauges, monitors, metrics } = &mut sources;
         let descriptors = MainDescriptors {
             takeover_listener: *takeover_listener,
             news: *news,
             monitors: monitors.as_deref(),
+            metrics: *metrics,
         };
         match attention.wait(descriptors, gauges.as_ref().map(|it| it.due)) {
             MainEvent::End(name) => return EndReason::Signal(name),
@@ -451,6 +460,11 @@ fn wait(
                 let fate = monitors.as_mut().map(|monitors| monitors.serve(built));
                 if fate == Some(DaemonFate::Ends) {
                     return EndReason::Quit;
+                }
+            }
+            MainEvent::Metrics => {
+                if let Some(metrics) = metrics {
+                    metrics.answer(built, monitors.as_deref_mut());
                 }
             }
             MainEvent::News(news) => {
@@ -577,18 +591,4 @@ fn flush_remotes(
         }
     }
     result
-}
-
-/// Where to hear that a block device has changed, if there is one below. Without it sizes are looked at when a client
-/// comes or asks.
-fn device_news(files: &FileTable) -> Option<UeventMonitor> {
-    files.all().iter().find(|file| file.kind() == FileKind::BlockDevice)?;
-    let news = UeventMonitor::listen();
-    news.inspect_err(|error| {
-        tracing::info!(
-            "the kernel's news of devices cannot be heard, so a running guest is not told when a disk \
-             grows: {error}"
-        );
-    })
-    .ok()
 }

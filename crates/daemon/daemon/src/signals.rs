@@ -24,6 +24,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::{pipe, signal_name};
 use takeover::TakeoverListener;
 
+use crate::metrics_output::MetricsOutput;
 use crate::uevents::UeventMonitor;
 
 /// What mean nothing. SIGXFSZ comes with the error of a write beyond RLIMIT_FSIZE, which is told with its request.
@@ -41,6 +42,8 @@ pub(crate) enum MainEvent<'a> {
     News(&'a UeventMonitor),
     /// A monitor has something to be carried out.
     Monitors,
+    /// Whoever answers for metrics asks for what only the first thread knows.
+    Metrics,
     /// It is the time that was waited for.
     Due,
 }
@@ -51,6 +54,7 @@ pub(crate) struct MainDescriptors<'a> {
     pub(crate) takeover_listener: Option<&'a TakeoverListener>,
     pub(crate) news: Option<&'a UeventMonitor>,
     pub(crate) monitors: Option<&'a Monitors>,
+    pub(crate) metrics: Option<&'a MetricsOutput>,
 }
 
 /// The signals of the daemon, and what ends the first thread's wait.
@@ -145,7 +149,7 @@ impl SignalListener {
         descriptors: MainDescriptors<'a>,
         due: Option<Instant>,
     ) -> MainEvent<'a> {
-        let MainDescriptors { takeover_listener, news, monitors } = descriptors;
+        let MainDescriptors { takeover_listener, news, monitors, metrics } = descriptors;
         loop {
             let mut fds = vec![PollFd::new(&self.pipe, PollFlags::IN)];
             fds.extend(
@@ -154,6 +158,7 @@ impl SignalListener {
             );
             fds.extend(news.map(|news| PollFd::new(news, PollFlags::IN)));
             fds.extend(monitors.map(|monitors| PollFd::new(monitors, PollFlags::IN)));
+            fds.extend(metrics.map(|metrics| PollFd::new(metrics, PollFlags::IN)));
             let left = due.map(|due| due.saturating_duration_since(SystemClock.now()));
             let left = left.and_then(|left| rustix::event::Timespec::try_from(left).ok());
             match rustix::event::poll(&mut fds, left.as_ref()) {
@@ -164,6 +169,7 @@ impl SignalListener {
             let rung = takeover_listener.filter(|_| others.next() == Some(true));
             let told = news.filter(|_| others.next() == Some(true));
             let asked = monitors.filter(|_| others.next() == Some(true));
+            let scraped = metrics.filter(|_| others.next() == Some(true));
             self.listen();
             if let Some(signal) = self.heard.end {
                 return MainEvent::End(signal_name(signal).unwrap_or("a signal"));
@@ -184,6 +190,9 @@ impl SignalListener {
             }
             if asked.is_some() {
                 return MainEvent::Monitors;
+            }
+            if scraped.is_some() {
+                return MainEvent::Metrics;
             }
             if due.is_some_and(|due| due <= SystemClock.now()) {
                 return MainEvent::Due;

@@ -10,6 +10,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use kernel_io::{FileKind, FileTable};
 use rustix::io::Errno;
 use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
@@ -70,6 +71,20 @@ fn is_change(message: &[u8]) -> bool {
     let mut words = message.split(|byte| *byte == 0);
     words.next().is_some_and(|action| action.starts_with(b"change@"))
         && words.any(|word| word == b"SUBSYSTEM=block")
+}
+
+/// Where to hear that a block device has changed, if there is one below. Without it sizes are looked at when a client
+/// comes or asks.
+pub(crate) fn device_news(files: &FileTable) -> Option<UeventMonitor> {
+    files.all().iter().find(|file| file.kind() == FileKind::BlockDevice)?;
+    let news = UeventMonitor::listen();
+    news.inspect_err(|error| {
+        tracing::info!(
+            "the kernel's news of devices cannot be heard, so a running guest is not told when a disk \
+             grows: {error}"
+        );
+    })
+    .ok()
 }
 
 #[cfg(test)]

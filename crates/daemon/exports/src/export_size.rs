@@ -13,10 +13,11 @@
 //! Threads: the first one and that of the session. Neither waits for a front end here, and the first one for no file
 //! system: for disks without a block device it does nothing.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{ByteCount, Capacity, DiskSize, Node};
+use graph::StorageFiles;
 use kernel_io::{FileKind, OpenFile};
 use vhost_user::BackendChannel;
 
@@ -28,11 +29,22 @@ pub struct ExportSize {
     node: Arc<dyn Node>,
     logical_block: u32,
     /// The files below the node.
-    files: Mutex<Vec<Arc<OpenFile>>>,
+    files: Mutex<StorageFiles>,
     capacity: Arc<Capacity>,
     listener: Mutex<SizeListener>,
     /// Whether it was said that a file has been removed.
     is_removal_told: AtomicBool,
+    /// What was said last of a file that is not as large as its disk.
+    difference_told: AtomicI64,
+}
+
+/// What is found of storage by looking at it, without a request.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct StorageCondition {
+    /// Whether a file was removed or replaced.
+    pub is_removed: bool,
+    /// By how many bytes the file whose bytes the disk is has grown since it was measured, or shrunk.
+    pub size_difference: i64,
 }
 
 /// The present front end's channel, and the size that it was told.
@@ -49,7 +61,7 @@ impl ExportSize {
         export: &str,
         node: &Arc<dyn Node>,
         logical_block: u32,
-        files: Vec<Arc<OpenFile>>,
+        files: StorageFiles,
     ) -> Self {
         let size = whole_blocks(node.size(), logical_block);
         Self {
@@ -60,6 +72,7 @@ impl ExportSize {
             capacity: Arc::new(Capacity::new(size)),
             listener: Mutex::default(),
             is_removal_told: AtomicBool::new(false),
+            difference_told: AtomicI64::new(0),
         }
     }
 
@@ -69,7 +82,7 @@ impl ExportSize {
     }
 
     /// The node stands on these files from now on.
-    pub fn set_files(&self, files: Vec<Arc<OpenFile>>) {
+    pub fn set_files(&self, files: StorageFiles) {
         *self.files.lock().expect("no holder of this lock panics") = files;
     }
 
@@ -95,10 +108,10 @@ impl ExportSize {
 
     /// Says, once, that a file below has been removed: guests do not notice. Looked at when a client comes and leaves, and
     /// with the size. Blocks as far as a file system does.
-    pub(crate) fn warn_if_removed(&self) {
+    pub(crate) fn warn_if_removed(&self) -> bool {
         let removed =
             self.files().into_iter().find(|file| file.is_removed().is_ok_and(|removed| removed));
-        let Some(file) = removed else { return };
+        let Some(file) = removed else { return false };
         if !self.is_removal_told.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 "export {}: {} was removed or replaced; its client goes on with the old file, which is gone \
@@ -108,10 +121,48 @@ impl ExportSize {
                 file.link().display()
             );
         }
+        true
     }
 
     fn files(&self) -> Vec<Arc<OpenFile>> {
-        self.files.lock().expect("no holder of this lock panics").clone()
+        self.files.lock().expect("no holder of this lock panics").all.clone()
+    }
+
+    /// Looks at the files below, and says what is wrong with them; changes nothing. Blocks as far as a file system does.
+    pub fn examine(&self) -> StorageCondition {
+        let is_removed = self.warn_if_removed();
+        let whole = self.files.lock().expect("no holder of this lock panics").whole.clone();
+        let regular = whole.filter(|file| file.kind() == FileKind::Regular);
+        let size_difference = regular.map_or(0, |file| self.look_for_difference(&file));
+        StorageCondition { is_removed, size_difference }
+    }
+
+    /// By how much a file differs from the disk that it is; said whenever that changes.
+    fn look_for_difference(&self, file: &OpenFile) -> i64 {
+        let known = file.bytes();
+        let whole = |bytes| whole_blocks(DiskSize(ByteCount(bytes)), self.logical_block);
+        // Of a part of a file nothing is known here.
+        let Ok(now) = file.bytes_now() else { return 0 };
+        if whole(known) != self.capacity.get() {
+            return 0;
+        }
+        let difference = whole(now).0.0.cast_signed() - whole(known).0.0.cast_signed();
+        if self.difference_told.swap(difference, Ordering::Relaxed) == difference {
+            return difference;
+        }
+        let (export, path) = (&self.export, file.path().display());
+        match difference {
+            0 => tracing::info!("export {export}: {path} is as large as its disk again"),
+            1.. => tracing::warn!(
+                "export {export}: {path} has grown from {known} to {now} bytes, and its client has not been told: \
+                 block_resize does it (ringloom ctl resize), and SIGHUP to a daemon with --log-file or --daemonize"
+            ),
+            ..0 => tracing::warn!(
+                "export {export}: {path} has shrunk from {known} to {now} bytes below its disk: what was behind its end \
+                 is lost, and reads there fail"
+            ),
+        }
+        difference
     }
 
     /// There is another front end, which was told nothing.

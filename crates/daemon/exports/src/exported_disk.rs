@@ -9,9 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use block::{Access, Clock, Node, Rights};
-use graph::Activity;
+use graph::{Activity, StorageFiles};
 use iothread::{Iothread, IothreadPool};
-use kernel_io::OpenFile;
 
 use crate::activation::ExportClaim;
 use crate::export_size::ExportSize;
@@ -94,7 +93,7 @@ pub struct DiskParts {
     /// Whether the node is held from the start.
     pub activity: Activity,
     /// The files below the node.
-    pub files: Vec<Arc<OpenFile>>,
+    pub files: StorageFiles,
     /// Who serves the sources.
     pub iothreads: ServingIothreads,
     /// What waits and log lines go by.

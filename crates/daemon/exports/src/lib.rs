@@ -40,7 +40,7 @@ pub use export::{AdoptedSession, Export, FreezeRequest, FrozenExport};
 pub use export_error::ExportError;
 pub use export_keys::EXPORT_KEYS;
 pub use export_options::{EXPORT_TYPES, ExportKind, ExportOptions};
-pub use export_size::ExportSize;
+pub use export_size::{ExportSize, StorageCondition};
 pub use exported_disk::{DiskParts, ExportedDisk, MigrationFlag, ServingIothreads};
 pub use guest_memory::{GuestMemoryOptions, MemoryDirectoryError};
 pub use inherited_socket::{

@@ -15,6 +15,7 @@ mod named_files;
 mod remotes;
 mod reopen;
 mod root;
+mod storage_files;
 #[cfg(test)]
 mod tests;
 mod written;
@@ -47,6 +48,7 @@ pub use named_files::{NamedFileError, NamedFileRefusal, NamedFileRole};
 pub use remotes::RemoteFlushError;
 pub use reopen::NodeReopening;
 use root::Root;
+pub use storage_files::StorageFiles;
 
 use crate::drivers::{
     ACTIVE, BaseOptions, Blockdev, BlockdevRef, DELAY_SET, Driver, KeyedChild, MadeNode,

@@ -27,7 +27,7 @@ mod types;
 pub use chardev::ChardevError;
 pub use client::{EVENTS_BYTES_MAX, REQUESTS_MAX};
 pub use json_stream::{DEPTH_MAX, JsonError, JsonStream, MESSAGE_BYTES_MAX};
-pub use monitors::{DaemonFate, MonitorSetupError, Monitors};
+pub use monitors::{DaemonFate, JobReading, MonitorSetupError, Monitors};
 pub use options::{CHARDEVS, ChardevKind, ChardevOptions, MONITOR, MonitorOptions, SocketRole};
 pub use qmp_error::{ErrorClass, QmpError};
 pub use request::Request;

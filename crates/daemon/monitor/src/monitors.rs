@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use control::DaemonState;
+use control::{BlockJobProgress, DaemonState};
 use exports::{GuestMemoryOptions, InterruptibleWait};
 use qcow2::Corruption;
 use sandbox::Sandbox;
@@ -19,7 +19,7 @@ use crate::client::Client;
 use crate::commands::{self, CommandContext};
 use crate::events::{BLOCK_IMAGE_CORRUPTED, BLOCK_WRITE_THRESHOLD, event};
 use crate::inbox::{Inbox, Message};
-use crate::jobs::Jobs;
+use crate::jobs::{JobEntry, Jobs};
 use crate::options::{ChardevOptions, MonitorOptions};
 use crate::session::answer;
 
@@ -55,6 +55,19 @@ pub enum DaemonFate {
     Ends,
 }
 
+/// A job as it is now, for whoever shows it elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobReading {
+    /// Its name.
+    pub id: String,
+    /// What it does, as QEMU calls it.
+    pub kind: &'static str,
+    /// Where it is, as QEMU calls it.
+    pub status: &'static str,
+    /// How far it has come, and how many bytes it may copy in a second (0 is no limit), if it is about a disk that is used.
+    pub progress: Option<(BlockJobProgress, u64)>,
+}
+
 /// The monitors of a daemon.
 #[derive(Debug)]
 pub struct Monitors {
@@ -63,6 +76,8 @@ pub struct Monitors {
     inbox: Inbox,
     clients: Vec<Arc<Client>>,
     jobs: Jobs,
+    /// How often writes went beyond the thresholds of nodes.
+    thresholds_exceeded: BTreeMap<String, u64>,
     memory: GuestMemoryOptions,
     sandbox: Option<Arc<Sandbox>>,
 }
@@ -84,6 +99,7 @@ impl Monitors {
             inbox: Inbox::new().map_err(MonitorSetupError::Notifier)?,
             clients: Vec::new(),
             jobs: Jobs::default(),
+            thresholds_exceeded: BTreeMap::new(),
             memory: memory.clone(),
             sandbox: sandbox.cloned(),
         })
@@ -122,6 +138,7 @@ impl Monitors {
                     let data = json!({
                         "node-name": node, "amount-exceeded": amount, "write-threshold": threshold,
                     });
+                    *self.thresholds_exceeded.entry(node).or_default() += 1;
                     self.tell(vec![(BLOCK_WRITE_THRESHOLD, data)]);
                 }
                 Some(Message::Corrupted(Corruption { node, message, offset, is_fatal })) => {
@@ -166,6 +183,23 @@ impl Monitors {
         }
         self.inbox.bell().wake();
         DaemonFate::GoesOn
+    }
+
+    /// All jobs as they are now.
+    pub fn jobs(&mut self, state: &DaemonState) -> Vec<JobReading> {
+        let reading = |(entry, progress): (&JobEntry, BlockJobProgress)| {
+            let job = &entry.job;
+            let (id, kind, status) = (job.id().to_owned(), job.kind(), job.status().name());
+            let progress = kind.is_block_job().then(|| (progress, job.settings().speed));
+            JobReading { id, kind: kind.name(), status, progress }
+        };
+        self.jobs.all(state).map(reading).collect()
+    }
+
+    /// How often writes went beyond the write thresholds of nodes that are there.
+    pub fn thresholds_exceeded(&mut self, state: &DaemonState) -> &BTreeMap<String, u64> {
+        self.thresholds_exceeded.retain(|node, _| state.graph().node_info(node).is_ok());
+        &self.thresholds_exceeded
     }
 
     /// Tells all clients of events.

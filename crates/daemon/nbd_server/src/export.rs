@@ -88,6 +88,11 @@ impl NbdExport {
         !self.shared.connections().all.is_empty()
     }
 
+    /// How many connections there are.
+    pub fn clients(&self) -> usize {
+        self.shared.connections().all.len()
+    }
+
     /// Makes the export stop, without waiting for it: no new connection, and those that are there end when their requests
     /// are over.
     pub fn begin_stop(&self) {

@@ -23,7 +23,7 @@ pub use listener::ListenError;
 pub use options::{
     InetAddress, ListenAddress, ListenGrant, NBD_SERVER, NBD_SERVER_START, NbdServerOptions,
 };
-pub use server::{NbdServer, NbdServerError, ServerTls};
+pub use server::{NbdLoad, NbdServer, NbdServerError, ServerTls};
 
 /// The most dirty bitmaps that an export shows.
 pub const EXPORT_BITMAPS_MAX: usize = nbd::BITMAPS_MAX;

@@ -70,6 +70,17 @@ pub enum NbdServerError {
     Thread(#[source] io::Error),
 }
 
+/// How many clients a server has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NbdLoad {
+    /// Those that use exports.
+    pub connected: u64,
+    /// Those in their handshakes.
+    pub negotiating: u64,
+    /// How many may use exports.
+    pub connected_max: u64,
+}
+
 /// What all threads of a server share.
 #[derive(Debug)]
 pub(crate) struct ServerShared {
@@ -135,6 +146,16 @@ impl NbdServer {
         let thread = thread.spawn(move || shared.accept_clients(&listener));
         self.thread = Some(thread.map_err(NbdServerError::Thread)?);
         Ok(())
+    }
+
+    /// How many clients it has now.
+    pub fn load(&self) -> NbdLoad {
+        let state = self.shared.state();
+        NbdLoad {
+            connected: state.connected,
+            negotiating: state.negotiating.len() as u64,
+            connected_max: self.shared.connections_max,
+        }
     }
 
     /// What it was made of.

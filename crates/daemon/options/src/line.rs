@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use block::Access;
 use exports::{AttachLinesFormat, ExportKind, ExportOptions, GuestMemoryOptions};
 use graph::{ConnectGrant, NamedFilesPolicy, real_directory};
+use metrics::MetricsOptions;
 use monitor::{ChardevOptions, MonitorOptions};
 use nbd_server::{ListenGrant, NbdServerOptions};
 use sandbox::{AllowedDirectory, SandboxMode};
@@ -139,6 +140,7 @@ impl CommonOptions {
             named_files: NamedFilesPolicy::Refused,
             guest_memory: GuestMemoryOptions::default(),
             gauges: None,
+            metrics: None,
             socket_rights: (None, None),
             nbd_server: None,
             allow_listen: Vec::new(),
@@ -156,7 +158,20 @@ impl CommonOptions {
                 shared.take(name, word)?;
             }
         }
+        shared.check_metrics(words)?;
         Ok(shared)
+    }
+
+    /// Metrics that others can reach are asked for, wherever on the line.
+    fn check_metrics(&self, words: &[ParsedOption]) -> Result<(), CommandLineError> {
+        let is = |name| move |word: &&ParsedOption| word.name == OptionKind::Shared(name);
+        let words = || words.iter();
+        if words().any(|word| is(EitherFormOption::MetricsInsecure)(&word)) {
+            return Ok(());
+        }
+        let word = words().rfind(is(EitherFormOption::Metrics));
+        let Some((word, metrics)) = word.zip(self.plan.metrics.as_ref()) else { return Ok(()) };
+        metrics.check_is_local().map_err(|fault| word.wrong(fault))
     }
 
     fn allow_listen(&mut self, text: &str) -> Result<(), ArgumentError> {
@@ -239,6 +254,11 @@ impl CommonOptions {
                 let number = parse_number(word.text()?).and_then(|it| i32::try_from(it).ok());
                 self.plan.gauges = Some(number.ok_or_else(|| wrong(fault))?);
             }
+            EitherFormOption::Metrics => {
+                self.plan.metrics = Some(MetricsOptions::parse(word.text()?).map_err(wrong)?);
+            }
+            // See `check_metrics`.
+            EitherFormOption::MetricsInsecure => {}
             EitherFormOption::Chardev => self.add_chardev(word)?,
             EitherFormOption::Monitor => self.add_monitor(word)?,
             EitherFormOption::State => self.plan.state = Some(path("state file's path")?),

@@ -13,6 +13,7 @@ use block::Access;
 use control::{Configuration, ConnectRights};
 use exports::{AttachLinesFormat, ExportOptions, GuestMemoryOptions};
 use graph::{Blockdev, ConnectGrant, NamedFilesPolicy, ObjectOptions, ServerAddress};
+use metrics::MetricsOptions;
 use monitor::{ChardevKind, ChardevOptions, MonitorOptions};
 use nbd_server::{ListenGrant, NbdServerOptions};
 use sandbox::{AllowedDirectory, ConnectNeeds, SandboxMode, SandboxNeeds};
@@ -73,6 +74,8 @@ pub struct Plan {
     pub guest_memory: GuestMemoryOptions,
     /// The descriptor to which gauges are written, if any.
     pub gauges: Option<RawFd>,
+    /// Where metrics are served, if anywhere.
+    pub metrics: Option<MetricsOptions>,
     /// The permission bits and the group of all sockets of exports, if they are not left to the umask and the process.
     pub socket_rights: SocketRights,
     /// The NBD server, if there is to be one.
@@ -153,6 +156,7 @@ impl Plan {
             removed: sockets
                 .chain(monitors)
                 .chain(self.nbd_server.as_ref().and_then(NbdServerOptions::path))
+                .chain(self.metrics.as_ref().and_then(MetricsOptions::path))
                 .chain(self.pidfile.as_deref())
                 .collect(),
             listens: self.allow_listen.iter().map(|grant| grant.port).collect(),

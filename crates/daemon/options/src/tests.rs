@@ -5,6 +5,7 @@
 
 mod config;
 mod delay;
+mod metrics;
 mod monitors;
 mod qcow2;
 mod refused;

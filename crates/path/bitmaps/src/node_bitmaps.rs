@@ -213,6 +213,12 @@ impl NodeBitmaps {
         self.state().bitmaps.is_empty()
     }
 
+    /// How many there are, and the memory in bytes that they take at most.
+    pub fn memory(&self) -> (usize, u64) {
+        let state = self.state();
+        (state.bitmaps.len(), state.memory())
+    }
+
     /// What is known of each.
     pub fn describe(&self) -> Vec<BitmapInfo> {
         let all = self.state().bitmaps.iter().map(NamedBitmap::describe).collect::<Vec<_>>();
@@ -466,13 +472,16 @@ impl State {
 
     /// Whether there may be so many bytes more.
     fn check_memory(&self, more: u64) -> Result<(), BitmapRefusal> {
-        let taken = self.bitmaps.iter().flat_map(NamedBitmap::all_bits);
-        let taken: u64 =
-            taken.map(|bits| DirtyBitmap::memory_of(bits.size(), bits.granularity())).sum();
-        if taken.saturating_add(more) > NODE_BYTES_MAX {
+        if self.memory().saturating_add(more) > NODE_BYTES_MAX {
             return Err(BitmapRefusal::NodeMemory);
         }
         Ok(())
+    }
+
+    /// The memory that all take if all of it is touched.
+    fn memory(&self) -> u64 {
+        let all = self.bitmaps.iter().flat_map(NamedBitmap::all_bits);
+        all.map(|bits| DirtyBitmap::memory_of(bits.size(), bits.granularity())).sum()
     }
 
     /// The bits of all, for that size.

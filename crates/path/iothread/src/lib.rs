@@ -57,5 +57,5 @@ pub use placed_source::{
 };
 pub use polling::{PollLimitStrictness, PollSettings};
 pub use pool::IothreadPool;
-pub use source_registry::SourceRegistry;
+pub use source_registry::{ExportSums, QueueSums, SourceRegistry};
 pub use work_alarm::WorkAlarm;

@@ -16,10 +16,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak, mpsc};
 use std::time::Duration;
 
 use block::{Gauges, LaneError, Node};
-use request_path::{LaneIndex, Source, SourceGauges};
+use request_path::{Engine, LaneIndex, Source, SourceGauges};
 
 use crate::Iothread;
-use crate::command::{Command, Inbox, PostKind, SourceBundle, SourceClosure, SourceId};
+use crate::command::{Closure, Command, Inbox, PostKind, SourceBundle, SourceClosure, SourceId};
 use crate::poll_trial::PollFinding;
 
 pub use moves::{SourceMove, move_many};
@@ -162,6 +162,20 @@ impl PlacedSource {
             Placement::Served { now, .. } | Placement::Stopping(now) => now.name().to_owned(),
             Placement::Stopped { on, .. } => on.clone(),
         }
+    }
+
+    /// The name of the iothread that serves the source now; `None` if it has stopped.
+    pub(crate) fn serving_name(&self) -> Option<String> {
+        self.place().iothread().ok().map(|iothread| iothread.name().to_owned())
+    }
+
+    /// Has it answer what is finished and show in its gauges all that it has done, soon: beside others that keep its
+    /// iothread busy a quiet source shows its last turns late. Does not wait for that.
+    pub fn bring_up_to_date(&self) {
+        let show = |source: &mut (dyn Source + 'static), engine: &mut Engine| {
+            source.bring_up_to_date(engine);
+        };
+        self.post(PostKind::of(&show), Closure(Box::new(show)));
     }
 
     /// Moves the source to another iothread while its client runs. Returns when the other serves it; requests in flight

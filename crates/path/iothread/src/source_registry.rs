@@ -4,12 +4,15 @@
 //! starts. Beside the request path: a request never comes here.
 //!
 //! Invariants: a drained section holds for all iothreads of the process, also for those that start while it lasts: they
-//! enter it before anybody can place a source there.
+//! enter it before anybody can place a source there. The sums of an export only grow as long as they are kept, whatever
+//! sources come and go.
 //! Threads: any control thread. The lock is held while iothreads answer, which never wait for it.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak, mpsc};
 
-use block::{LaneError, Node};
+use block::{Gauges, LaneError, Node};
+use request_path::{LatencyTotals, SourceGauges, SourceTotals};
 
 use crate::command::{Command, Inbox};
 use crate::{Iothread, PlacedSource};
@@ -23,11 +26,52 @@ pub struct SourceRegistry {
 /// What is known of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Entries {
-    sources: Vec<Weak<PlacedSource>>,
+    sources: Vec<EnteredSource>,
+    /// What sources that are gone have done, by export.
+    kept: BTreeMap<String, KeptSums>,
     inboxes: Vec<Weak<Inbox>>,
     drains: Vec<Drain>,
     /// How many drains there were.
     drains_begun: u64,
+}
+
+/// A source that was entered, and what it does, which can be read when it is gone.
+#[derive(Debug, Clone)]
+struct EnteredSource {
+    source: Weak<PlacedSource>,
+    export: String,
+    queue: u16,
+    gauges: Gauges<SourceGauges>,
+    /// Whether its export is still the one that it was entered for.
+    is_of_export: bool,
+}
+
+/// What the sources of an export have done that are gone.
+#[derive(Debug, Default, Clone)]
+struct KeptSums {
+    /// By the number of the source.
+    queues: BTreeMap<u16, SourceTotals>,
+    latency: LatencyTotals,
+}
+
+/// What the sources of an export have done since its sums are kept, those that are gone included.
+#[derive(Debug, Default)]
+pub struct ExportSums {
+    /// Its sources, by number.
+    pub queues: BTreeMap<u16, QueueSums>,
+    /// How long the requests of all of them took.
+    pub latency: LatencyTotals,
+}
+
+/// What all sources of one number have done, one after the other.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct QueueSums {
+    /// What they have done.
+    pub totals: SourceTotals,
+    /// Requests of the present one that are not answered.
+    pub in_flight: u64,
+    /// The iothread that serves it, if there is one now.
+    pub iothread: Option<String>,
 }
 
 /// The identifier of a drained section.
@@ -48,7 +92,8 @@ pub(crate) type DrainedNode = (Arc<Inbox>, Arc<dyn Node>);
 impl SourceRegistry {
     /// The sources that are served now, in the order in which they came.
     pub fn all(&self) -> Vec<Arc<PlacedSource>> {
-        let sources: Vec<_> = self.lock().sources.iter().filter_map(Weak::upgrade).collect();
+        let sources: Vec<_> =
+            self.lock().sources.iter().filter_map(|it| it.source.upgrade()).collect();
         // A move may be under way, whose end the registry need not wait for.
         sources.into_iter().filter(|source| source.iothread().is_some()).collect()
     }
@@ -59,6 +104,48 @@ impl SourceRegistry {
             source.iothread().is_some_and(|now| Arc::ptr_eq(&now, iothread))
         };
         self.all().into_iter().filter(is_there).collect()
+    }
+
+    /// From now on what sources of this export have done counts on when they are gone, for each number of a source.
+    pub fn keep_sums(&self, export: &str) {
+        self.lock().kept.entry(export.to_owned()).or_default();
+    }
+
+    /// Forgets what sources of this export have done: one that gets the same name begins at nothing.
+    pub fn forget_sums(&self, export: &str) {
+        let mut entries = self.lock();
+        entries.kept.remove(export);
+        let all = entries.sources.iter_mut().filter(|it| it.export == export);
+        all.for_each(|it| it.is_of_export = false);
+    }
+
+    /// What the exports have done whose sums are kept, by name. Waits for no iothread.
+    pub fn sums(&self) -> BTreeMap<String, ExportSums> {
+        let mut entries = self.lock();
+        entries.settle();
+        let kept = entries.kept.clone();
+        let entered = entries.sources.iter().filter(|it| it.is_of_export);
+        let live: Vec<_> = entered.filter(|it| kept.contains_key(&it.export)).cloned().collect();
+        drop(entries);
+        let of = |kept: KeptSums| {
+            let queue = |totals| QueueSums { totals, ..QueueSums::default() };
+            let queues = kept.queues.into_iter().map(|(number, it)| (number, queue(it))).collect();
+            ExportSums { queues, latency: kept.latency }
+        };
+        let mut sums: BTreeMap<String, ExportSums> =
+            kept.into_iter().map(|(export, kept)| (export, of(kept))).collect();
+        for EnteredSource { source, export, queue, gauges, .. } in live {
+            let export = sums.get_mut(&export).expect("they were looked for");
+            export.latency.add(&gauges.latency);
+            let queue = export.queues.entry(queue).or_default();
+            queue.totals = queue.totals.plus(SourceTotals::of(&gauges));
+            // One that has ended meanwhile counts all the same.
+            if let Some(iothread) = source.upgrade().and_then(|source| source.serving_name()) {
+                queue.in_flight = gauges.in_flight.get();
+                queue.iothread = Some(iothread);
+            }
+        }
+        sums
     }
 
     /// Whether any node is drained now, or about to be.
@@ -75,8 +162,15 @@ impl SourceRegistry {
 
     pub(crate) fn enter(&self, source: &Arc<PlacedSource>) {
         let mut entries = self.lock();
-        entries.sources.retain(|source| source.strong_count() > 0);
-        entries.sources.push(Arc::downgrade(source));
+        entries.settle();
+        let name = source.name();
+        entries.sources.push(EnteredSource {
+            source: Arc::downgrade(source),
+            export: name.export.clone(),
+            queue: name.queue,
+            gauges: source.gauges().clone(),
+            is_of_export: true,
+        });
     }
 
     /// Enters an iothread, on which nothing was placed yet. What is drained now is drained there, too.
@@ -148,6 +242,21 @@ impl SourceRegistry {
 }
 
 impl Entries {
+    /// Takes sources out that are gone, and keeps what they have done if that is wanted.
+    fn settle(&mut self) {
+        let Self { sources, kept, .. } = self;
+        sources.retain(|it| {
+            let is_there = it.source.strong_count() > 0;
+            let is_wanted = !is_there && it.is_of_export;
+            if let Some(kept) = kept.get_mut(&it.export).filter(|_| is_wanted) {
+                kept.latency.add(&it.gauges.latency);
+                let queue = kept.queues.entry(it.queue).or_default();
+                *queue = queue.plus(SourceTotals::of(&it.gauges));
+            }
+            is_there
+        });
+    }
+
     fn place(&self, id: DrainId) -> usize {
         let place = self.drains.iter().position(|drain| drain.id == id);
         place.expect("a drain is known until it is over")

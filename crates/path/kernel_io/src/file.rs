@@ -257,7 +257,8 @@ impl OpenFile {
         self.measure().map(drop)
     }
 
-    fn bytes_now(&self) -> io::Result<u64> {
+    /// Its size now, as [`OpenFile::measure`] finds it; who uses it goes on with the size that was measured.
+    pub fn bytes_now(&self) -> io::Result<u64> {
         let found = rustix::fs::seek(&self.fd, SeekFrom::End(0))?;
         Ok(self.within_reach(found))
     }

@@ -176,9 +176,16 @@ impl<F: FrontEnd> FrontEndSource<F> {
         engine: &mut Engine,
         visit: impl FnOnce(&mut F, &mut FrontEndContext<'_>) -> R,
     ) -> R {
+        let before = self.open.count();
         self.collect(engine);
         self.publish(engine);
-        self.with_port(engine, visit)
+        let result = self.with_port(engine, visit);
+        if self.open.count() != before {
+            let Self { open, meter, .. } = self;
+            meter.turn_over(open.counters(), open.count(), false);
+        }
+        self.show();
+        result
     }
 
     /// Shows in the gauges what it has done.
@@ -498,6 +505,10 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
 
     fn has_had_requests(&self) -> bool {
         self.has_had_requests
+    }
+
+    fn bring_up_to_date(&mut self, engine: &mut Engine) {
+        self.visit(engine, |_, _| ());
     }
 
     fn rest(&mut self) -> SleepDecision {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use block::{Gauge, GaugeWriter, Gauges, nanoseconds};
 
 use crate::Counters;
+use crate::open_requests::RequestKind;
 
 /// How many turns there may be that the gauges do not show. A turn beside other sources may have two requests, and
 /// showing it would cost more than a tenth of them.
@@ -29,7 +30,7 @@ const SAMPLED: u64 = Sampler::EVERY as u64;
 const OCTAVES: usize = 32;
 /// In how many parts an octave is cut.
 const PARTS: usize = 4;
-const BUCKETS: usize = OCTAVES * PARTS;
+pub(crate) const BUCKETS: usize = OCTAVES * PARTS;
 
 /// The unit of latencies: 256 ns, so that 2³² of them are 18 minutes.
 const TICK_SHIFT: u32 = 8;
@@ -75,7 +76,7 @@ pub struct SourceGauges {
     /// The same of requests that were carried out and waited for a turn to be answered in.
     pub answer_wait_ns: Gauge,
     /// How long requests took.
-    pub latency: LatencyHistogram,
+    pub latency: LatencyHistograms,
 }
 
 impl SourceGauges {
@@ -88,6 +89,22 @@ impl SourceGauges {
     /// Bytes of reads and writes that were answered without an error.
     pub fn bytes(&self) -> u64 {
         self.read_bytes.get() + self.written_bytes.get()
+    }
+}
+
+/// How long requests took, for each kind of them.
+#[derive(Debug, Default)]
+pub struct LatencyHistograms([LatencyHistogram; RequestKind::ALL.len()]);
+
+impl LatencyHistograms {
+    /// Of the requests of one kind.
+    pub fn of(&self, kind: RequestKind) -> &LatencyHistogram {
+        &self.0[kind as usize]
+    }
+
+    /// Of all kinds together: see [`LatencyHistogram::buckets`].
+    pub fn buckets(&self) -> impl Iterator<Item = (Duration, Duration, u64)> {
+        non_empty(|place| self.0.iter().map(|kind| kind.0[place].get()).sum())
     }
 }
 
@@ -108,15 +125,25 @@ impl Default for LatencyHistogram {
 impl LatencyHistogram {
     /// The requests that took at least the first and less than the second, for all that are not empty, in order.
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, Duration, u64)> {
-        self.0.iter().enumerate().filter_map(|(place, count)| {
-            let count = count.get();
-            (count > 0).then(|| (edge(place), edge(place + 1), count))
-        })
+        non_empty(|place| self.0[place].get())
+    }
+
+    /// How many there are in each bucket, in order.
+    pub(crate) fn counts(&self) -> impl Iterator<Item = u64> {
+        self.0.iter().map(Gauge::get)
     }
 }
 
+/// The buckets that are not empty, by what is in each place.
+fn non_empty(count: impl Fn(usize) -> u64) -> impl Iterator<Item = (Duration, Duration, u64)> {
+    (0..BUCKETS).filter_map(move |place| {
+        let count = count(place);
+        (count > 0).then(|| (edge(place), edge(place + 1), count))
+    })
+}
+
 /// When the bucket begins.
-fn edge(place: usize) -> Duration {
+pub(crate) fn edge(place: usize) -> Duration {
     let (octave, part) = (place / PARTS, (place % PARTS) as u64);
     let ticks = match octave {
         0 => part,
@@ -248,10 +275,15 @@ impl SourceMeter {
         self.writer.add(|it| &it.answer_wait_ns, of_each(u64::from(carried_out)));
     }
 
-    /// A request that began then is answered.
-    pub(crate) fn answered(&mut self, begun: Ticks, now: Ticks, weight: SampleWeight) {
+    /// A request of that kind that began then is answered.
+    pub(crate) fn answered(
+        &mut self,
+        kind: RequestKind,
+        (begun, now): (Ticks, Ticks),
+        weight: SampleWeight,
+    ) {
         let ticks = now.0.wrapping_sub(begun.0);
-        self.writer.add(|it| &it.latency.0[bucket(ticks)], 1);
+        self.writer.add(|it| &it.latency.of(kind).0[bucket(ticks)], 1);
         let each = match weight {
             SampleWeight::One => 1,
             SampleWeight::Sampled => SAMPLED,
@@ -343,14 +375,29 @@ mod tests {
     #[test]
     fn a_time_that_wraps_around_is_still_a_difference() {
         let mut meter = SourceMeter::new();
-        meter.answered(Ticks(u32::MAX - 1), Ticks(6), SampleWeight::One);
+        meter.answered(RequestKind::Read, (Ticks(u32::MAX - 1), Ticks(6)), SampleWeight::One);
         let gauges = meter.gauges();
         let found: Vec<_> = gauges.latency.buckets().collect();
         let ticks = |count: u64| Duration::from_nanos(count << TICK_SHIFT);
         assert_eq!(found, [(ticks(8), ticks(10), 1)]);
         assert_eq!(gauges.open_ns.get(), 8 << TICK_SHIFT);
-        meter.answered(Ticks(6), Ticks(7), SampleWeight::Sampled);
+        meter.answered(RequestKind::Read, (Ticks(6), Ticks(7)), SampleWeight::Sampled);
         assert_eq!(gauges.open_ns.get(), (8 + 64) << TICK_SHIFT);
+    }
+
+    #[test]
+    fn each_kind_has_a_histogram_and_all_have_one_together() {
+        let mut meter = SourceMeter::new();
+        let kinds = [RequestKind::Read, RequestKind::Write, RequestKind::Write, RequestKind::Other];
+        for kind in kinds {
+            meter.answered(kind, (Ticks(0), Ticks(2)), SampleWeight::One);
+        }
+        meter.answered(RequestKind::Flush, (Ticks(0), Ticks(3)), SampleWeight::One);
+        let gauges = meter.gauges();
+        let count = |kind| gauges.latency.of(kind).buckets().map(|it| it.2).sum::<u64>();
+        assert_eq!(RequestKind::ALL.map(count), [1, 2, 1, 0, 0, 1]);
+        let all: Vec<_> = gauges.latency.buckets().map(|(_, _, count)| count).collect();
+        assert_eq!(all, [4, 1]);
     }
 
     #[test]

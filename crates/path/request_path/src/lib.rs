@@ -26,6 +26,7 @@ mod open_transfers;
 mod range_locks;
 mod requests;
 mod source;
+mod source_totals;
 mod storage_backends;
 mod submit;
 mod sync;
@@ -35,15 +36,17 @@ pub use engine::{ControlEngineFactory, Engine, EventLoopEvent};
 pub use front_end::{FrontEnd, LogicalUnitIndex, NewRequest, RefusedRequestText, RequestAction};
 pub use front_end_context::FrontEndContext;
 pub use front_end_source::FrontEndSource;
-pub use gauges::{LatencyHistogram, Sampler, SourceGauges};
+pub use gauges::{LatencyHistogram, LatencyHistograms, Sampler, SourceGauges};
 /// What the kick of a front end is watched for.
 pub use kernel_io::Interest;
 /// Transfers on the socket of a front end.
 pub use kernel_io::{StreamDirection, StreamEnd, StreamGoal, StreamTransfer};
 pub use lanes::LaneIndex;
 pub use mailbox::{OutcomeMailbox, Wake};
+pub use open_requests::RequestKind;
 pub use requests::SourcelessRequests;
 pub use source::{
     BatchLimit, Counters, FairTurnBudget, OtherSources, SleepDecision, Source, SourceFault,
     SourceKey, TurnBudget, TurnResult,
 };
+pub use source_totals::{LatencyTotals, SourceTotals};

@@ -11,16 +11,26 @@ use crate::gauges::{SampleWeight, SourceMeter, Ticks};
 
 /// What a request is counted as in the statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RequestKind {
+pub enum RequestKind {
+    /// It reads.
     Read,
+    /// It writes.
     Write,
+    /// It flushes.
     Flush,
+    /// It discards.
     Discard,
+    /// It writes zeroes.
     WriteZeroes,
+    /// It asks what bytes are, or its front end answers it.
     Other,
 }
 
 impl RequestKind {
+    /// All kinds, in their order.
+    pub const ALL: [Self; 6] =
+        [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes, Self::Other];
+
     pub(crate) fn of(operation: &Operation) -> Self {
         match operation {
             Operation::Read(_) => Self::Read,
@@ -151,11 +161,8 @@ impl<R: Copy> OpenRequests<R> {
             if let Some(now) = self.now {
                 // Of the others of its turn nobody knows, since none of them is timed.
                 let is_sample = self.begin == Some(begun);
-                meter.answered(
-                    begun,
-                    now,
-                    if is_sample { SampleWeight::Sampled } else { SampleWeight::One },
-                );
+                let weight = if is_sample { SampleWeight::Sampled } else { SampleWeight::One };
+                meter.answered(request.kind, (begun, now), weight);
             }
         }
         self.counters.add(request.kind, request.sectors, outcome);

@@ -158,6 +158,9 @@ pub trait Source: Any + std::fmt::Debug + Send {
     /// Whether there was ever anything in it, wherever it was served.
     fn has_had_requests(&self) -> bool;
 
+    /// Answers what is finished, and shows in its gauges all that it has done.
+    fn bring_up_to_date(&mut self, engine: &mut Engine);
+
     /// Asks for kicks, so that the iothread need not look any more.
     fn rest(&mut self) -> SleepDecision;
 

@@ -28,6 +28,7 @@ mod lifecycle;
 mod live_migration;
 mod locks;
 mod lost_writes;
+mod metrics;
 mod migration;
 mod model_workload;
 mod named_files;

@@ -475,7 +475,7 @@ impl GraphTransaction<'_> {
         let change = self.change.take().expect("a change is committed once");
         self.graph.changed(change);
         for above in &mut self.above {
-            above.disk.size.set_files(self.graph.files_below_export(&above.disk.id));
+            above.disk.size.set_files(self.graph.storage_files_below_export(&above.disk.id));
             above.settle();
         }
         Ok(())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use credentials::X509Credentials;
 use graph::TlsCredsOptions;
-use nbd_server::{ListenAddress, ListenGrant, NbdServer, NbdServerOptions, ServerTls};
+use nbd_server::{ListenAddress, ListenGrant, NbdLoad, NbdServer, NbdServerOptions, ServerTls};
 
 use super::{BuildError, ControlError, DaemonState};
 use crate::running_export::RunningExport;
@@ -132,6 +132,11 @@ impl DaemonState {
         self.keep()?;
         removed.into_iter().collect::<Result<(), _>>()?;
         Ok(ids)
+    }
+
+    /// How many clients the NBD server has, if there is one.
+    pub fn nbd_load(&self) -> Option<NbdLoad> {
+        self.nbd_server.as_ref().map(NbdServer::load)
     }
 
     /// What the NBD server was made of, if there is one.

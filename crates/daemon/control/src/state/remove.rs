@@ -20,6 +20,8 @@ impl DaemonState {
         let export = self.exports.remove(place.ok_or_else(missing)?);
         let disk = Arc::clone(export.disk());
         drop(export);
+        self.served_disks.leave(id);
+        self.sources.forget_sums(id);
         self.graph.remove_export(id)?;
         self.export_options.remove(id);
         self.pools.values().for_each(|pool| pool.remove(id));

@@ -181,6 +181,8 @@ fn of_either(name: EitherFormOption) -> ValueForm {
             ValueForm::Several(&ValueForm::Directory)
         }
         EitherFormOption::GaugesDescriptor => ValueForm::Number,
+        EitherFormOption::Metrics => ValueForm::Text,
+        EitherFormOption::MetricsInsecure => ValueForm::Flag,
         EitherFormOption::Chardev => ValueForm::Tables("id"),
         EitherFormOption::Monitor => ValueForm::Tables("chardev"),
         EitherFormOption::StateReset => {

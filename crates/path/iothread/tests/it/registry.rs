@@ -9,7 +9,7 @@ use std::thread;
 use block::{Durability, Node};
 use iothread::{Iothread, MoveError, PlacedFrontEnd, PlacedSource, SourceRegistry};
 use kernel_io::{FileTable, ReactorChoice};
-use request_path::Counters;
+use request_path::{Counters, RequestKind};
 use virtio::{GuestMemory, Ring, RingBase, RingSetup};
 use virtio_blk::BlkRing;
 
@@ -54,6 +54,70 @@ fn the_registry_has_what_is_served_and_where() {
         assert_eq!(queues(registry.all()), [1, 2]);
         placed.into_iter().for_each(|placed| assert_eq!(placed.stop().in_flight(), 0));
         assert!(registry.all().is_empty());
+    });
+}
+
+#[test]
+fn what_an_export_has_done_counts_on_when_its_sources_go_and_begins_anew_when_it_does() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [iothread] = iothreads::<1>(&files, reactors);
+        let (node, _image) = file_node(&files, 1 << 20);
+        let registry = iothread.sources();
+        let reads = || registry.sums().get("test").map(|it| it.queues.get(&0).cloned());
+        let timed = || -> u64 {
+            let sums = registry.sums();
+            sums["test"].latency.of(RequestKind::Read).map(|(_, _, count)| count).sum()
+        };
+        let serve = |requests: u64| {
+            let mut guest = Guest::new();
+            let placed = place(&guest, &node, &iothread);
+            for block in 0..requests {
+                guest.submit(0, Ask::Read, block);
+                guest.completions();
+            }
+            placed
+        };
+        // Of an export of which that is not wanted nothing is kept.
+        drop(serve(3).stop());
+        assert!(registry.sums().is_empty());
+        registry.keep_sums("test");
+        assert_eq!(reads(), Some(None));
+        drop(serve(5).stop());
+        let sums = reads().unwrap().unwrap();
+        assert_eq!((sums.totals.reads, sums.in_flight, sums.iothread), (5, 0, None));
+        let placed = serve(4);
+        assert_eq!(reads().unwrap().unwrap().iothread.as_deref(), Some("t0"));
+        let source = Arc::clone(&placed);
+        drop(placed.stop());
+        assert_eq!((reads().unwrap().unwrap().totals.reads, timed()), (9, 9));
+        // Whoever has a source that is over keeps its sums from nobody, and not beyond its export.
+        registry.forget_sums("test");
+        registry.keep_sums("test");
+        drop(source);
+        assert_eq!(reads(), Some(None));
+        drop(serve(2).stop());
+        assert_eq!((reads().unwrap().unwrap().totals.reads, timed()), (2, 2));
+    });
+}
+
+/// A quiet source beside a busy one shows its last turns only when it is asked to, or its iothread sleeps.
+#[test]
+fn a_quiet_source_is_brought_up_to_date_when_it_is_asked() {
+    on_both(|reactors| {
+        let files = Arc::new(FileTable::default());
+        let [iothread] = iothreads::<1>(&files, reactors);
+        let (node, _image) = file_node(&files, 1 << 20);
+        let mut guest = Guest::new();
+        let placed = place(&guest, &node, &iothread);
+        guest.submit(0, Ask::Read, 0);
+        guest.completions();
+        placed.bring_up_to_date();
+        // What is asked after it is answered after it.
+        placed.visit(|_, _| ()).unwrap();
+        let gauges = placed.gauges();
+        assert_eq!((gauges.reads.get(), gauges.in_flight.get()), (1, 0));
+        drop(placed.stop());
     });
 }
 

@@ -1,0 +1,137 @@
+//! Looks at queues and images all the time, and says what no request tells: a queue in which nothing goes on, a file that was
+//! removed, replaced, or has another size than the disk that it is.
+//!
+//! Where it stands: beside the request path. It reads gauges that queues count anyway, and asks files for their sizes.
+//!
+//! Invariants: whatever storage hangs, queues are looked at: files have a thread of their own.
+//! Threads: `queue watch` and `file watch`; the first one starts and ends them, and waits for neither.
+//! Limits: [`LOOK_EVERY`]; ten lines in any ten seconds about queues; about a file one line for each change.
+
+mod stalls;
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::Builder;
+use std::time::Duration;
+
+use block::{Clock, LogRateLimit};
+use exports::StorageCondition;
+use iothread::{SourceName, SourceRegistry};
+
+use crate::ServedDisks;
+use stalls::StallWatch;
+
+/// How often is looked.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Watches queues and files until it is dropped.
+#[derive(Debug)]
+pub struct HealthWatch {
+    findings: Arc<HealthFindings>,
+    /// Dropped, the threads end when they look next.
+    _ends: [Sender<()>; 2],
+}
+
+/// What was found the last time.
+#[derive(Debug, Default)]
+pub struct HealthFindings {
+    stalled: Mutex<Vec<(SourceName, Duration)>>,
+    storage: Mutex<Vec<(String, StorageCondition)>>,
+}
+
+impl HealthFindings {
+    /// The queues that have requests in flight of which none was answered since the time before, and for how long.
+    pub fn stalled(&self) -> Vec<(SourceName, Duration)> {
+        lock(&self.stalled).clone()
+    }
+
+    /// What was found of the storage of each export.
+    pub fn storage(&self) -> Vec<(String, StorageCondition)> {
+        lock(&self.storage).clone()
+    }
+}
+
+impl HealthWatch {
+    /// Starts the threads, with the fences of this one.
+    pub fn start(
+        sources: Arc<SourceRegistry>,
+        disks: Arc<ServedDisks>,
+        clock: Arc<dyn Clock>,
+    ) -> std::io::Result<Self> {
+        let findings = Arc::<HealthFindings>::default();
+        let ((queues_end, queues_over), (files_end, files_over)) = (channel(), channel());
+        let (found, theirs) = (Arc::clone(&findings), Arc::clone(&disks));
+        let watch = move || watch_queues(&sources, &theirs, &*clock, &found, &queues_over);
+        Builder::new().name("queue watch".to_owned()).spawn(watch)?;
+        let found = Arc::clone(&findings);
+        let watch = move || watch_files(&disks, &found, &files_over);
+        Builder::new().name("file watch".to_owned()).spawn(watch)?;
+        Ok(Self { findings, _ends: [queues_end, files_end] })
+    }
+
+    /// What was found the last time.
+    pub fn findings(&self) -> &Arc<HealthFindings> {
+        &self.findings
+    }
+}
+
+/// Waits for the next look; whether there is to be one.
+fn goes_on(over: &Receiver<()>) -> bool {
+    over.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout)
+}
+
+fn watch_queues(
+    sources: &SourceRegistry,
+    disks: &ServedDisks,
+    clock: &dyn Clock,
+    findings: &HealthFindings,
+    over: &Receiver<()>,
+) {
+    let (mut watch, mut rate) = (StallWatch::default(), LogRateLimit::default());
+    while goes_on(over) {
+        let now = clock.now();
+        let disks = disks.all();
+        let mut sources = sources.all();
+        // Workers of jobs have names like queues.
+        sources.retain(|source| disks.iter().any(|disk| disk.id == source.name().export));
+        for source in watch.unsure(&sources, now) {
+            source.bring_up_to_date();
+        }
+        let news = watch.look(&sources, now);
+        for sentence in news.stalls() {
+            if let Some(left_out) = rate.admit(now) {
+                tracing::warn!("{sentence}{}", LeftOut(left_out));
+            }
+        }
+        for sentence in news.ends() {
+            if let Some(left_out) = rate.admit(now) {
+                tracing::info!("{sentence}{}", LeftOut(left_out));
+            }
+        }
+        *lock(&findings.stalled) = watch.stalled(now);
+    }
+}
+
+fn watch_files(disks: &ServedDisks, findings: &HealthFindings, over: &Receiver<()>) {
+    while goes_on(over) {
+        let examined = |disk: &Arc<exports::ExportedDisk>| (disk.id.clone(), disk.size.examine());
+        let found = disks.all().iter().map(examined).collect();
+        *lock(&findings.storage) = found;
+    }
+}
+
+/// How many sentences were left out before this one.
+struct LeftOut(u64);
+
+impl std::fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            0 => Ok(()),
+            count => write!(f, " ({count} lines about queues were left out before)"),
+        }
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().expect("no holder of this lock panics")
+}

@@ -1,0 +1,98 @@
+//! What no request tells, and is said and shown all the same: a file that has another size, one that is gone, a queue that
+//! gets no answer.
+
+use testkit::client::{Request, Segment};
+
+use super::*;
+
+const DIFFERENCE: &str = "ringloom_export_size_difference_bytes{export=\"e0\"}";
+
+#[test]
+fn a_raw_file_that_changes_its_size_is_told_and_one_that_goes_too() {
+    let bench = Bench::new().expect("a directory");
+    with(&ringloom(), |_| {
+        let (server, socket) = (start(&bench, &[])?, bench.path("m.sock"));
+        let disk = disk(&bench);
+        let client = write(&disk, 1)?;
+        let image = std::fs::File::options().write(true).open(disk.image())?;
+        image.set_len(3 << 20)?;
+        wait_for(&socket, DIFFERENCE, f64::from(2 << 20))?;
+        let path = disk.image().display().to_string();
+        let grown = format!(
+            "export e0: {path} has grown from 1048576 to 3145728 bytes, and its client has not been told"
+        );
+        server.wait_for_log(&grown, LIMIT)?;
+        // As it is told.
+        let mut qmp = QmpClient::connect(&monitor_socket(&bench))?;
+        qmp.execute("block_resize", &json!({"node-name": "file-e0", "size": 3 << 20}))?;
+        wait_for(&socket, DIFFERENCE, 0.0)?;
+        image.set_len(1 << 20)?;
+        let text = wait_for(&socket, DIFFERENCE, -f64::from(2 << 20))?;
+        let size = "ringloom_export_size_bytes{export=\"e0\"}";
+        ensure!(value(&text, size) == Some(f64::from(3 << 20)), "{text}");
+        server.wait_for_log("has shrunk from 3145728 to 1048576 bytes below its disk", LIMIT)?;
+        image.set_len(3 << 20)?;
+        wait_for(&socket, DIFFERENCE, 0.0)?;
+        server.wait_for_log("is as large as its disk again", LIMIT)?;
+        let removed = "ringloom_export_image_removed{export=\"e0\"}";
+        ensure!(value(&scrape(&socket)?, removed) == Some(0.0), "not there yet");
+        std::fs::remove_file(disk.image())?;
+        wait_for(&socket, removed, 1.0)?;
+        server.wait_for_log(&format!("export e0: {path} was removed or replaced"), LIMIT)?;
+        let told = server.log().matches("its client has not been told").count();
+        ensure!(told == 1, "said {told} times: {}", server.log());
+        drop(client);
+        stop(server, &[&socket]).map(drop)
+    });
+}
+
+/// Requests of 64 KiB count as 64, and one passes in a second. What is said after half a minute is waited for by hand only:
+/// `RINGLOOM_LONG_STALL=1`.
+#[test]
+fn a_queue_without_an_answer_is_shown_and_told() {
+    let is_long = std::env::var_os("RINGLOOM_LONG_STALL").is_some();
+    let bench = Bench::new().expect("a directory");
+    with(&ringloom(), |_| {
+        let more = [
+            "--object",
+            "throttle-group,id=g,limits.iops-total=1,limits.iops-size=1024",
+            "--blockdev",
+            "throttle,node-name=slow,throttle-group=g,file.driver=null-co,file.size=1048576",
+            "--export",
+            &format!(
+                "vhost-user-blk,id=e1,node-name=slow,writable=on,addr.type=unix,addr.path={}",
+                bench.text("e1.sock")
+            ),
+        ];
+        let (server, socket) = (start(&bench, &more)?, bench.path("m.sock"));
+        let mut client = Client::connect(&bench.path("e1.sock"), Shape::small())?;
+        for token in 0..2 {
+            let segments = vec![Segment { offset: 0, length: 65536 }];
+            client.submit(0, &Request::Read { offset: 0, segments }, token)?;
+        }
+        client.kick(0)?;
+        let line = "ringloom_queue_stalled_seconds{export=\"e1\",queue=\"0\"}";
+        let least = if is_long { 30.0 } else { 2.0 };
+        let text = poll_until("a stall", 3 * LIMIT, || {
+            let text = scrape(&socket)?;
+            Ok(value(&text, line).is_some_and(|stalled| stalled >= least).then_some(text))
+        })?;
+        ensure!(
+            value(&text, "ringloom_queue_in_flight{export=\"e1\",queue=\"0\"}") >= Some(1.0),
+            "{text}"
+        );
+        if is_long {
+            let said = "got no answer for 30 s: storage does not answer, or a limit holds them";
+            server.wait_for_log(said, LIMIT)?;
+            ensure!(server.log().matches("got no answer").count() == 1, "{}", server.log());
+            ensure!(
+                server.log().contains("WARN export e1: queue 0 on main has"),
+                "{}",
+                server.log()
+            );
+            server.wait_for_log("export e1: queue 0 goes on, after ", 3 * LIMIT)?;
+        }
+        drop(client);
+        stop(server, &[&socket]).map(drop)
+    });
+}
