@@ -3,6 +3,7 @@
 //! Invariants: everything fits into [`WIDTH_MIN`] × [`HEIGHT_MIN`]; in less it is said that there is no room. Nothing is told by a
 //! colour alone.
 
+mod ascii;
 mod header;
 mod help;
 mod panels;
@@ -17,7 +18,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Clear, Paragraph, Wrap};
 
 pub(crate) use self::theme::Theme;
-use self::theme::Tone;
+use self::theme::{Letters, Tone};
 use crate::app::App;
 use crate::troubles::{Severity, Trouble};
 use crate::views::Table;
@@ -29,8 +30,16 @@ pub(crate) const HEIGHT_MIN: u16 = 10;
 /// From this height on there are panels below the table.
 const PANELS_FROM: u16 = 36;
 
-/// Draws all of it.
+/// Draws all of it, in letters that the terminal knows.
 pub(crate) fn draw(frame: &mut Frame<'_>, app: &mut App, now: Duration, theme: Theme) {
+    draw_all(frame, app, now, theme);
+    match theme.letters {
+        Letters::Utf8 => {}
+        Letters::Ascii => ascii::replace(frame.buffer_mut()),
+    }
+}
+
+fn draw_all(frame: &mut Frame<'_>, app: &mut App, now: Duration, theme: Theme) {
     let area = frame.area();
     frame.render_widget(Clear, area);
     if area.width < WIDTH_MIN || area.height < HEIGHT_MIN {

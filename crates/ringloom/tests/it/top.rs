@@ -23,7 +23,9 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// A daemon with two exports on one of two iothreads, and monitors: one that may do everything, one that is read-only.
 fn serve(bench: &Bench) -> Result<Server> {
-    image::create_sparse(&bench.path("disk.img"), 64 << 20)?;
+    if !bench.path("disk.img").exists() {
+        image::create_filled(&bench.path("disk.img"), 64 << 20, 7)?;
+    }
     let words = [
         "--chardev",
         "socket,id=top,path=top-qmp.sock,server=on,wait=off",
@@ -75,6 +77,7 @@ fn command(bench: &Bench, line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringloom"));
     command.arg("top").args(line.split_whitespace()).current_dir(bench.path(""));
     command.env_remove("RINGLOOM_MONITOR").env_remove("NO_COLOR").env("TERM", "xterm-256color");
+    command.env("LC_ALL", "C.UTF-8");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

@@ -6,6 +6,7 @@ use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{KeyCode, KeyEvent};
 use ratatui::style::{Color, Modifier};
 
+use super::theme::Colours;
 use super::*;
 use crate::app::tests::app;
 use crate::fleet::News;
@@ -13,6 +14,9 @@ use crate::snapshot::Queue;
 use crate::views::tests::snapshot;
 
 const NOW: Duration = Duration::from_secs(2);
+
+const COLOURS: Theme = Theme { colours: Colours::Some, letters: Letters::Utf8 };
+const PLAIN: Theme = Theme { colours: Colours::None, letters: Letters::Ascii };
 
 fn buffer(app: &mut App, (width, height): (u16, u16), now: Duration, theme: Theme) -> Buffer {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("memory");
@@ -22,7 +26,7 @@ fn buffer(app: &mut App, (width, height): (u16, u16), now: Duration, theme: Them
 
 /// The lines of a screen, without blanks at their ends.
 fn lines(app: &mut App, size: (u16, u16)) -> Vec<String> {
-    let buffer = buffer(app, size, NOW, Theme::Colours);
+    let buffer = buffer(app, size, NOW, COLOURS);
     let line = |row| {
         let cells = (0..size.0).map(|column| buffer[(column, row)].symbol());
         cells.collect::<String>().trim_end().to_owned()
@@ -84,7 +88,7 @@ fn in_too_small_a_terminal_it_is_said() {
 fn what_is_wrong_is_seen_first() {
     let now = Duration::from_secs(14);
     let mut app = hung();
-    let buffer = buffer(&mut app, (80, 24), now, Theme::Colours);
+    let buffer = buffer(&mut app, (80, 24), now, COLOURS);
     let row = |row: u16| (0..80).map(|column| buffer[(column, row)].symbol()).collect::<String>();
     assert!(row(0).contains("1 BAD"), "{}", row(0));
     let told = "!! export vm2: queue 3: 16 requests open, none answered for 12 s";
@@ -97,11 +101,12 @@ fn what_is_wrong_is_seen_first() {
 
 #[test]
 fn without_colours_it_is_told_as_well() {
-    let buffer = buffer(&mut hung(), (80, 24), Duration::from_secs(14), Theme::Plain);
+    let buffer = buffer(&mut hung(), (80, 24), Duration::from_secs(14), PLAIN);
     let is_coloured = |it: &ratatui::buffer::Cell| it.fg != Color::Reset || it.bg != Color::Reset;
     assert!(!buffer.content().iter().any(is_coloured));
     assert!(buffer[(0, 3)].modifier.contains(Modifier::BOLD));
     assert_eq!(buffer[(0, 3)].symbol(), "!");
+    assert!(buffer.content().iter().all(|it| it.symbol().is_ascii()));
 }
 
 #[test]

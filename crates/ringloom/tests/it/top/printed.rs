@@ -105,6 +105,26 @@ fn clients_come_back(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
+/// A job that is slowed down has the rate that it is slowed down to.
+fn jobs_have_rates(bench: &Bench) -> Result<()> {
+    let mut qmp = QmpClient::connect(&monitor_socket(bench))?;
+    let target = json!({"driver": "null-co", "node-name": "target", "size": 64 << 20});
+    qmp.execute("blockdev-add", &target)?;
+    let backup = json!({
+        "job-id": "j", "device": "disk", "target": "target", "sync": "full", "speed": 4 << 20,
+    });
+    qmp.execute("blockdev-backup", &backup)?;
+    let text = said(bench, "--once --json -i 1 top-qmp.sock")?;
+    let found: Value = serde_json::from_str(&text).context(text)?;
+    let job = &found["daemons"][0]["jobs"][0];
+    let is_it = job["job"] == "j" && job["type"] == "backup" && job["status"] == "running";
+    ensure!(is_it && job["speed"] == 4 << 20 && job["total-progress"] == 64 << 20, "{job}");
+    ensure!((1e6..2e7).contains(&number(job, "rate-per-s")?), "{job}");
+    ensure!((1.0..80.0).contains(&number(job, "left-s")?), "{job}");
+    qmp.execute("job-cancel", &json!({"id": "j"}))?;
+    qmp.event("BLOCK_JOB_CANCELLED").map(drop)
+}
+
 #[test]
 fn what_is_printed_is_what_the_daemon_counts() {
     with(&ringloom(), |_| {
@@ -115,6 +135,7 @@ fn what_is_printed_is_what_the_daemon_counts() {
             tables_and_lines(&bench)
         })?;
         clients_come_back(&bench)?;
+        jobs_have_rates(&bench)?;
         // Both daemons' monitors of a directory: those called so, and not the disks' sockets.
         let both = said(&bench, "--once -i 0.2 .")?;
         ensure!(both.contains("DAEMON") && both.contains("top-qmp  vm1"), "{both}");

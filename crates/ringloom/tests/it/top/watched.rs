@@ -9,22 +9,25 @@ use super::{command, quick, serve, under_load};
 use crate::control::monitor_socket;
 use crate::support::{ringloom, stop, with};
 
-/// The cells of the row that begins with a name.
+/// The cells of the row that begins with a name, without its mark.
 fn row<'a>(shown: &'a str, name: &str) -> Vec<&'a str> {
-    let rows = shown.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let is_its = |cells: &Vec<&str>| {
-        let names = cells.iter().filter(|it| !it.starts_with('!'));
-        names.into_iter().next() == Some(&name)
+    let cells = |line: &'a str| {
+        let cells = line.split_whitespace();
+        cells.skip_while(|it| it.starts_with('!')).collect::<Vec<_>>()
     };
-    let mut found = rows.filter(is_its);
+    let mut found = shown.lines().map(cells).filter(|it| it.first() == Some(&name));
     found.next().unwrap_or_default()
+}
+
+/// Whether requests of the export are seen.
+fn is_busy(shown: &str) -> bool {
+    row(shown, "vm1").get(1).is_some_and(|iops| !matches!(*iops, "-" | "0"))
 }
 
 fn queues_are_seen_and_moved(bench: &Bench) -> Result<()> {
     let socket = monitor_socket(bench);
     let mut top = Terminal::start(&command(bench, &quick(&socket)), (80, 24))?;
-    let busy = |shown: &str| row(shown, "vm1").iter().any(|it| it.ends_with('k'));
-    let shown = top.wait_for("a busy export", busy)?;
+    let shown = top.wait_for("a busy export", is_busy)?;
     ensure!(row(&shown, "idle").contains(&"client"), "{shown}");
     ensure!(shown.contains("2 exports  2 queues"), "{shown}");
     ensure!(top.is_taken() && top.has_colours(), "it is not drawn:\n{shown}");
@@ -48,7 +51,7 @@ fn queues_are_seen_and_moved(bench: &Bench) -> Result<()> {
     top.wait_for_text("ringloom top needs 60 × 10")?;
     top.resize(120, 40)?;
     top.press("1")?;
-    top.wait_for("the panel", |shown| shown.contains("── iothreads ") && busy(shown))?;
+    top.wait_for("the panel", |shown| shown.contains("── iothreads ") && is_busy(shown))?;
     top.press("q")?;
     ensure!(top.wait()?.success(), "q is no failure");
     top.check_given_back()
@@ -56,10 +59,11 @@ fn queues_are_seen_and_moved(bench: &Bench) -> Result<()> {
 
 fn a_read_only_monitor_is_enough(bench: &Bench) -> Result<()> {
     let mut watched = command(bench, &quick(&bench.path("top-qmp.sock")));
-    watched.env("NO_COLOR", "1");
+    watched.env("NO_COLOR", "1").env("LC_ALL", "C");
     let mut top = Terminal::start(&watched, (100, 24))?;
-    top.wait_for("a busy export", |shown| row(shown, "vm1").iter().any(|it| it.ends_with('k')))?;
-    ensure!(!top.has_colours(), "NO_COLOR is not heard");
+    top.wait_for("a busy export", is_busy)?;
+    let shown = top.shown()?;
+    ensure!(!top.has_colours() && shown.is_ascii(), "NO_COLOR and LC_ALL are not heard:\n{shown}");
     top.press("2m")?;
     top.wait_for_text("move queue")?;
     top.press("t0\r")?;
