@@ -1,4 +1,4 @@
-//! The commands of the project: `cargo xtask check`, `test`, `bench`, `conform`, `crash`, `fuzz`,
+//! The commands of the project: `cargo xtask check`, `test`, `bench`, `conform`, `crash`, `dist`, `fuzz`,
 //! `hostile`, `tidy`, `install` and those of `rounds`.
 //!
 //! Limits: `check`, `tidy` and `install` take no arguments; what CI runs is what a developer runs.
@@ -15,6 +15,7 @@ mod bench;
 mod check;
 mod conform;
 mod crash;
+mod dist;
 mod fuzz;
 mod hostile;
 mod install;
@@ -37,6 +38,7 @@ commands:
   conform  stack nodes at random and check every byte; --help shows its options
   databases [--rounds N] databases in guests whose disks are kept, copied and moved, N times (1)
   crash    kill ringloom under load and check every byte; --help shows its options
+  dist     make the Debian package and what belongs to it; --help shows its options
   test     install what the tests need, then check and every test; what CI runs
            [--changed [COMMIT]]  only what a change since COMMIT (where the branch left main) can break
   fuzz     [--seconds N] [TARGET…]  run fuzz targets, N seconds each (20)
@@ -58,6 +60,8 @@ enum Command {
     /// With the arguments of the campaign.
     Crash(Vec<String>),
     Test(test::Scope),
+    /// With the arguments of the program that makes packages.
+    Dist(Vec<String>),
     Fuzz(fuzz::Plan),
     /// With the arguments of the campaign.
     Hostile(Vec<String>),
@@ -79,6 +83,7 @@ fn parse(arguments: &[String]) -> Result<Command, String> {
         "check" => Command::Check,
         "conform" => return Ok(Command::Conform(rest.to_vec())),
         "crash" => return Ok(Command::Crash(rest.to_vec())),
+        "dist" => return Ok(Command::Dist(rest.to_vec())),
         "test" => return test::Scope::parse(rest).map(Command::Test),
         "fuzz" => return fuzz::Plan::parse(rest).map(Command::Fuzz),
         "hostile" => return Ok(Command::Hostile(rest.to_vec())),
@@ -104,6 +109,7 @@ fn run(command: Command) -> Result<()> {
         Command::Check => check::run(&workspace),
         Command::Conform(arguments) => conform::run(&workspace, &arguments),
         Command::Crash(arguments) => crash::run(&workspace, &arguments),
+        Command::Dist(arguments) => dist::run(&workspace, &arguments),
         Command::Test(scope) => test::run(&workspace, &scope),
         Command::Fuzz(plan) => fuzz::run(&workspace, &plan),
         Command::Hostile(arguments) => hostile::run(&workspace, &arguments),
@@ -155,6 +161,7 @@ mod tests {
         check(&["crash", "--rounds", "9"], {
             Ok(Command::Crash(vec!["--rounds".to_owned(), "9".to_owned()]))
         });
+        check(&["dist", "--image"], Ok(Command::Dist(vec!["--image".to_owned()])));
         check(&["test"], Ok(Command::Test(test::Scope::Everything)));
         check(&["test", "--changed", "v1"], {
             Ok(Command::Test(test::Scope::Changed(Some("v1".to_owned()))))

@@ -8,25 +8,25 @@ use std::path::Path;
 use options::nearest;
 
 /// The program's own name.
-pub(crate) const PROGRAM: &str = "ringloom";
+pub const PROGRAM: &str = "ringloom";
 
 /// The name under which the program is a drop-in replacement.
 const DROP_IN: &str = "qemu-storage-daemon";
 
 /// How the program was invoked: its name, the subcommand and its arguments.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Invocation {
+pub struct Invocation {
     /// The name for messages.
-    pub(crate) program: &'static str,
+    pub program: &'static str,
     /// What to do.
-    pub(crate) subcommand: Subcommand,
+    pub subcommand: Subcommand,
     /// What belongs to the subcommand.
-    pub(crate) rest: Vec<OsString>,
+    pub rest: Vec<OsString>,
 }
 
 /// The subcommands of `ringloom`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Subcommand {
+pub enum Subcommand {
     /// Serve disks.
     Serve,
     /// Say what a line of `serve` would do.
@@ -51,7 +51,7 @@ pub(crate) enum Subcommand {
 
 /// A command line without a known subcommand.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum InvocationError {
+pub enum InvocationError {
     /// No subcommand.
     Nothing,
     /// No such subcommand.
@@ -82,9 +82,7 @@ impl Display for InvocationError {
 }
 
 /// Finds the subcommand. `help serve` is `serve --help`.
-pub(crate) fn read(
-    arguments: impl IntoIterator<Item = OsString>,
-) -> Result<Invocation, InvocationError> {
+pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Invocation, InvocationError> {
     let mut arguments = arguments.into_iter();
     let name = arguments.next().unwrap_or_default();
     if Path::new(&name).file_name() == Some(OsStr::new(DROP_IN)) {
@@ -136,7 +134,7 @@ fn find(word: &OsStr) -> Result<Subcommand, InvocationError> {
 }
 
 /// The help of the program as a whole, ending in a newline.
-pub(crate) fn help() -> String {
+pub fn help() -> String {
     format!(
         "\
 Usage: {PROGRAM} COMMAND [OPTIONS]

@@ -5,7 +5,6 @@
 //! Not here: the options of `serve` (`options`), `tune` and `report` (`tuner`).
 #![forbid(unsafe_code)]
 
-mod arguments;
 mod log;
 mod output;
 
@@ -15,11 +14,14 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use arguments::{Invocation, Subcommand};
 use clap::Parser;
 use ctl::{CtlEnd, WrongUsage};
 use daemon::{Log, ServeError, close_inherited};
 use options::ServeCommand;
+use ringloom::arguments::{self, Invocation, Subcommand};
+use ringloom::commands::{
+    ConvertCommand, CtlCommand, MapCommand, ReportCommand, TopCommand, TuneCommand,
+};
 use top::TopEnd;
 
 fn main() -> ExitCode {
@@ -84,54 +86,6 @@ fn run_check(arguments: Vec<OsString>) -> ExitCode {
     let report = daemon::check(*plan);
     let printed = output::print(&report.text());
     if report.is_servable() { printed } else { ExitCode::FAILURE }
-}
-
-/// Measures a disk with different numbers of iothreads and recommends one
-#[derive(Debug, Parser)]
-#[command(name = "ringloom tune", version)]
-struct TuneCommand {
-    #[command(flatten)]
-    arguments: tuner::TuneArgs,
-}
-
-/// Renders what ringloom tune measured
-#[derive(Debug, Parser)]
-#[command(name = "ringloom report", version)]
-struct ReportCommand {
-    #[command(flatten)]
-    arguments: tuner::ReportArgs,
-}
-
-/// Controls a running daemon over its monitor
-#[derive(Debug, Parser)]
-#[command(name = "ringloom ctl", version)]
-struct CtlCommand {
-    #[command(flatten)]
-    arguments: ctl::CtlArgs,
-}
-
-/// Shows live what the queues, iothreads and jobs of running daemons do
-#[derive(Debug, Parser)]
-#[command(name = "ringloom top", version)]
-struct TopCommand {
-    #[command(flatten)]
-    arguments: top::TopArgs,
-}
-
-/// Copies a disk into another one
-#[derive(Debug, Parser)]
-#[command(name = "ringloom convert", version)]
-struct ConvertCommand {
-    #[command(flatten)]
-    arguments: convert::ConvertArgs,
-}
-
-/// Says what the bytes of a disk are, without reading them
-#[derive(Debug, Parser)]
-#[command(name = "ringloom map", version)]
-struct MapCommand {
-    #[command(flatten)]
-    arguments: convert::MapArgs,
 }
 
 fn run_convert(arguments: Vec<OsString>) -> ExitCode {

@@ -73,6 +73,24 @@ pub(crate) const NEEDS: &[Need] = &[
         why: "a database in a guest whose disk is kept, copied and moved",
     },
     Need {
+        package: "mandoc",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["mandoc"]),
+        why: "looks for what is wrong with manual pages",
+    },
+    Need {
+        package: "man-db",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["man"]),
+        why: "the same, as whoever reads them sees them",
+    },
+    Need {
+        package: "dpkg-dev",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["dpkg-shlibdeps"]),
+        why: "which libraries the package of the program needs",
+    },
+    Need {
         package: "sqlite3",
         origin: Origin::Release,
         proof: Proof::Commands(&["sqlite3"]),

@@ -45,6 +45,7 @@ const TABLE: &[Row] = &[
         ],
         &[],
     ),
+    row("dist", &["options", "ringloom"], &[]),
     row("ringloom", &["convert", "ctl", "daemon", "options", "top", "tuner"], &[]),
     row("top", &["ctl"], &[]),
     row("ctl", &["convert", "qcow2"], &[]),
