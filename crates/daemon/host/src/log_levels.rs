@@ -20,6 +20,7 @@ pub const LOG_PARTS: &[&str] = &[
     "iothread",
     "kernel_io",
     "layers",
+    "metrics",
     "monitor",
     "nbd_client",
     "nbd_server",
