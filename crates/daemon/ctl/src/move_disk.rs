@@ -1,7 +1,7 @@
 //! `ringloom ctl move-disk`: a disk moves to another file while it is used: a mirror, a comparison if that is asked for, a switch.
 //!
 //! Invariants: until the switch is asked for, whoever is interrupted leaves the disk where it is, and a job that goes on, as is said;
-//! a file that was made for a move that fails is removed. Afterwards nothing is taken back: it may be what guests write.
+//! a file that was made for a move that fails is removed, and a daemon that dies until then does not need it. Afterwards nothing is taken back: it may be what guests write.
 
 use std::fs;
 use std::sync::atomic::AtomicBool;
@@ -192,7 +192,7 @@ impl Move<'_> {
         let _over = client.ask("job-cancel", &json!({"id": id}));
         let _over = client.ask("job-dismiss", &json!({"id": id}));
         remove(client, &self.new);
-        // A daemon that has ended looks for it when it is started again.
+        // A daemon that has ended may have made the switch before.
         let is_closed = Inventory::read(client).is_ok_and(|it| it.node(&self.new).is_none());
         let gone = match is_closed && fs::remove_file(&self.path).is_ok() {
             true => format!(", and {} is gone", self.path),
@@ -265,6 +265,7 @@ fn make(client: &mut QmpClient, node: &str, path: &str, format: Format, size: u6
             let below = format!("{node}-file");
             let mut file = file;
             file["node-name"] = below.as_str().into();
+            file["ringloom-volatile"] = true.into();
             client.ask("blockdev-add", &file)?;
             let image = json!({"driver": "qcow2", "file": below, "size": size});
             let made = create(client, &id, &image);
@@ -275,5 +276,7 @@ fn make(client: &mut QmpClient, node: &str, path: &str, format: Format, size: u6
     };
     added["node-name"] = node.into();
     added["discard"] = "unmap".into();
+    // Until an export stands on it a daemon that is started again does not look for it.
+    added["ringloom-volatile"] = true.into();
     client.ask("blockdev-add", &added).map(drop)
 }

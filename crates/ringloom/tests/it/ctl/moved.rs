@@ -1,4 +1,5 @@
-//! `ringloom ctl move-disk --verify`: what is compared before the switch, and what of it differs; who interrupts it.
+//! `ringloom ctl move-disk --verify`: what is compared before the switch, and what of it differs; who interrupts it, and daemons
+//! that die meanwhile.
 
 use std::os::unix::fs::FileExt;
 use std::process::Child;
@@ -25,6 +26,11 @@ fn serve(bench: &Bench) -> Result<(Server, Vec<u8>)> {
     let mut content = image::create_filled(&bench.path("disk"), SIZE / 2, 0x77)?;
     std::fs::File::options().write(true).open(bench.path("disk"))?.set_len(SIZE as u64)?;
     content.resize(SIZE, 0);
+    Ok((serve_again(bench)?, content))
+}
+
+/// A daemon with the same line, which goes on with what was kept.
+fn serve_again(bench: &Bench) -> Result<Server> {
     let second = format!("socket,id=qmp2,path={},server=on,wait=off", bench.text("qmp2.sock"));
     let export = format!(
         "vhost-user-blk,id=vm1,node-name=disk,writable=on,num-queues=2,addr.type=unix,addr.path={}",
@@ -36,7 +42,7 @@ fn serve(bench: &Bench) -> Result<(Server, Vec<u8>)> {
     let export = vec!["--export".to_owned(), export];
     let arguments = [monitor(bench), state(bench), line, export].concat();
     let sockets = [bench.path("s"), bench.path("qmp2.sock"), monitor_socket(bench)];
-    Ok((ringloom().start(&arguments, &sockets)?, content))
+    ringloom().start(&arguments, &sockets)
 }
 
 /// The job that moves the disk, as the second monitor sees it, once something is so.
@@ -156,4 +162,48 @@ fn interrupted(bench: &Bench) -> Result<()> {
 fn a_move_that_is_interrupted_says_what_is_left() {
     let bench = Bench::new().unwrap();
     interrupted(&bench).unwrap_or_else(|error| panic!("{error:#}"));
+}
+
+/// The daemon is killed before the switch, and what was to be the new disk vanishes: it serves the old one again. After the switch
+/// it serves the new one.
+fn killed(bench: &Bench) -> Result<()> {
+    for format in ["raw", "qcow2"] {
+        let (mut server, content) = serve(bench)?;
+        let line = format!("move-disk vm1 --to new.img --format {format} --speed 64k");
+        let child = command(bench, &monitor_socket(bench), &line).spawn()?;
+        wait_for(bench, "a job", |job| job["offset"].as_u64() > Some(0))?;
+        server.kill()?;
+        let output = child.wait_with_output()?;
+        ensure!(output.status.code() == Some(1), "{}", output.status);
+        drop(server);
+        std::fs::remove_file(bench.path("new.img"))?;
+        let server = serve_again(bench)?;
+        ensure!(
+            server.log().contains("mirrors node 'disk' to node 'disk-moved'"),
+            "it is not said"
+        );
+        let list = json(bench, &monitor_socket(bench), "list exports")?;
+        ensure!(list[0]["node-name"] == "disk", "{list}");
+        stop(server, &[&bench.path("s")])?;
+        ensure!(std::fs::read(bench.path("disk"))? == content, "the disk has changed");
+        for file in ["state", "disk"] {
+            std::fs::remove_file(bench.path(file))?;
+        }
+    }
+    let (mut server, content) = serve(bench)?;
+    said(bench, &monitor_socket(bench), "move-disk vm1 --to new.img --format raw")?;
+    server.kill()?;
+    drop(server);
+    let server = serve_again(bench)?;
+    let list = json(bench, &monitor_socket(bench), "list exports")?;
+    ensure!(list[0]["node-name"] == "disk-moved", "{list}");
+    stop(server, &[&bench.path("s")])?;
+    ensure!(std::fs::read(bench.path("new.img"))? == content, "the disk has changed");
+    Ok(())
+}
+
+#[test]
+fn a_daemon_that_is_killed_before_the_switch_does_not_need_the_target() {
+    let bench = Bench::new().unwrap();
+    killed(&bench).unwrap_or_else(|error| panic!("{error:#}"));
 }
