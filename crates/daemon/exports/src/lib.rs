@@ -46,7 +46,7 @@ pub use guest_memory::{GuestMemoryOptions, MemoryDirectoryError};
 pub use inherited_socket::{
     InheritedSocketError, descriptor_number, path_of_listener, stream_listener_at,
 };
-pub use nbd_export_options::{ExportedBitmap, NBD, NbdExportOptions};
+pub use nbd_export_options::{ExportedBitmap, MissingBitmaps, NBD, NbdExportOptions};
 pub use socket::{
     ExportSocket, SocketError, SocketIdentity, address, group_number, stream_socket,
     wait_until_unserved,

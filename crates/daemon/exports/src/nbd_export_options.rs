@@ -3,7 +3,7 @@
 //! Limits: names and descriptions of 4096 bytes (the NBD protocol's limit of a string).
 //! Not here: where the server listens (`--nbd-server`).
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use syntax::{ArgumentError, Keys, OptionFields, TextOrObject, ValueType, optional, required};
 
 use crate::export_keys::EXPORT_KEYS;
@@ -53,8 +53,19 @@ pub struct NbdExportOptions {
     pub description: Option<String>,
     /// Whether clients may ask how deep in the backing chain data lie (`qemu:allocation-depth`).
     pub allocation_depth: bool,
-    /// The dirty bitmaps that clients may ask about (`qemu:dirty-bitmap:NAME`). Not kept for a restart, as most bitmaps.
+    /// The dirty bitmaps that clients may ask about (`qemu:dirty-bitmap:NAME`).
     pub bitmaps: Vec<ExportedBitmap>,
+    /// What becomes of the export if one of them cannot be shown.
+    pub missing_bitmaps: MissingBitmaps,
+}
+
+/// What becomes of an export one of whose bitmaps cannot be shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MissingBitmaps {
+    /// It is not made.
+    Refused,
+    /// It is made without that bitmap, which is said: most bitmaps do not outlive the daemon that an export was kept by.
+    LeftOut,
 }
 
 /// A text that the protocol cannot carry.
@@ -66,6 +77,14 @@ struct TooLong {
 }
 
 impl ExportedBitmap {
+    /// As it is written.
+    fn written(&self) -> Value {
+        match &self.node {
+            None => self.name.as_str().into(),
+            Some(node) => json!({"node": node, "name": self.name}),
+        }
+    }
+
     fn read(written: TextOrObject) -> Result<Self, ArgumentError> {
         match written {
             TextOrObject::Text(name) => Ok(Self { node: None, name }),
@@ -90,7 +109,8 @@ impl NbdExportOptions {
         let allocation_depth = fields.flag("allocation-depth")?.unwrap_or(false);
         let all = fields.names_or_objects("bitmaps")?.unwrap_or_default();
         let bitmaps = all.into_iter().map(ExportedBitmap::read).collect::<Result<_, _>>()?;
-        Ok(Self { name, description, allocation_depth, bitmaps })
+        let missing_bitmaps = MissingBitmaps::Refused;
+        Ok(Self { name, description, allocation_depth, bitmaps, missing_bitmaps })
     }
 
     pub(crate) fn write(&self, written: &mut Map<String, Value>) {
@@ -99,11 +119,17 @@ impl NbdExportOptions {
             written.insert("description".to_owned(), description.as_str().into());
         }
         written.insert("allocation-depth".to_owned(), self.allocation_depth.into());
+        if !self.bitmaps.is_empty() {
+            let all: Vec<Value> = self.bitmaps.iter().map(ExportedBitmap::written).collect();
+            written.insert("bitmaps".to_owned(), all.into());
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use crate::{ExportKind, ExportOptions};
 
     #[test]
@@ -116,6 +142,7 @@ mod tests {
         let long = parse(&format!(",name={}", "x".repeat(4097))).unwrap_err();
         assert_eq!(long.to_string(), "parameter name has 4097 bytes; the limit is 4096");
         let bitmaps = parse(",bitmaps.0=b,bitmaps.1.node=n,bitmaps.1.name=c").unwrap();
+        assert_eq!(bitmaps.written()["bitmaps"], json!(["b", {"node": "n", "name": "c"}]));
         let ExportKind::Nbd(own) = bitmaps.kind else { panic!("it is one") };
         let [b, c] = &own.bitmaps[..] else { panic!("there are two") };
         assert_eq!((&b.node, &b.name[..]), (&None, "b"));

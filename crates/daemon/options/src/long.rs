@@ -1,7 +1,7 @@
 //! The long form: qemu-storage-daemon's `--object`, `--blockdev` and `--export`, in order.
 
 use control::Configuration;
-use exports::ExportOptions;
+use exports::{ExportKind, ExportOptions, MissingBitmaps};
 use graph::{Blockdev, GraphModel, ObjectOptions};
 use nbd_server::NbdServerOptions;
 use serde_json::Value;
@@ -83,8 +83,11 @@ pub fn restored(
                 "--object" => ObjectOptions::parse(&text).map(PlanStep::Object),
                 "--blockdev" => Blockdev::parse(&text).map(PlanStep::Blockdev),
                 _ => export(&text).map(|mut export| {
-                    if let Some(own) = export.vhost_user_blk_mut() {
-                        (own.socket.mode, own.socket.group) = rights.clone();
+                    match &mut export.kind {
+                        ExportKind::VhostUserBlk(own) => {
+                            (own.socket.mode, own.socket.group) = rights.clone();
+                        }
+                        ExportKind::Nbd(own) => own.missing_bitmaps = MissingBitmaps::LeftOut,
                     }
                     PlanStep::Export(export)
                 }),

@@ -8,8 +8,8 @@
 use std::path::{Path, PathBuf};
 
 use exports::{
-    ExportKind, ExportOptions, LOGICAL_BLOCK_BYTES, NbdExportOptions, SocketOptions,
-    VhostUserBlkOptions, check_num_queues, check_socket_path,
+    ExportKind, ExportOptions, LOGICAL_BLOCK_BYTES, MissingBitmaps, NbdExportOptions,
+    SocketOptions, VhostUserBlkOptions, check_num_queues, check_socket_path,
 };
 use graph::{BaseOptions, Driver, ObjectKind, ObjectOptions, PollOptions, PoolOptions};
 use kernel_io::FileKind;
@@ -171,6 +171,7 @@ impl ShortForm {
                 description: None,
                 allocation_depth: false,
                 bitmaps: Vec::new(),
+                missing_bitmaps: MissingBitmaps::Refused,
             };
             let id = if device.is_some() { format!("{id}-nbd") } else { id };
             export(id, self.nbd_writable, ExportKind::Nbd(own))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bitmaps::{BitmapRefusal, BusyBitmap, NodeBitmaps};
 use block::{Access, Claim, Permissions, Rights};
-use exports::{ExportKind, ExportOptions, ExportedBitmap};
+use exports::{ExportKind, ExportOptions, ExportedBitmap, MissingBitmaps};
 use graph::Activity;
 use nbd_server::EXPORT_BITMAPS_MAX;
 
@@ -69,7 +69,18 @@ impl DaemonState {
             }
             Ok(bitmap)
         };
-        own.bitmaps.iter().map(take).collect()
+        let mut shown = Vec::new();
+        for wanted in &own.bitmaps {
+            match (take(wanted), own.missing_bitmaps) {
+                (Ok(bitmap), _) => shown.push(bitmap),
+                (Err(error), MissingBitmaps::Refused) => return Err(error),
+                (Err(error), MissingBitmaps::LeftOut) => {
+                    let (id, name) = (&options.id, &wanted.name);
+                    tracing::warn!("export {id}: does not show bitmap '{name}' any more: {error}");
+                }
+            }
+        }
+        Ok(shown)
     }
 
     /// The set that has that bitmap.

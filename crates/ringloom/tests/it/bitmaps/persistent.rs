@@ -6,6 +6,7 @@ use std::time::Duration;
 use testkit::deadline::poll_until;
 
 use super::*;
+use crate::control::state;
 use crate::support::qemu_img;
 
 /// A daemon with the image `a.qcow2` of a bench as node `d`.
@@ -163,4 +164,49 @@ fn a_bitmap_of_a_killed_daemon_can_only_be_removed() {
         return;
     }
     killed().unwrap_or_else(|error| panic!("{error:#}"));
+}
+
+/// An export that is kept shows what is left of its bitmaps.
+fn shown_again() -> Result<()> {
+    let bench = Bench::new()?;
+    qemu_img(&bench, "create -q -f qcow2 a.qcow2 8M")?;
+    let arguments = [monitor(&bench), state(&bench)].concat();
+    let start = |bench: &Bench| ringloom().start(&arguments, &[monitor_socket(bench)]);
+    let server = start(&bench)?;
+    let client = QmpClient::connect(&monitor_socket(&bench))?;
+    let mut daemon = Daemon { bench, server, client };
+    let address = json!({"type": "unix", "data": {"path": daemon.nbd_socket()}});
+    daemon.run("nbd-server-start", json!({"addr": address}))?;
+    let file = json!({"driver": "file", "filename": daemon.bench.text("a.qcow2")});
+    daemon.run("blockdev-add", json!({"driver": "qcow2", "node-name": "d", "file": file}))?;
+    daemon.bitmap("add", &json!({"name": "stored", "persistent": true}))?;
+    daemon.bitmap("add", &json!({"name": "lost"}))?;
+    let export = json!({
+        "type": "nbd", "id": "d", "node-name": "d", "writable": true,
+        "bitmaps": ["stored", {"node": "d", "name": "lost"}],
+    });
+    daemon.run("block-export-add", export)?;
+    daemon.writes(&["write 64k 64k".to_owned()])?;
+    for round in 0..2 {
+        let Daemon { bench, server, client } = daemon;
+        drop(client);
+        stop(server, &[])?;
+        let server = start(&bench)?;
+        let client = QmpClient::connect(&monitor_socket(&bench))?;
+        daemon = Daemon { bench, server, client };
+        let said = "export d: does not show bitmap 'lost' any more: Dirty bitmap 'lost' not found";
+        daemon.server.wait_for_log(said, Duration::from_secs(10))?;
+        let nodes = daemon.run("query-named-block-nodes", json!({"flat": true}))?;
+        let mut nodes = nodes.as_array().context("nodes")?.iter();
+        let node = nodes.find(|node| node["node-name"] == "d").context("the node")?;
+        let bitmaps = &node["dirty-bitmaps"];
+        let is_shown = bitmaps[0]["name"] == "stored" && bitmaps[0]["busy"] == true;
+        ensure!(is_shown && bitmaps[0]["count"] == 65536, "round {round}: {bitmaps}");
+    }
+    ended(daemon).map(drop)
+}
+
+#[test]
+fn an_export_that_is_kept_shows_what_is_left_of_its_bitmaps() {
+    shown_again().unwrap_or_else(|error| panic!("{error:#}"));
 }
