@@ -2,6 +2,7 @@
 //!
 //! Guests write in a known order, so each backup has to be a prefix of what they wrote, later ones no shorter.
 
+mod at_once;
 mod interrupted;
 mod quiet;
 mod remote;

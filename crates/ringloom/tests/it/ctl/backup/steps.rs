@@ -85,3 +85,42 @@ fn steps() -> Result<()> {
 fn a_client_that_dies_at_any_step_loses_nothing() {
     steps().unwrap_or_else(|error| panic!("{error:#}"));
 }
+
+/// It dies when one of two files has its name: that one is whole, the other one is none, and the next backup has both.
+fn between_names() -> Result<()> {
+    let mut place = Place::new()?;
+    place.backup("a b")?;
+    for disk in ["a", "b"] {
+        place.write(disk, 4096, 1)?;
+    }
+    dies(&place, "a b", "Named")?;
+    let rows = place.list()?;
+    let newest = |rows: &[Value], disk: &str| -> Result<Vec<u8>> {
+        let row = rows.iter().rfind(|it| it["disk"] == disk && it["whole"] == true);
+        bytes_of(&place.bench, &file(row.context("none is whole")?)?)
+    };
+    let count = |rows: &[Value], disk: &str| {
+        rows.iter().filter(|it| it["disk"] == disk && it["whole"] == true).count()
+    };
+    ensure!((count(&rows, "a"), count(&rows, "b")) == (2, 1), "{rows:?}");
+    ensure!(newest(&rows, "a")?[4096..4608] == stamp(1), "the write is lost");
+    ensure!(newest(&rows, "b")?[4096..4608] == stamp(0), "it has the name of the one before");
+    for disk in ["a", "b"] {
+        place.write(disk, 8192, 2)?;
+    }
+    let said = place.backup("a b")?;
+    ensure!(!said.contains("full"), "{said}");
+    let rows = place.list()?;
+    ensure!((count(&rows, "a"), count(&rows, "b")) == (3, 2), "{rows:?}");
+    for disk in ["a", "b"] {
+        let bytes = newest(&rows, disk)?;
+        ensure!(bytes[4096..4608] == stamp(1) && bytes[8192..8704] == stamp(2), "{disk}: lost");
+    }
+    place.check_clean()?;
+    place.stop()
+}
+
+#[test]
+fn a_client_that_dies_between_two_names_leaves_one_backup_and_no_half() {
+    between_names().unwrap_or_else(|error| panic!("{error:#}"));
+}
