@@ -59,6 +59,7 @@ const TABLE: &[Row] = &[
             "host",
             "iothread",
             "kernel_io",
+            "layers",
             "options",
             "qcow2",
             "request_path",

@@ -32,6 +32,10 @@ pub struct ConvertArgs {
     #[arg(long, requires = "into_existing")]
     pub target_is_zero: bool,
 
+    /// Compress what is written to a qcow2 target, as far as its clusters shrink by that
+    #[arg(short = 'c', long)]
+    pub compress: bool,
+
     /// Compare source and target afterwards, byte by byte
     #[arg(long)]
     pub verify: bool,

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use block::{ByteCount, DiskSize, SECTOR_BYTES};
+use block::{ByteCount, DiskSize, Node, SECTOR_BYTES};
 use copy::{CopyAction, CopyJob, CopyProgress, CopySettings, TargetContent};
 use graph::BaseOptions;
 use indicatif::BinaryBytes;
@@ -40,7 +40,13 @@ pub(crate) fn copy_disk(
     let base = BaseOptions { cache_direct: arguments.direct, ..BaseOptions::DEFAULT };
     let bytes = source.node.size().0.0;
     let (target, made) = open_target(disks, arguments, source, base)?;
-    let nodes = [source, &target].map(|disk| Arc::clone(&disk.node));
+    let mut nodes = [source, &target].map(|disk| Arc::clone(&disk.node));
+    let mut target_unit = 1;
+    if arguments.compress {
+        let compressing = disks.compressing(&target).with_context(|| arguments.target.clone())?;
+        target_unit = compressing.limits().allocation_unit.get().into();
+        nodes[1] = Arc::new(compressing);
+    }
     let mut settings = CopySettings {
         action: CopyAction::Copy,
         bytes,
@@ -51,6 +57,7 @@ pub(crate) fn copy_disk(
             TargetContent::Zeroes
         },
         zero_unit: arguments.sparse,
+        target_unit,
         bytes_per_second: arguments.rate,
     };
     let threads = threads(arguments.threads);

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use block::{Access, Claim, Clock, DiskSize, Node, Permissions, Rights, SystemClock};
 use graph::{BaseOptions, Blockdev, Graph, NamedFilesPolicy, StorageWatchdog};
 use kernel_io::FileTable;
+use layers::CompressNode;
 use options::image_node;
 use qcow2::CreateOptions;
 use serde_json::json;
@@ -126,6 +127,14 @@ impl Disks {
         let name = blockdev.node_name.get_or_insert_with(|| "held".to_owned()).clone();
         self.graph.add(&blockdev)?;
         self.claim(&name, Rights { uses: Permissions::WRITES, shares: Permissions::NONE })
+    }
+
+    /// A disk as one that compresses what is written to it.
+    pub(crate) fn compressing(&self, disk: &Disk) -> Result<CompressNode> {
+        let image = self.graph.compressing_image(disk.node.name());
+        let image = image.context("a target of that format cannot be compressed (qcow2 can)")?;
+        let cluster = image.limits().discard_granularity;
+        Ok(CompressNode::new(Arc::clone(&disk.node), cluster)?)
     }
 
     /// A disk of which direct I/O does not reach the last bytes would be copied without them.

@@ -63,6 +63,7 @@ pub fn flatten(order: &Flattening<'_>) -> Result<Flattened> {
         target_format: order.format.to_owned(),
         into_existing: order.into_existing,
         target_is_zero: false,
+        compress: false,
         verify: true,
         rate: None,
         threads: None,

@@ -29,6 +29,7 @@ pub fn map(arguments: &MapArgs) -> Result<()> {
         target_bytes: bytes,
         target: TargetContent::Unknown,
         zero_unit: 4096,
+        target_unit: 1,
         bytes_per_second: None,
     };
     let job = CopyJob::new(settings, Arc::clone(&disks.clock));

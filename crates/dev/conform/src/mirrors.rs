@@ -86,6 +86,7 @@ impl JobCopier {
             target_bytes: bytes,
             target: TargetContent::Unknown,
             zero_unit: 4096,
+            target_unit: 1,
             bytes_per_second: None,
         };
         let copied = BacklogCopy {

@@ -155,3 +155,83 @@ pub(crate) fn runs_of(range: &Range<u64>, memory: &[u8]) -> (Vec<(Range<u64>, Bl
     }
     (runs, at)
 }
+
+/// What was said of the first of these bytes, which begin with a unit, such that each unit is zeroes or data: one that is not all
+/// zeroes is data. And the first byte of which nothing is said then.
+pub(crate) fn whole_units(
+    range: &Range<u64>,
+    told: &[(Range<u64>, BlockStatus)],
+    unit: u64,
+) -> (Vec<(Range<u64>, BlockStatus)>, u64) {
+    let mut units: Vec<(Range<u64>, BlockStatus)> = Vec::new();
+    let mut at = range.start;
+    let mut add = |end: u64, status: BlockStatus| {
+        if end > at {
+            match units.last_mut() {
+                Some((last, same)) if *same == status => last.end = end,
+                Some(_) | None => units.push((at..end, status)),
+            }
+            at = end;
+        }
+    };
+    let up = |byte: u64| byte.next_multiple_of(unit).min(range.end);
+    for (run, status) in told {
+        match status.is_zero {
+            false => add(up(run.end), BlockStatus::DATA),
+            // What its last unit has besides, the next run says.
+            true if run.end < range.end => add(run.end - run.end % unit, BlockStatus::ZEROES),
+            true => add(run.end, BlockStatus::ZEROES),
+        }
+    }
+    if units.is_empty() {
+        // Zeroes, and less than a unit of them: whoever is asked again may say the same.
+        let end = told.last().map_or(range.start, |(run, _)| run.end);
+        return (vec![(range.start..up(end), BlockStatus::DATA)], up(end));
+    }
+    (units, at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(range: Range<u64>, told: &[(u64, bool)], expected: &[(Range<u64>, bool)]) {
+        let mut start = range.start;
+        let mut runs = Vec::new();
+        for (end, is_zero) in told {
+            let status = if *is_zero { BlockStatus::ZEROES } else { BlockStatus::DATA };
+            runs.push((start..*end, status));
+            start = *end;
+        }
+        let (found, at) = whole_units(&range, &runs, 64);
+        let found: Vec<_> = found.into_iter().map(|(run, status)| (run, status.is_zero)).collect();
+        assert_eq!(found, expected);
+        assert_eq!(at, expected.last().expect("something is said").0.end);
+    }
+
+    #[test]
+    fn units_are_zeroes_or_data_and_nothing_is_left_out() {
+        check(0..256, &[(256, true)], &[(0..256, true)]);
+        check(0..256, &[(10, false), (256, true)], &[(0..64, false), (64..256, true)]);
+        check(0..256, &[(10, true), (20, false), (256, true)], &[(0..64, false), (64..256, true)]);
+        check(0..256, &[(70, true), (80, true), (256, false)], &[(0..64, true), (64..256, false)]);
+        check(64..256, &[(130, true), (200, true), (256, true)], &[(64..256, true)]);
+        check(
+            0..256,
+            &[(63, false), (65, false), (256, true)],
+            &[(0..128, false), (128..256, true)],
+        );
+        // The disk ends inside a unit.
+        check(0..200, &[(190, true), (200, false)], &[(0..128, true), (128..200, false)]);
+        check(128..200, &[(200, true)], &[(128..200, true)]);
+    }
+
+    #[test]
+    fn what_is_not_told_to_the_end_of_a_unit_is_asked_again_or_taken_for_data() {
+        check(0..256, &[(100, true)], &[(0..64, true)]);
+        check(0..256, &[(70, false)], &[(0..128, false)]);
+        check(0..256, &[(10, true)], &[(0..64, false)]);
+        check(192..200, &[(195, true)], &[(192..200, false)]);
+    }
+}

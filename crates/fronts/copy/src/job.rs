@@ -75,6 +75,9 @@ pub struct CopySettings {
     pub target: TargetContent,
     /// The shortest run of zeroes that is not copied as data, a power of two of at least 512.
     pub zero_unit: usize,
+    /// The target is written so many bytes at a time, or a multiple, at such places, but for its last bytes: what it stores
+    /// together. A power of two; 1 if it does not matter.
+    pub target_unit: u64,
     /// The most bytes of the disk in a second.
     pub bytes_per_second: Option<u64>,
 }

@@ -7,7 +7,7 @@
 //! Invariants: of a chunk one request is under way; a request that fails ends the job, or what its error policy says, but
 //! for the question what bytes are, whose answer is then taken to be data.
 //! Threads: belongs to the iothread that serves it. Limits: [`SLOTS`] chunks of [`LARGE_CHUNK_BYTES`], with memory for
-//! what is read from each side.
+//! what is read from each side; fewer and larger ones if the target is written more at a time.
 
 mod shares;
 mod verified;
@@ -30,7 +30,7 @@ use request_path::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::chunk::{Chunk, SourceRun, Step, first_difference, request_of, runs_of};
+use crate::chunk::{Chunk, SourceRun, Step, first_difference, request_of, runs_of, whole_units};
 use crate::job::{CopyAction, CopyEnd, CopyError, CopyJob, CopySide, WorkerKick};
 use crate::zeroes::{Part, parts};
 use verified::comparison;
@@ -110,6 +110,11 @@ impl CopyWorker {
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let kick = Arc::new(WorkerKick::new(kick));
         job.enter(&kick);
+        let unit = usize::try_from(job.settings.target_unit).expect("a unit fits memory");
+        let memory_bytes = usize::try_from(job.limits().chunk_bytes)
+            .unwrap_or(usize::MAX)
+            .clamp(MEMORY_BYTES_MIN, LARGE_CHUNK_BYTES)
+            .max(unit);
         Ok(Self {
             job: Arc::clone(job),
             waker: Waker::from(Arc::clone(&kick)),
@@ -125,9 +130,7 @@ impl CopyWorker {
             later: None,
             rest: None,
             spare: Vec::new(),
-            memory_bytes: usize::try_from(job.limits().chunk_bytes)
-                .unwrap_or(usize::MAX)
-                .clamp(MEMORY_BYTES_MIN, LARGE_CHUNK_BYTES),
+            memory_bytes,
             named: Buffers::default(),
             parts: Vec::new(),
         })
@@ -195,7 +198,8 @@ impl CopyWorker {
     /// Whether it may begin something new.
     fn may_begin(&self) -> bool {
         let is_resting = self.later.is_some() || self.rest.is_some();
-        let depth = self.depth.min(self.job.limits().chunks);
+        let in_memory = usize::from(SLOTS) * LARGE_CHUNK_BYTES / self.memory_bytes;
+        let depth = self.depth.min(self.job.limits().chunks).min(in_memory.max(SLOTS_AT_ONCE));
         !is_resting && !self.job.is_paused() && self.open() < depth
     }
 
@@ -236,13 +240,18 @@ impl CopyWorker {
 
     /// What the source says of bytes, record by record; what it does not tell is asked again, or taken for data.
     fn told(&mut self, range: Range<u64>, memory: &[u8], claim: Option<Arc<CopyClaim>>) {
-        let (mut runs, at) = runs_of(&range, memory);
+        let (mut runs, mut at) = runs_of(&range, memory);
+        if claim.is_some() && at < range.end {
+            runs.push((at..range.end, BlockStatus::DATA));
+        }
+        let unit = self.job.settings.target_unit;
+        // Those that are only put into a backlog are asked about again.
+        if unit > 1 && (claim.is_some() || self.job.backlog().is_none()) {
+            (runs, at) = whole_units(&range, &runs, unit);
+        }
         match claim {
             None => self.waiting = self.job.told(runs, at),
             Some(claim) => {
-                if at < range.end {
-                    runs.push((at..range.end, BlockStatus::DATA));
-                }
                 self.job.claim_told(runs.iter().all(|(_, status)| status.is_zero));
                 let run = |(bytes, status)| {
                     let claim = Some(Arc::clone(&claim));
@@ -303,7 +312,9 @@ impl CopyWorker {
         let count = chunk.len();
         let has_zeroes = self.target_is_zero(chunk.claim.as_deref());
         let memory = chunk.source.as_mut().expect("it was read into memory");
-        parts(&memory.bytes()[..count], self.job.settings.zero_unit, &mut self.parts);
+        let settings = &self.job.settings;
+        let unit = usize::try_from(settings.target_unit).expect("a unit fits memory");
+        parts(&memory.bytes()[..count], settings.zero_unit.max(unit), &mut self.parts);
         for Part { bytes, is_zero } in self.parts.drain(..) {
             let disk = chunk.bytes.start + bytes.start as u64..chunk.bytes.start + bytes.end as u64;
             match (is_zero, has_zeroes) {

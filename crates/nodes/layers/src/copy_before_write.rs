@@ -15,8 +15,8 @@
 //! - The disk changes its size: that is refused, since the snapshot has the size of its instant.
 //! - The snapshot's user discards what it has read: nothing of it is copied any more, and reads of it fail.
 //!
-//! Threads: lanes of all iothreads, on either side, share the state. Limits: [`CHUNK_BYTES`] of a copy at a time,
-//! [`COPIED_BYTES`] of a lane.
+//! Threads: lanes of all iothreads, on either side, share the state. Limits: [`CHUNK_BYTES`] of a copy at a time, or what the
+//! target gives a place at once if that is more; [`COPIED_BYTES`] of a lane.
 
 mod lane;
 mod preserving;
@@ -198,7 +198,8 @@ impl Node for CopyBeforeWriteNode {
         let source = snapshot::open_child(&self.child, io)?;
         let target = snapshot::open_child(&self.target, io)?;
         let below = self.child.node().open_lane(io)?;
-        let tasks = PreservingTasks::new(source, target, Arc::clone(&self.state));
+        let unit = u64::from(self.target.node().limits().allocation_unit.get());
+        let tasks = PreservingTasks::new(source, target, Arc::clone(&self.state), unit);
         let policies = (self.access, self.discards);
         Ok(Box::new(CopyBeforeWriteLane::new(
             (below, io),

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod child_node;
+mod compress;
 mod copy_before_write;
 mod copy_on_read;
 mod delay;
@@ -20,6 +21,7 @@ mod stripe;
 mod sync;
 mod throttle;
 
+pub use compress::CompressNode;
 pub use copy_before_write::{
     CbwErrorPolicy, CopyBeforeWriteError, CopyBeforeWriteNode, CopyBeforeWriteSettings, NoSnapshot,
     SnapshotAccessNode, SnapshotState,

@@ -3,11 +3,13 @@
 //!
 //! Where it stands: writes take clusters from a run, for nothing; when the runs are used up, one task
 //! fetches the next ([`Refcounts::reserve`]). What leaves the tables goes into limbo, and is free when
-//! its going is durable and no request can be on its way to it.
+//! its going is durable and no request can be on its way to it. Compressed clusters share clusters (`packing`).
 //!
 //! Invariants: clusters of a run read as zeroes, and their refcounts are durable. A cluster in limbo
 //! keeps its refcount. Crashes leak what is in runs and in limbo.
 //! Threads: any.
+
+mod packing;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,6 +21,8 @@ use tasks::{AsyncChild, AsyncMutex, AsyncMutexGuard};
 use crate::epoch::{Epochs, MappingEpoch};
 use crate::handover::ImageState;
 use crate::refcount::{ClusterReservation, HostClusters, RefcountTablePlace, Refcounts};
+
+use packing::PackedCluster;
 
 /// The first run of an image, in clusters; each is twice as long as the one before.
 const RUN_FIRST: u64 = 16;
@@ -39,6 +43,10 @@ pub(crate) struct ClusterAllocator {
     epochs: Arc<Epochs>,
     runs: Mutex<PreallocatedRuns>,
     refcounts: AsyncMutex<Refcounts>,
+    /// Where the next compressed cluster goes. Taken before the refcounts.
+    packing: AsyncMutex<PackedCluster>,
+    /// How often a cluster was begun for compressed ones.
+    packed: AtomicU64,
     limbo: Mutex<Limbo>,
     /// Whether something in limbo may be free by now. A hint.
     may_reclaim: AtomicBool,
@@ -146,6 +154,8 @@ impl ClusterAllocator {
             epochs,
             runs: Mutex::new(PreallocatedRuns { clean: VecDeque::new(), next: RUN_FIRST }),
             refcounts: AsyncMutex::new(refcounts),
+            packing: AsyncMutex::new(PackedCluster::default()),
+            packed: AtomicU64::new(0),
             limbo: Mutex::default(),
             may_reclaim: AtomicBool::new(false),
             links: AtomicU64::new(0),
@@ -376,6 +386,7 @@ impl ClusterAllocator {
 
     /// What the file does not say. Fails if a write of refcounts has failed.
     pub(crate) async fn state(&self) -> Result<ImageState, FailKind> {
+        let packed = self.packing.take().await.clusters(self.cluster_bits);
         let refcounts = self.refcounts.take().await;
         let (raised, is_written) = refcounts.raised();
         if !is_written {
@@ -385,8 +396,9 @@ impl ClusterAllocator {
             self.limbo().freed.iter().map(|freed| freed.clusters.clone()).collect::<Vec<_>>();
         Ok(ImageState {
             reserved: self.runs().clean.iter().cloned().collect(),
-            // Refcounts that may not be durable yet are lowered like those of what was freed.
-            freed: [freed.as_slice(), raised].concat(),
+            // Refcounts that may not be durable yet are lowered like those of what was freed; and where compressed clusters
+            // went, no more go.
+            freed: [freed.as_slice(), raised, packed.as_slice()].concat(),
             tables_durable: self.table_writes_are_durable(),
         })
     }
@@ -404,6 +416,7 @@ impl ClusterAllocator {
     /// Gives back all that was taken ahead or is in limbo, durably: nothing leaks. Nobody uses the image
     /// any more.
     pub(crate) async fn close(&self, storage: &AsyncChild) -> Result<(), FailKind> {
+        self.end_packing().await;
         self.reclaim(storage, true).await?;
         let clean: Vec<HostClusters> = self.runs().clean.drain(..).collect();
         let mut refcounts = self.refcounts.take().await;

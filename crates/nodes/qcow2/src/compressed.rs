@@ -1,12 +1,14 @@
-//! Compressed clusters: where one is, and what it holds.
+//! Compressed clusters: where one is, what it holds, and how one is made.
 //!
 //! Where it stands: a task that reads a compressed cluster takes its place from the L2 entry
-//! ([`place`]), reads those bytes and has them decoded ([`Decompression`]). The specification is
+//! ([`place`]), reads those bytes and has them decoded ([`Decompression`]). One that writes a cluster has it compressed
+//! ([`compress`]), and the entry say where it is ([`descriptor`]). The specification is
 //! `docs/interop/qcow2.rst`, "Compressed Clusters Descriptor" and `compression_type`.
 //!
 //! Invariants: a cluster is decoded whole or not at all, and never into more memory than a cluster:
-//! the bytes may come from a stranger. Compressed clusters are never written, so what was decoded once
-//! stays right for as long as an entry names it.
+//! the bytes may come from a stranger. The bytes of a compressed cluster are written once, before an entry names them; they
+//! may be those of another one when nobody can find it any more, so who keeps decoded clusters asks whether places were
+//! used again ([`ClusterCache::set_generation`]).
 //! Limits: [`WINDOW_BITS_MAX`] of zstd; [`ClusterCache`] says how much it keeps.
 
 use std::collections::VecDeque;
@@ -14,7 +16,9 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::HostMemory;
-use flate2::{Decompress, FlushDecompress, Status};
+use flate2::{Compress, Compression, FlushCompress, Status};
+use miniz_oxide::inflate::stream::{InflateState, inflate as inflate_stream};
+use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
 use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer};
 
 use crate::header::OFFSET_END;
@@ -22,6 +26,12 @@ use crate::header::OFFSET_END;
 /// The largest window of zstd, 8 MiB: what RFC 8878 (section 3.1.1.1.2) asks decoders to support. A
 /// cluster never needs more than its own 2 MiB.
 const WINDOW_BITS_MAX: u32 = 23;
+
+/// The window of deflate, 4 KiB: all that a reader has to remember, and what QEMU's has.
+const DEFLATE_WINDOW_BITS: u8 = 12;
+
+/// How hard zstd tries: its default, as in QEMU.
+const ZSTD_LEVEL: i32 = 3;
 
 /// How much is decoded in one go, and how much is read for that: an iothread's other requests wait so long.
 const STEP_BYTES: usize = 128 << 10;
@@ -64,6 +74,34 @@ pub(crate) fn place(descriptor: u64, cluster_bits: u32) -> Result<Range<u64>, Co
     Ok(offset..end)
 }
 
+/// The same the other way round: the descriptor of so many bytes, fewer than a cluster has, that begin there. None if they begin
+/// where no descriptor reaches.
+pub(crate) fn descriptor(offset: u64, bytes: u64, cluster_bits: u32) -> Option<u64> {
+    let offset_bits = 62 - (cluster_bits - 8);
+    let sectors = (offset + bytes - 1) / SECTOR - offset / SECTOR;
+    let is_reached = offset < OFFSET_END && offset >> offset_bits == 0;
+    is_reached.then_some(sectors << offset_bits | offset)
+}
+
+/// A whole cluster in fewer bytes than it has; none if it does not shrink.
+pub(crate) fn compress(method: CompressionMethod, cluster: &[u8]) -> Option<Vec<u8>> {
+    let mut compressed = vec![0; cluster.len() - 1];
+    let count = match method {
+        CompressionMethod::Deflate => {
+            let level = Compression::default();
+            let mut stream = Compress::new_with_window_bits(level, false, DEFLATE_WINDOW_BITS);
+            let status = stream.compress(cluster, &mut compressed, FlushCompress::Finish).ok()?;
+            let count = usize::try_from(stream.total_out()).expect("in a buffer");
+            (status == Status::StreamEnd).then_some(count)?
+        }
+        CompressionMethod::Zstd => {
+            zstd_safe::compress(&mut compressed[..], cluster, ZSTD_LEVEL).ok()?
+        }
+    };
+    compressed.truncate(count);
+    Some(compressed)
+}
+
 /// The decompression of one cluster, some bytes at a time. Behind the compressed data there may be anything.
 pub(crate) struct Decompression {
     method: CompressionMethod,
@@ -81,9 +119,10 @@ pub(crate) enum DecodeProgress {
     Whole,
 }
 
-/// The state of the decompression library.
+/// The state of the decompression library: of deflate the one that is written in Rust, since the bytes may come from a
+/// stranger.
 enum Stream {
-    Deflate(Decompress),
+    Deflate(Box<InflateState>),
     /// None if there is no memory for it.
     Zstd(Option<DCtx<'static>>),
 }
@@ -92,7 +131,7 @@ impl Decompression {
     /// Of a cluster with so many bytes.
     pub(crate) fn new(method: CompressionMethod, cluster_bytes: usize) -> Self {
         let stream = match method {
-            CompressionMethod::Deflate => Stream::Deflate(Decompress::new(false)),
+            CompressionMethod::Deflate => Stream::Deflate(InflateState::new_boxed(DataFormat::Raw)),
             CompressionMethod::Zstd => Stream::Zstd(zstd()),
         };
         Self { method, stream, cluster: HostMemory::zeroed(cluster_bytes), read: 0, done: 0 }
@@ -138,15 +177,15 @@ struct DecodeCallResult {
     is_end: bool,
 }
 
-fn inflate(stream: &mut Decompress, input: &[u8], output: &mut [u8]) -> Option<DecodeCallResult> {
-    let before = (stream.total_in(), stream.total_out());
-    let status = stream.decompress(input, output, FlushDecompress::None).ok()?;
-    let count = |after: u64, before: u64| usize::try_from(after - before).expect("in a buffer");
-    Some(DecodeCallResult {
-        read: count(stream.total_in(), before.0),
-        decoded: count(stream.total_out(), before.1),
-        is_end: status == Status::StreamEnd,
-    })
+fn inflate(stream: &mut InflateState, input: &[u8], output: &mut [u8]) -> Option<DecodeCallResult> {
+    let step = inflate_stream(stream, input, output, MZFlush::None);
+    let is_end = match step.status {
+        Ok(MZStatus::StreamEnd) => true,
+        // Nothing more can be done with this input and this output.
+        Ok(MZStatus::Ok) | Err(MZError::Buf) => false,
+        Ok(MZStatus::NeedDict) | Err(_) => return None,
+    };
+    Some(DecodeCallResult { read: step.bytes_consumed, decoded: step.bytes_written, is_end })
 }
 
 fn zstd() -> Option<DCtx<'static>> {
@@ -167,6 +206,8 @@ fn unzstd(context: &mut DCtx<'_>, input: &[u8], output: &mut [u8]) -> Option<Dec
 pub(crate) struct ClusterCache {
     /// The one that was used last is in front.
     clusters: VecDeque<(u64, Rc<HostMemory>)>,
+    /// How often places had been used again when these were decoded.
+    generation: u64,
     bytes_max: usize,
     count_max: usize,
 }
@@ -174,7 +215,15 @@ pub(crate) struct ClusterCache {
 impl ClusterCache {
     /// Keeps so many bytes and clusters, and always the last cluster.
     pub(crate) fn new(bytes_max: usize, count_max: usize) -> Self {
-        Self { clusters: VecDeque::new(), bytes_max, count_max }
+        Self { clusters: VecDeque::new(), generation: 0, bytes_max, count_max }
+    }
+
+    /// Places were used again so often by now: forgets all if that is more than before. Call it after looking at the tables.
+    pub(crate) fn set_generation(&mut self, generation: u64) {
+        if self.generation != generation {
+            self.generation = generation;
+            self.clusters.clear();
+        }
     }
 
     /// The cluster of that descriptor.

@@ -228,6 +228,13 @@ impl Geometry {
         Some(place.start >> self.cluster_bits..place.end.div_ceil(self.cluster_bytes()))
     }
 
+    /// The entry that names compressed data of so many bytes, fewer than a cluster has, that begin there; none if no entry
+    /// reaches so far.
+    pub(crate) fn compressed(self, offset: u64, bytes: u64) -> Option<RawL2Entry> {
+        let descriptor = compressed::descriptor(offset, bytes, self.cluster_bits)?;
+        Some(RawL2Entry { word: COMPRESSED | descriptor, bitmap: 0 })
+    }
+
     pub(crate) fn has_data_file(self) -> bool {
         self.has_data_file
     }

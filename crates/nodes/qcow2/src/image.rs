@@ -10,6 +10,7 @@
 
 pub(crate) mod backing_name;
 mod cut;
+mod file_space;
 pub(crate) mod stored_bitmaps;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,7 +29,7 @@ use crate::geometry::{COPIED, Geometry, GuestCluster, L2Entry, OFFSET, RawL2Entr
 use crate::header::{Header, INCOMPATIBLE_LOW_AT};
 use crate::image_log::ImageLog;
 use crate::overlap::MetadataClusters;
-use crate::refcount::{HostClusters, RefcountTablePlace, Refcounts};
+use crate::refcount::{HostClusters, Refcounts};
 use crate::slice::{CacheLookup, L2Slice, PinnedSlice, SliceCache, WriteResult, WriteTurn};
 use crate::table_reader::{may_have, words, write_table_word};
 
@@ -66,8 +67,8 @@ pub(crate) struct Image {
     is_raw_external: bool,
     /// How clusters are compressed.
     pub(crate) compression: CompressionMethod,
-    /// The bytes of the file when the image was loaded.
-    pub(crate) file_bytes: u64,
+    /// The bytes of the file when the image was loaded, or that were used for compressed clusters since.
+    file_bytes: AtomicU64,
     l1_offset: u64,
     l1: Box<[AtomicU64]>,
     /// One writer of the L1 table at a time.
@@ -144,7 +145,7 @@ impl Image {
             } else {
                 CompressionMethod::Deflate
             },
-            file_bytes: may_have(file_bytes),
+            file_bytes: AtomicU64::new(may_have(file_bytes)),
             l1_offset: header.l1_offset,
             l1: l1.into_iter().map(AtomicU64::new).collect(),
             l1_writes: AsyncMutex::new(()),
@@ -359,29 +360,6 @@ impl Image {
             self.log.corrupt(false, None, what);
             FailKind::Io
         })
-    }
-
-    /// Takes clusters that follow each other and read as zeroes: at most `count`, at least one.
-    pub(crate) async fn take_clusters(
-        &self,
-        storage: &AsyncChild,
-        count: u64,
-    ) -> Result<HostClusters, FailKind> {
-        let space = self.space()?;
-        if let Some(clusters) = space.take_from_runs(count) {
-            return Ok(clusters);
-        }
-        let name = async |table: RefcountTablePlace| self.name_refcount_table(storage, table).await;
-        Box::pin(space.take(storage, count, name)).await
-    }
-
-    async fn name_refcount_table(
-        &self,
-        storage: &AsyncChild,
-        table: RefcountTablePlace,
-    ) -> Result<(), FailKind> {
-        self.change_header(storage, |header| table.write_to(header)).await?;
-        storage.sync().await
     }
 
     /// Changes the first block of the header, in the file.

@@ -164,6 +164,7 @@ impl Qcow2Lane {
                 None
             }
             Operation::Read(bytes) => self.plan_read(bytes),
+            Operation::Write(..) if self.core.compression.is_some() => None,
             Operation::Write(bytes, durability) => self.plan_write(bytes, durability),
             Operation::Status(_)
             | Operation::Discard(..)
@@ -413,6 +414,9 @@ impl Qcow2Lane {
             }
             Operation::Status(bytes) => {
                 self.spawn(mapping, pieces, serve::status(core, request, bytes));
+            }
+            Operation::Write(bytes, durability) if self.core.compression.is_some() => {
+                self.spawn(mapping, pieces, serve::compress(core, request, bytes, durability));
             }
             Operation::Write(bytes, durability) => {
                 self.spawn(mapping, pieces, serve::write(core, request, bytes, durability));

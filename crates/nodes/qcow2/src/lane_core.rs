@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use block::{
-    AfterPiecesAction, Answer, BatchPieces, BufferCopyPolicy, EofPolicy, FailKind,
+    AfterPiecesAction, Answer, BatchPieces, BufferCopyPolicy, ComputeThreads, EofPolicy, FailKind,
     LaneCompletionDecision, Mapping, Operation, Outcome, Piece, Token,
 };
 use tasks::{AsyncChild, RequestParts, YieldQueue};
@@ -35,6 +35,8 @@ pub(crate) struct LaneCore {
     pub(crate) backing: Option<BackingFile>,
     pub(crate) decoder: ClusterDecoder,
     pub(crate) limits: TaskSemaphores,
+    /// Where clusters are compressed that are written, if they are.
+    pub(crate) compression: Option<Arc<dyn ComputeThreads>>,
     pauses: Rc<YieldQueue>,
     state: RefCell<State>,
 }
@@ -113,13 +115,16 @@ impl LaneCore {
         file: AsyncChild,
         data: DataStore,
         backing: Option<BackingFile>,
+        compression: Option<&Arc<dyn ComputeThreads>>,
         pauses: &Rc<YieldQueue>,
     ) -> Self {
         let epochs = image.epochs.join();
         let state = RefCell::new(State { epochs, open: Vec::new(), answers: Vec::new() });
         let (decoder, limits, pauses) =
             (ClusterDecoder::new(), TaskSemaphores::default(), Rc::clone(pauses));
-        Self { image, file, data, backing, decoder, limits, pauses, state }
+        // Data that are in a file of their own are what they are there.
+        let compression = compression.filter(|_| data.kind == DataLocation::Inside).cloned();
+        Self { image, file, data, backing, decoder, limits, compression, pauses, state }
     }
 
     /// Has the table that names these clusters be ours.

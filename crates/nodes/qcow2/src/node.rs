@@ -570,9 +570,10 @@ impl Node for Qcow2Node {
             }
             None => return Err(failed(io::Error::other("the image is not claimed"))),
         };
+        let below = io.plain();
         let open = |node: &Arc<dyn Node>| {
             let alignment = node.limits().request_alignment.get();
-            Ok::<_, LaneError>(AsyncChild::new(node.open_lane(io)?, io, alignment.into()))
+            Ok::<_, LaneError>(AsyncChild::new(node.open_lane(&below)?, &below, alignment.into()))
         };
         let file = open(&shared.children.file.node())?;
         let backing = match &*shared.lock_backing() {
@@ -582,7 +583,6 @@ impl Node for Qcow2Node {
                 Some(BackingFile { storage: open(&node)?, size: node.size().0.0 })
             }
         };
-        let discards = shared.settings.discards;
         let data = match &shared.children.data_file {
             None => DataStore { storage: file.clone(), kind: DataLocation::Inside },
             Some(child) => {
@@ -592,7 +592,7 @@ impl Node for Qcow2Node {
             }
         };
         let tasks = TaskExecutor::new(io.waker().clone());
-        let core = LaneCore::new(image, file, data, backing, tasks.pauses());
-        Ok(Box::new(Qcow2Lane::new(core, tasks, access, discards)))
+        let core = LaneCore::new(image, file, data, backing, io.compression(), tasks.pauses());
+        Ok(Box::new(Qcow2Lane::new(core, tasks, access, shared.settings.discards)))
     }
 }

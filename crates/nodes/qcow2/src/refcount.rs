@@ -510,6 +510,18 @@ impl Refcounts {
         Ok(())
     }
 
+    /// Counts a cluster once more that is in use; not yet written. Whether its refcount can say that.
+    pub(crate) async fn share(
+        &mut self,
+        storage: &AsyncChild,
+        cluster: u64,
+    ) -> Result<bool, FailKind> {
+        if self.get(storage, cluster).await? == self.most() {
+            return Ok(false);
+        }
+        self.raise(storage, cluster..cluster + 1).await.map(|()| true)
+    }
+
     /// Counts each cluster once less. Those that nobody uses any more are free. Their references must
     /// be gone, durably. Not yet written.
     pub(crate) async fn lower(

@@ -3,6 +3,7 @@
 //! Where it stands in the life of a request: its lane holds it; the task answers it through
 //! [`LaneCore`], at once or in rounds.
 
+mod compress;
 mod compressed;
 mod read;
 mod status;
@@ -16,6 +17,7 @@ use tasks::RequestParts;
 
 use crate::lane_core::{LaneCore, ServedRequest};
 
+pub(crate) use compress::compress;
 pub(crate) use compressed::ClusterDecoder;
 pub(crate) use read::read;
 pub(crate) use status::status;

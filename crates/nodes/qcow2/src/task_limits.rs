@@ -11,12 +11,17 @@ const LARGE_MAX: usize = 32;
 /// How many bytes a lane copies at once, and tables that it copies.
 const COPIED_MAX: usize = 8 << 20;
 
+/// How many bytes a lane has in memory that it compresses; they take as much again at most when they are compressed.
+const COMPRESSING_MAX: usize = 8 << 20;
+
 /// How many compressed clusters a lane has in memory to be decoded.
 const COMPRESSED_MAX: usize = 8;
 
 /// The semaphores that bound what the tasks of one lane do at once.
 #[derive(Debug)]
 pub(crate) struct TaskSemaphores {
+    /// In bytes.
+    pub(crate) compressing: Semaphore,
     pub(crate) large: Semaphore,
     /// In bytes.
     pub(crate) copied: Semaphore,
@@ -28,6 +33,7 @@ pub(crate) struct TaskSemaphores {
 impl Default for TaskSemaphores {
     fn default() -> Self {
         Self {
+            compressing: Semaphore::new(COMPRESSING_MAX),
             large: Semaphore::new(LARGE_MAX),
             copied: Semaphore::new(COPIED_MAX),
             compressed: Semaphore::new(COMPRESSED_MAX),

@@ -20,8 +20,8 @@ use std::task::{Context, Poll, Waker};
 
 use crate::answer_memory::MemoryCounter;
 use crate::{
-    AnswerBuffer, AnswerMemoryError, Buffers, Channel, ChannelId, FailKind, HostMemory, Lane,
-    LaneError, Node, Operation, Outcome, Piece,
+    AnswerBuffer, AnswerMemoryError, Buffers, Channel, ChannelId, ComputeThreads, FailKind,
+    HostMemory, Lane, LaneError, Node, Operation, Outcome, Piece,
 };
 
 /// What a lane uses of its iothread: internal I/O, memory for its answers, and a waker that has it called. Clones share
@@ -31,6 +31,8 @@ pub struct LaneContext {
     shared: Rc<Shared>,
     waker: Waker,
     stage: NodeClaimState,
+    /// Where what is written is compressed, if it is.
+    compression: Option<Arc<dyn ComputeThreads>>,
 }
 
 /// Whether the nodes are claimed that a lane is opened on.
@@ -62,7 +64,8 @@ impl LaneContext {
     /// The same, of an iothread that numbers the channels of all its lanes so.
     pub fn numbered(waker: Waker, numbers: &ChannelIds) -> Self {
         let shared = Shared { numbers: numbers.clone(), ..Shared::default() };
-        Self { shared: Rc::new(shared), waker, stage: NodeClaimState::Claimed }
+        let stage = NodeClaimState::Claimed;
+        Self { shared: Rc::new(shared), waker, stage, compression: None }
     }
 
     /// The same for a thread that owns no ring and looks at nodes before anybody claims them: it only reads,
@@ -75,6 +78,24 @@ impl LaneContext {
     /// Whether nodes may not be claimed.
     pub fn is_before_claim(&self) -> bool {
         self.stage == NodeClaimState::Unclaimed
+    }
+
+    /// The same for lanes whose writes are stored compressed where the format below can do that; these threads do it (QEMU's
+    /// BDRV_REQ_WRITE_COMPRESSED, of all writes).
+    #[must_use]
+    pub fn compressing(&self, threads: &Arc<dyn ComputeThreads>) -> Self {
+        Self { compression: Some(Arc::clone(threads)), ..self.clone() }
+    }
+
+    /// The same for the lanes below a format, which decides itself what they are asked.
+    #[must_use]
+    pub fn plain(&self) -> Self {
+        Self { compression: None, ..self.clone() }
+    }
+
+    /// The threads that compress what is written, if it is to be compressed.
+    pub fn compression(&self) -> Option<&Arc<dyn ComputeThreads>> {
+        self.compression.as_ref()
     }
 
     /// For lanes that neither have internal I/Os nor wait for other threads.
@@ -114,6 +135,12 @@ impl LaneContext {
     /// Counts memory for one answer, whose pieces name it with [`crate::Target::Memory`].
     pub fn keep(&self, memory: Rc<HostMemory>) -> Result<AnswerBuffer, AnswerMemoryError> {
         self.shared.kept.add(memory)
+    }
+
+    /// Counts memory of so many bytes that a write is copied into, or a part of one, whose pieces name it with
+    /// [`crate::Target::Memory`].
+    pub fn capture(&self, bytes: usize) -> Result<AnswerBuffer, AnswerMemoryError> {
+        self.shared.kept.capture(bytes)
     }
 
     /// How many bytes answers keep now.

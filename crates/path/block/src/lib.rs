@@ -15,6 +15,7 @@ mod channel;
 mod child;
 mod claim;
 mod clock;
+mod compute;
 mod delay_queue;
 mod extent;
 mod failure;
@@ -41,6 +42,7 @@ pub use channel::{
 pub use child::Child;
 pub use claim::{Access, Claim, ClaimError, ClaimGuard, RetryHint, Rights, TakeoverOwner};
 pub use clock::{Clock, SystemClock};
+pub use compute::{Computation, ComputeThreads, ComputeWork, compute};
 pub use delay_queue::DelayQueue;
 pub use extent::{ByteCount, ByteOffset, DiskSize, Extent, OutOfRange, SECTOR_BYTES, Sector};
 pub use failure::IoFailure;

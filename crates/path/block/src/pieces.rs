@@ -4,7 +4,7 @@
 //! its own by their range. The list keeps its room from batch to batch, so a warm iothread allocates
 //! nothing for an answer.
 
-use crate::{AnswerBuffer, BlockStatus, ByteCount, ByteOffset, ChannelId};
+use crate::{AnswerBuffer, BlockStatus, Buffers, ByteCount, ByteOffset, ChannelId};
 
 /// The most pieces one answer has: a request of 256 MiB in the smallest chunks of a stripe. It bounds
 /// what a hostile request makes the daemon remember.
@@ -26,7 +26,7 @@ pub enum StorageId {
     Channel(ChannelId),
 }
 
-/// Where the bytes of a piece are: in a file, nowhere, or in memory.
+/// Where the bytes of a piece are or go: in a file, nowhere, or in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// At this place of a file. For a flush: the file whose data is to be made durable.
@@ -47,7 +47,8 @@ pub enum Target {
     Zeroes,
     /// Nowhere: reads leave the memory as it is, changes are done already.
     Nothing,
-    /// In memory. Only of reads.
+    /// In memory. Only of reads, which are copied out of it, and of writes, which are copied into it
+    /// ([`crate::LaneContext::capture`]).
     Memory {
         /// The memory.
         memory: AnswerBuffer,
@@ -123,12 +124,20 @@ impl Piece {
     /// The bytes, if they are in memory.
     pub fn in_memory(&self) -> Option<&[u8]> {
         match &self.target {
-            Target::Memory { memory, offset } => Some(memory.get(*offset, self.count)),
+            Target::Memory { memory, offset } => memory.get(*offset, self.count),
             Target::File { .. }
             | Target::Channel { .. }
             | Target::Zeroes
             | Target::Nothing
             | Target::Status(_) => None,
+        }
+    }
+
+    /// Copies so many bytes of a write to where they go, if that is memory: from `from` on in the piece.
+    pub fn put_in_memory(&self, write: &Buffers, from: usize, count: usize) {
+        if let Target::Memory { memory, offset } = &self.target {
+            let skip = usize::try_from(self.skip).expect("64-bit host") + from;
+            memory.put(*offset as usize + from, write, skip, count);
         }
     }
 }

@@ -3,13 +3,14 @@
 //! Where it stands in the life of a request: a format holds a request and has a task serve it ([`TaskExecutor`]). The
 //! task asks the children ([`AsyncChild`], [`ChildMapBatch`]), has its own I/O carried out, and collects what its request is to
 //! be carried out on ([`RequestParts`]). Tasks take turns ([`AsyncMutex`], [`Semaphore`], [`YieldQueue`]). A thread
-//! that owns no ring does the same with [`ControlExecutor`].
+//! that owns no ring does the same with [`ControlExecutor`]. What takes long is computed by other threads ([`ComputePool`]).
 //!
 //! Not here: what a format does with it (`qcow2`), I/O (`kernel_io`).
 
 #![forbid(unsafe_code)]
 
 mod child_io;
+mod compute_threads;
 mod control_executor;
 mod executor;
 mod map_batch;
@@ -20,6 +21,7 @@ pub use child_io::{
     AsyncChild, ChildMapAnswer, ChildMapReply, CompletionNotice, HeldChildOperation, NoticeReply,
     extent,
 };
+pub use compute_threads::ComputePool;
 pub use control_executor::ControlExecutor;
 pub use executor::{AsyncMutex, AsyncMutexGuard, TaskExecutor, block_on};
 pub use map_batch::{ChildMapBatch, is_over};

@@ -9,7 +9,7 @@ use block::{Access, Node};
 use layers::RecorderNode;
 use qcow2::Qcow2Node;
 
-use super::{FilterKind, Graph, GraphChange, ImplicitFilter};
+use super::{FilterKind, Graph, GraphChange, ImplicitFilter, NodeInfo};
 use crate::drivers::MadeNode;
 use crate::model::{ChildRole, Edge, ModelError, NodeUser};
 
@@ -99,6 +99,22 @@ impl Graph {
             }
             match self.below(at) {
                 [edge] if edge.role.is_same_disk() => at = &edge.node,
+                _ => return None,
+            }
+        }
+    }
+
+    /// The image that can compress what is written to a node: itself, or what filters lead down to that pass on how it is to be
+    /// stored (QEMU's `bdrv_supports_compressed_writes`).
+    pub fn compressing_image(&self, name: &str) -> Option<&Arc<Qcow2Node>> {
+        let mut at = name;
+        loop {
+            let NodeInfo { driver, image, .. } = self.node_info(at).ok()?;
+            if let Some(image) = image {
+                return Some(image).filter(|image| !image.header().features.external_data);
+            }
+            match self.below(at) {
+                [edge] if matches!(driver, "throttle" | "copy-on-read") => at = &edge.node,
                 _ => return None,
             }
         }

@@ -136,10 +136,7 @@ pub(super) fn read(
 ) -> Result<ReadBackup, QmpError> {
     let (id, settings) = block_job_settings(fields)?;
     let (sync, bitmap) = sync(fields, word)?;
-    if fields.flag("compress")?.unwrap_or(false) {
-        let desc = format!("Compression is not supported for this drive {source}");
-        return Err(QmpError::generic(desc));
-    }
+    let compress = fields.flag("compress")?.unwrap_or(false);
     let on_cbw_error = match fields.word("on-cbw-error")? {
         Some("break-snapshot") => CbwErrorPolicy::BreakSnapshot,
         _ => CbwErrorPolicy::BreakGuestWrite,
@@ -155,6 +152,7 @@ pub(super) fn read(
         target,
         sync,
         bitmap,
+        compress,
         speed: settings.speed,
         on_source_error,
         on_target_error,

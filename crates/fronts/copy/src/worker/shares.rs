@@ -87,7 +87,8 @@ impl CopyWorker {
     fn chunk_bytes(&self) -> u64 {
         let (large, limit) = (LARGE_CHUNK_BYTES as u64, self.job.limits().chunk_bytes);
         let is_large = self.depth == self.chunks.len() && self.job.rate.burst_bytes() >= large;
-        limit.min(if is_large { large } else { CHUNK_BYTES as u64 })
+        let most = limit.min(if is_large { large } else { CHUNK_BYTES as u64 });
+        most.max(self.job.settings.target_unit)
     }
 
     /// Whether the job's rate allows so many bytes now. What guests wait for is let through as a whole, or given back.

@@ -37,6 +37,7 @@ fn worker(
         target_bytes: DISK,
         target: TargetContent::Unknown,
         zero_unit: 4096,
+        target_unit: 1,
         bytes_per_second,
     };
     let backlog = BacklogCopy {

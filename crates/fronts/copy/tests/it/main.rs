@@ -93,7 +93,15 @@ impl Scene {
 fn settings(action: CopyAction, bytes: usize, target: TargetContent) -> CopySettings {
     let bytes = bytes as u64;
     let target_bytes = bytes.next_multiple_of(512);
-    CopySettings { action, bytes, target_bytes, target, zero_unit: 4096, bytes_per_second: None }
+    CopySettings {
+        action,
+        bytes,
+        target_bytes,
+        target,
+        zero_unit: 4096,
+        target_unit: 1,
+        bytes_per_second: None,
+    }
 }
 
 fn job(settings: CopySettings) -> Arc<CopyJob> {

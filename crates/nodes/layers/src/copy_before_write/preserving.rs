@@ -20,15 +20,24 @@ pub(super) struct PreservingTasks {
     pub(super) source: AsyncChild,
     pub(super) target: AsyncChild,
     pub(super) state: Arc<SnapshotState>,
+    /// How many bytes are copied at a time: at least what the target gives a place at once.
+    chunk_bytes: u64,
     room: Semaphore,
     /// Those that are over, by number.
     over: RefCell<Vec<(u64, Result<(), FailKind>)>>,
 }
 
 impl PreservingTasks {
-    pub(super) fn new(source: AsyncChild, target: AsyncChild, state: Arc<SnapshotState>) -> Self {
+    /// On a target that gives so many bytes a place at once.
+    pub(super) fn new(
+        source: AsyncChild,
+        target: AsyncChild,
+        state: Arc<SnapshotState>,
+        target_unit: u64,
+    ) -> Self {
         let (room, over) = (Semaphore::new(COPIED_BYTES), RefCell::default());
-        Self { source, target, state, room, over }
+        let chunk_bytes = CHUNK_BYTES.max(target_unit);
+        Self { source, target, state, chunk_bytes, room, over }
     }
 
     /// Preserves the clusters of these bytes, and says under this number how that ended.
@@ -49,7 +58,7 @@ impl PreservingTasks {
 
     async fn preserve(&self, bytes: &Range<u64>) -> Result<(), FailKind> {
         let clusters = self.state.clusters_of(bytes);
-        let most = CHUNK_BYTES.max(self.state.cluster_bytes());
+        let most = self.chunk_bytes.max(self.state.cluster_bytes());
         let mut at = clusters.start;
         while let Some(run) = self.state.next_pending(at..clusters.end) {
             // Nothing is worth copying any more.
@@ -65,7 +74,7 @@ impl PreservingTasks {
 
     /// Preserves what is pending of these whole clusters.
     async fn preserve_chunk(&self, chunk: Range<u64>) -> Result<(), FailKind> {
-        let count = (chunk.end - chunk.start).min(CHUNK_BYTES);
+        let count = (chunk.end - chunk.start).min(self.chunk_bytes);
         let _memory = self.room.take(usize::try_from(count).expect("a chunk fits memory")).await;
         let _locked = self.state.lock(chunk.clone()).await;
         let mut at = chunk.start;
@@ -74,7 +83,7 @@ impl PreservingTasks {
             at = run.end;
             let mut from = run.start;
             while from < run.end {
-                let end = run.end.min(from + CHUNK_BYTES);
+                let end = run.end.min(from + self.chunk_bytes);
                 self.copy(from..end).await?;
                 from = end;
             }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-use flate2::{Compress, Compression, FlushCompress};
+use flate2::{Decompress, FlushDecompress};
 use testkit::rng::Rng;
 
 /// A cluster that compresses well, but not to nothing.
@@ -15,6 +15,7 @@ fn cluster(bytes: usize) -> Vec<u8> {
     cluster
 }
 
+/// As others compress, who need not care how large it gets.
 fn compress(method: CompressionMethod, cluster: &[u8]) -> Vec<u8> {
     let mut compressed = vec![0; cluster.len() * 2 + 1024];
     let count = match method {
@@ -54,6 +55,64 @@ fn a_place_ends_with_its_last_sector() {
     let reserved = 1 << 56;
     assert_eq!(place(reserved, 9), Err(CompressedError::Place { descriptor: reserved }));
     assert_eq!(place(1 << 49 | 512, 21), Ok(512..1536));
+}
+
+#[test]
+fn a_descriptor_names_the_sectors_that_bytes_are_in() {
+    let check = |offset, bytes, bits, expected: Option<Range<u64>>| {
+        let found = descriptor(offset, bytes, bits).map(|it| place(it, bits).unwrap());
+        assert_eq!(found, expected, "{bytes} bytes at {offset:#x}");
+    };
+    check(0x5_0000, 1, 16, Some(0x5_0000..0x5_0200));
+    check(0x5_0000, 513, 16, Some(0x5_0000..0x5_0400));
+    check(0x5_01ff, 1, 16, Some(0x5_01ff..0x5_0200));
+    check(0x5_01ff, 2, 16, Some(0x5_01ff..0x5_0400));
+    check(0x5_01ff, 65535, 16, Some(0x5_01ff..0x6_0200));
+    check(700, 511, 9, Some(700..1536));
+    check((1 << 49) - 512, (2 << 20) - 1, 21, Some((1 << 49) - 512..(1 << 49) + (2 << 20) - 512));
+    check(1 << 49, 1, 21, None);
+    check(1 << 56, 1, 9, None);
+}
+
+#[test]
+fn clusters_shrink_and_come_back_or_do_not_shrink() {
+    let mut random = vec![0; 65536];
+    Rng::new(9).fill(&mut random);
+    for method in METHODS {
+        for bytes in [512, 65536, 2 << 20] {
+            let cluster = cluster(bytes);
+            let compressed = super::compress(method, &cluster).unwrap();
+            assert!(compressed.len() * 2 < bytes, "{method:?}: {} of {bytes}", compressed.len());
+            assert_eq!(*decode(method, &compressed, bytes).unwrap(), *cluster, "{method:?}");
+        }
+        assert!(super::compress(method, &random).is_none(), "{method:?}");
+        let zeroes = super::compress(method, &[0; 65536]).unwrap();
+        assert!(zeroes.len() < 100, "{method:?}: {}", zeroes.len());
+    }
+}
+
+/// What repeats after more than a window is not found again; a reader who has no more can decode the rest.
+#[test]
+fn who_has_a_window_of_4_kib_can_decode_it() {
+    let mut random = vec![0; 5000];
+    Rng::new(3).fill(&mut random);
+    let mut cluster = random.repeat(14);
+    cluster.truncate(65536);
+    assert!(super::compress(CompressionMethod::Deflate, &cluster).is_none());
+    cluster[20_000..].fill(7);
+    let compressed = super::compress(CompressionMethod::Deflate, &cluster).unwrap();
+    let mut stream = Decompress::new_with_window_bits(false, 12);
+    let mut decoded = Vec::new();
+    while decoded.len() < cluster.len() {
+        // So little at once that all else has to come from the window.
+        let (mut part, read) = ([0; 100], usize::try_from(stream.total_in()).unwrap());
+        let before = stream.total_out();
+        stream.decompress(&compressed[read..], &mut part, FlushDecompress::None).unwrap();
+        let count = usize::try_from(stream.total_out() - before).unwrap();
+        assert!(count > 0, "it goes no further than {}", decoded.len());
+        decoded.extend_from_slice(&part[..count]);
+    }
+    assert!(decoded == cluster, "it is something else");
 }
 
 #[test]
@@ -138,4 +197,14 @@ fn the_clusters_that_were_used_last_are_kept() {
     // One that is too large is kept alone.
     decoded.keep(4, Rc::new(HostMemory::zeroed(4096)));
     assert!(decoded.get(4).is_some() && decoded.get(3).is_none());
+}
+
+#[test]
+fn what_was_decoded_is_forgotten_when_places_are_used_again() {
+    let mut decoded = ClusterCache::new(4096, 8);
+    decoded.keep(1, Rc::new(HostMemory::zeroed(512)));
+    decoded.set_generation(0);
+    assert!(decoded.get(1).is_some());
+    decoded.set_generation(1);
+    assert!(decoded.get(1).is_none());
 }

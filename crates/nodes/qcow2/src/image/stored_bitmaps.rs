@@ -169,7 +169,7 @@ impl Image {
     ) -> Result<(), StoreError> {
         let cluster = storage.read(0..self.geometry.cluster_bytes()).await?.to_vec();
         let header = Header::parse(&cluster)?;
-        let tables = TableReader::new(&header, storage, file_bytes.max(self.file_bytes));
+        let tables = TableReader::new(&header, storage, file_bytes.max(self.file_bytes()));
         let old = directory::read(&tables).await?;
         let mut new = NewDirectory::default();
         let written = self.write_bitmaps(storage, stored, &old, &mut new).await;

@@ -202,7 +202,8 @@ impl Qcow2Lane {
         entry: RawL2Entry,
     ) -> Option<Run> {
         let image = &self.core.image;
-        if self.access == Access::ReadOnly || !image.is_written() {
+        let is_compressed = self.core.compression.is_some();
+        if self.access == Access::ReadOnly || !image.is_written() || is_compressed {
             return None;
         }
         match self.find_same(&bytes.bytes(), entry, true)? {

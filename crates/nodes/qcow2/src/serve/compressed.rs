@@ -3,7 +3,8 @@
 //! Where it stands in the life of a request: reads are answered with pieces of decoded clusters; writes and
 //! zeroings that leave a part of a cluster copy it from there.
 //!
-//! Invariants: a cluster that several requests of a lane wait for is decoded once. What a request keeps in
+//! Invariants: a cluster that several requests of a lane wait for is decoded once. Its bytes stay what they are until all
+//! requests are over that have found it in the tables, so what one has decoded is right for all who wait. What a request keeps in
 //! memory is at most twice what it asks for, or one cluster more.
 //! Threads: belongs to one lane, whose thread decodes, some of a cluster in each of its rounds.
 //! Limits: [`DECODED_BYTES_MAX`] and [`DECODED_CLUSTERS_MAX`] of each lane, and the rooms `compressed` and `decoding`.
@@ -19,6 +20,7 @@ use block::{ByteCount, FailKind, HostMemory, Piece, Target};
 
 use crate::compressed::{ClusterCache, DecodeProgress, Decompression, place};
 use crate::geometry::GuestCluster;
+use crate::image::Image;
 use crate::lane_core::LaneCore;
 use crate::refcount::HostClusters;
 
@@ -59,9 +61,14 @@ impl ClusterDecoder {
     }
 
     /// The cluster, if it is here, or the right to make it.
-    async fn find(&self, descriptor: u64) -> Result<Rc<HostMemory>, DecodeGuard<'_>> {
+    async fn find(
+        &self,
+        descriptor: u64,
+        image: &Image,
+    ) -> Result<Rc<HostMemory>, DecodeGuard<'_>> {
         poll_fn(|context| {
             let State { decoded, busy } = &mut *self.state.borrow_mut();
+            decoded.set_generation(image.compressed_generation());
             if let Some(cluster) = decoded.get(descriptor) {
                 return Poll::Ready(Ok(cluster));
             }
@@ -96,7 +103,7 @@ pub(super) async fn cluster(
     cluster: GuestCluster,
     descriptor: u64,
 ) -> Result<Rc<HostMemory>, FailKind> {
-    let turn = match core.decoder.find(descriptor).await {
+    let turn = match core.decoder.find(descriptor, &core.image).await {
         Ok(decoded) => return Ok(decoded),
         Err(turn) => turn,
     };
@@ -106,7 +113,7 @@ pub(super) async fn cluster(
         .map_err(|error| image.refuse_compressed(cluster, &error))?;
     // The data may end with the file, in the middle of a sector.
     let start = bytes.start - bytes.start % SECTOR;
-    let read = start..bytes.end.min(image.file_bytes).max(bytes.start);
+    let read = start..bytes.end.min(image.file_bytes()).max(bytes.start);
     let _one = core.limits.compressed.take(1).await;
     let memory = core.file.read(read).await?;
     let skip = usize::try_from(bytes.start - start).expect("less than a sector");

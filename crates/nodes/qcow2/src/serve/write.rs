@@ -65,7 +65,7 @@ async fn write_in_rounds(
 }
 
 /// Carries out a part of a write, which begins there in it.
-async fn write_round(
+pub(super) async fn write_round(
     core: &LaneCore,
     cached: ServedRequest,
     part: Range<u64>,
@@ -99,7 +99,8 @@ async fn write_at_once(
     finish(&core, request, result).await;
 }
 
-fn clusters_of(core: &LaneCore, bytes: &Range<u64>) -> Range<u64> {
+/// The clusters of the disk that bytes are in.
+pub(super) fn clusters_of(core: &LaneCore, bytes: &Range<u64>) -> Range<u64> {
     let geometry = core.image.geometry;
     geometry.cluster_of(bytes.start).0..geometry.cluster_of(bytes.end - 1).0 + 1
 }
@@ -357,6 +358,15 @@ impl WriteAllocation {
     pub(super) async fn write_zeroes(&self, core: &LaneCore) -> Result<(), FailKind> {
         for (_, bytes) in self.runs(core) {
             core.data.storage.zero(bytes).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes that were taken out of the memory of a write.
+    pub(super) async fn write_bytes(&self, core: &LaneCore, bytes: &[u8]) -> Result<(), FailKind> {
+        for (skip, place) in self.runs(core) {
+            let part = in_memory(skip..skip + (place.end - place.start));
+            core.data.storage.write(place.start, HostMemory::of(&bytes[part])).await?;
         }
         Ok(())
     }

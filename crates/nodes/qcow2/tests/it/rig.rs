@@ -4,10 +4,14 @@
 //! Limits: the short form. `cargo xtask conform --form images` goes on for as long as one likes.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Result;
-use block::{Access, ByteCount, Child, Node};
+use block::{
+    Access, BlockLimits, ByteCount, Child, Claim, ClaimError, ComputeThreads, ComputeWork,
+    DiskSize, Lane, LaneContext, LaneError, Node, Rights,
+};
 use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 use testkit::qcow2rig::make::Recipe;
 use testkit::qcow2rig::{Forgotten, Mischief, Options, Played, Setup, Subject, peer, play};
@@ -53,6 +57,68 @@ impl Subject for Image {
     }
 }
 
+/// The same, with some lanes that compress what they write.
+#[derive(Debug)]
+struct CompressedImage;
+
+impl Subject for CompressedImage {
+    fn open(&self, setup: &Setup) -> Result<Arc<dyn Node>> {
+        let (node, lanes) = (Image.open(setup)?, AtomicU64::new(setup.seed % 2));
+        Ok(Arc::new(Compressing { node, lanes }))
+    }
+}
+
+/// A node of which every second lane compresses, the first one or not.
+#[derive(Debug)]
+struct Compressing {
+    node: Arc<dyn Node>,
+    lanes: AtomicU64,
+}
+
+/// Compresses at once: threads would do so at times of their own.
+#[derive(Debug)]
+struct AtOnce;
+
+impl ComputeThreads for AtOnce {
+    fn run(&self, work: ComputeWork) {
+        work();
+    }
+}
+
+impl Node for Compressing {
+    fn name(&self) -> &str {
+        self.node.name()
+    }
+
+    fn size(&self) -> DiskSize {
+        self.node.size()
+    }
+
+    fn limits(&self) -> BlockLimits {
+        self.node.limits()
+    }
+
+    fn access(&self) -> Access {
+        self.node.access()
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        self.node.flush()
+    }
+
+    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
+        self.node.claim(rights)
+    }
+
+    fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
+        let threads: Arc<dyn ComputeThreads> = Arc::new(AtOnce);
+        match self.lanes.fetch_add(1, Ordering::Relaxed) % 2 {
+            0 => self.node.open_lane(&io.compressing(&threads)),
+            _ => self.node.open_lane(io),
+        }
+    }
+}
+
 /// Images of any shape that the crate serves.
 fn any_recipe(rng: &mut Rng) -> Recipe {
     Recipe::any(rng, 9..17)
@@ -95,10 +161,27 @@ fn images_live_through_deaths_and_losses_of_power() {
 }
 
 #[test]
+fn images_whose_clusters_are_compressed_live_through_the_same() {
+    let peer_one_in = if peer::missing().is_none() { 20 } else { 0 };
+    let mut all = Played::default();
+    for seed in 0..rounds(12) {
+        let options = Options { peer_one_in, ..options(seed, Mischief::None) };
+        all.add(&play(seed, &CompressedImage, &options).unwrap());
+    }
+    report::note(&format!("{all:?}"));
+    assert!(all.closed > 0 && all.killed > 0 && all.powerless > 0);
+    assert_eq!(all.leaks_of_closed, 0, "what is closed leaks nothing");
+    if let Some(reason) = peer::missing() {
+        report::skipped(&reason);
+    }
+}
+
+#[test]
 fn operations_may_fail() {
     for seed in 0..10 {
         let options = Options { fail_one_in: 300, ..options(seed, Mischief::None) };
         play(seed, &Image, &options).unwrap();
+        play(seed, &CompressedImage, &options).unwrap();
     }
 }
 
@@ -122,7 +205,11 @@ fn images_live_behind_channels() {
 
 /// Mischief must be found, whatever the image.
 fn check_found(mischief: Mischief) {
-    let found = |seed: &u64| play(*seed, &Image, &options(*seed, mischief)).is_err();
+    check_found_in(&Image, mischief);
+}
+
+fn check_found_in(subject: &dyn Subject, mischief: Mischief) {
+    let found = |seed: &u64| play(*seed, subject, &options(*seed, mischief)).is_err();
     let images = (0..rounds(60)).find(found).map(|last| last + 1);
     report::note(&format!("{mischief:?} is found in {images:?} images"));
     assert!(images.is_some(), "{mischief:?} is not found");
@@ -151,6 +238,7 @@ fn syncs_that_do_nothing_are_found() {
 #[test]
 fn syncs_of_tasks_that_do_nothing_are_found() {
     check_found(Mischief::LyingLaneSyncs);
+    check_found_in(&CompressedImage, Mischief::LyingLaneSyncs);
 }
 
 #[test]

@@ -76,13 +76,14 @@ impl<K: EngineKernel> Engine<K> {
                 (_, Operation::Status(_)) => {
                     job.begin_status_piece(place, &mut storages, tag.to_tag());
                 }
-                (Target::Zeroes | Target::Memory { .. }, Operation::Read(_)) => {
+                (Target::Zeroes | Target::Memory { .. }, Operation::Read(_))
+                | (Target::Memory { .. }, Operation::Write(..)) => {
                     if !copy_inline(job, place, copy_budget) {
                         return PieceSubmitResult::MoreLater;
                     }
                 }
                 (Target::Memory { .. } | Target::Status(_), _) => {
-                    panic!("only reads find bytes in memory")
+                    panic!("only reads find bytes in memory, and writes leave them there")
                 }
                 (
                     Target::Zeroes,
@@ -113,15 +114,19 @@ impl<K: EngineKernel> Engine<K> {
     }
 }
 
-/// Gives a read the next bytes of a piece that are in no file; whether those were the last.
+/// Gives a read the next bytes of a piece that are in no file, or takes them from a write; whether those were the last.
 fn copy_inline(job: &mut IoRequest, place: usize, copy_budget: &mut InlineBudget) -> bool {
     let bytes = |number: u64| usize::try_from(number).expect("64-bit host");
-    let IoRequest { pieces, memory, moved, .. } = job;
+    let IoRequest { operation, pieces, memory, copy, moved, .. } = job;
     let piece = &pieces[place];
     let left = piece.count.0 - *moved;
     let count = copy_budget.charge(left);
     let (from, skip) = (bytes(*moved), bytes(piece.skip + *moved));
     match piece.in_memory() {
+        _ if operation.is_change() => {
+            let memory = copy.as_ref().map_or(&*memory, RequestMemoryCopy::buffers);
+            piece.put_in_memory(memory, from, bytes(count));
+        }
         Some(found) => {
             memory.copy_from(skip, &found[from..from + bytes(count)]);
         }

@@ -1,5 +1,6 @@
 //! Disks are copied as they were at one instant, by jobs, while their guests write: `blockdev-backup`.
 
+mod compressed;
 mod together;
 
 use std::path::Path;

@@ -13,7 +13,9 @@ use copy::{
 };
 use graph::{ChildRole, EdgeChange, FilterKind, GraphChange, JobFilter, NodeUser};
 use iothread::Iothread;
-use layers::{CbwErrorPolicy, CopyBeforeWriteNode, CopyBeforeWriteSettings, SnapshotState};
+use layers::{
+    CbwErrorPolicy, CompressNode, CopyBeforeWriteNode, CopyBeforeWriteSettings, SnapshotState,
+};
 
 use super::mirror::{WRITES, ZERO_UNIT, edge};
 use super::{
@@ -68,6 +70,8 @@ pub struct BackupOptions {
     pub sync: BackupSync,
     /// The bitmap that has what was changed since, afterwards.
     pub bitmap: Option<BackupBitmap>,
+    /// Whether the target compresses what it gets.
+    pub compress: bool,
     /// The most bytes in a second; 0 is no limit.
     pub speed: u64,
     /// What becomes of errors of the source.
@@ -207,25 +211,31 @@ impl DaemonState {
         self.check_backup(source, target)?;
         let (from, to) =
             (Arc::clone(self.graph.node(source)?), Arc::clone(self.graph.node(target)?));
+        let compress = self.compressing_target(options, &to)?;
+        let target_shown: &dyn Node = compress.as_ref().map_or(&*to, |compress| compress);
         let settings = CopyBeforeWriteSettings {
             on_error: options.on_cbw_error,
             timeout: None,
             min_cluster_bytes: options.min_cluster_bytes,
         };
-        let state = SnapshotState::of(source, (&*from, &*to), settings)?;
+        let state = SnapshotState::of(source, (&*from, target_shown), settings)?;
         let (chunk, cluster) = (options.chunk_max, state.cluster_bytes());
         if chunk > 0 && chunk < cluster {
             return Err(BlockJobError::SmallChunk { chunk, cluster });
         }
         let claims = [to.claim(WRITES)?, from.claim(Rights::of_user(Access::ReadOnly))?];
-        let copy = self.backup_copy(options, &state, observer)?;
+        let unit = compress.as_ref().map_or(1, |it| it.limits().allocation_unit.get().into());
+        let copy = self.backup_copy(options, &state, unit, observer)?;
         let name = JobFilter::on(source, options.filter.as_ref(), "copy-before-write", "file");
         let name = name.map(|name| JobFilter { target: Some(target.clone()), ..name });
         let edges = vec![
             edge("source", ChildRole::JobSource, source),
             edge("target", ChildRole::JobTarget, target),
         ];
-        let nodes = self.graph.add_job(id, edges, name)?;
+        let mut nodes = self.graph.add_job(id, edges, name)?;
+        if let Some(compress) = compress {
+            nodes[1] = Arc::new(compress.over(Arc::clone(&nodes[1])));
+        }
         let kept = Arc::clone(&state);
         let (target, clock) = (Child::new(Arc::clone(&nodes[1])), Arc::clone(&self.clock));
         let change = self.graph.put_filter(source, FilterKind::Job, |child| {
@@ -250,10 +260,27 @@ impl DaemonState {
         Ok(())
     }
 
+    /// The target of a backup as one that compresses, if it is to be.
+    fn compressing_target(
+        &self,
+        options: &BackupOptions,
+        node: &Arc<dyn Node>,
+    ) -> Result<Option<CompressNode>, BlockJobError> {
+        let BackupOptions { target, compress, .. } = options;
+        if !compress {
+            return Ok(None);
+        }
+        let image = self.graph.compressing_image(target);
+        let image = image.ok_or_else(|| BlockJobError::NotCompressed(target.clone()))?;
+        let cluster = image.limits().discard_granularity;
+        CompressNode::new(Arc::clone(node), cluster).map(Some).map_err(BlockJobError::Worker)
+    }
+
     fn backup_copy(
         &self,
         options: &BackupOptions,
         state: &Arc<SnapshotState>,
+        target_unit: u64,
         observer: &Arc<dyn JobObserver>,
     ) -> Result<Arc<CopyJob>, BlockJobError> {
         let dirty = DirtyBitmap::new(state.size(), state.cluster())?;
@@ -276,6 +303,7 @@ impl DaemonState {
             target_bytes: state.size().0.0,
             target: TargetContent::Unknown,
             zero_unit: ZERO_UNIT,
+            target_unit,
             bytes_per_second: Some(options.speed).filter(|speed| *speed > 0),
         };
         let limited = |most: u64| if most == 0 { u64::MAX } else { most };

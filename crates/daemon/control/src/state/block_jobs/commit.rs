@@ -98,6 +98,7 @@ impl DaemonState {
             target_bytes: size.0.0,
             target: TargetContent::Unknown,
             zero_unit: ZERO_UNIT,
+            target_unit: 1,
             bytes_per_second: Some(speed).filter(|speed| *speed > 0),
         };
         let backlog = BacklogCopy {

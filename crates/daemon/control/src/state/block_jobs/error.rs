@@ -87,6 +87,9 @@ pub enum BlockJobError {
         /// Its size.
         wanted: u64,
     },
+    /// A backup's target does not compress. QEMU's sentence, and the target.
+    #[error("Compression is not supported for this drive '{0}'")]
+    NotCompressed(String),
     /// What one transaction backs up, or to, and puts elsewhere as well.
     #[error(
         "Node '{0}' belongs to a backup and to a snapshot or filter of one transaction, whose order would matter: use two"

@@ -369,6 +369,7 @@ fn mirror_copy(
         target_bytes: bytes,
         target: TargetContent::Unknown,
         zero_unit: ZERO_UNIT,
+        target_unit: 1,
         bytes_per_second: Some(options.speed).filter(|speed| *speed > 0),
     };
     let backlog = BacklogCopy {

@@ -47,6 +47,7 @@ fn backup(
         target: target.to_owned(),
         sync: BackupSync::Full,
         bitmap: None,
+        compress: false,
         speed: 0,
         on_source_error: ErrorPolicy::Report,
         on_target_error: ErrorPolicy::Report,
