@@ -68,7 +68,7 @@ const fn binding(
 pub(crate) const BINDINGS: &[Binding] = &[
     binding(&[plain('q'), control('c')], Command::Quit, "q", "leave (also Ctrl-C)"),
     binding(&[plain('?'), plain('h'), named(KeyCode::F(1))], Command::Help, "?", "this help"),
-    binding(&[plain('1')], Command::Show(View::Exports), "1 … 5", "exports, queues, iothreads, …"),
+    binding(&[plain('1')], Command::Show(View::Exports), "1 … 5", "exports, queues, iothreads …"),
     binding(&[plain('2')], Command::Show(View::Queues), "", ""),
     binding(&[plain('3')], Command::Show(View::Iothreads), "", ""),
     binding(&[plain('4')], Command::Show(View::Jobs), "", ""),

@@ -128,6 +128,10 @@ fn prompts_messages_and_help_are_shown() {
     press(&mut app, "?");
     let help = lines(&mut app, (80, 24));
     assert!(help[0].starts_with("ringloom top: keys"), "{help:?}");
+    let keys = crate::keys::BINDINGS.iter().map(|it| it.help.chars().count());
+    assert!(keys.max() <= Some(80 / 2 - 12), "a help that has no room in half a screen");
+    let meanings = help[1..].iter().map(|it| it.chars().count());
+    assert!(meanings.max() < Some(80), "{help:?}");
     for text in ["leave (also Ctrl-C)", "pin a queue in its pool", "P50, P99", "any key: back"] {
         assert!(help.iter().any(|line| line.contains(text)), "{text} in {help:?}");
     }
