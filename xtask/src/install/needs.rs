@@ -127,6 +127,18 @@ pub(crate) const NEEDS: &[Need] = &[
         why: "private servers on this host stand for guests that the tuner reaches over ssh",
     },
     Need {
+        package: "systemd-container",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["systemd-nspawn"]),
+        why: "a systemd of its own runs the units",
+    },
+    Need {
+        package: "systemd",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["systemd-analyze", "systemd-sysusers"]),
+        why: "the same, and judges them",
+    },
+    Need {
         package: "strace",
         origin: Origin::Release,
         proof: Proof::Commands(&["strace"]),

@@ -43,5 +43,6 @@ pub mod silent_file;
 pub mod simulation;
 pub mod slow_disk;
 pub mod stream_front;
+pub mod systemd;
 pub mod trespass;
 pub mod twice;

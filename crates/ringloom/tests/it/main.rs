@@ -46,6 +46,7 @@ mod sandbox;
 mod short_form;
 mod stripe;
 mod support;
+mod systemd;
 mod takeover;
 mod throttle;
 mod tmpfs;
