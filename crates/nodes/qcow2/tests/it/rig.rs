@@ -164,7 +164,7 @@ fn images_live_through_deaths_and_losses_of_power() {
 fn images_whose_clusters_are_compressed_live_through_the_same() {
     let peer_one_in = if peer::missing().is_none() { 20 } else { 0 };
     let mut all = Played::default();
-    for seed in 0..rounds(12) {
+    for seed in 0..rounds(6) {
         let options = Options { peer_one_in, ..options(seed, Mischief::None) };
         all.add(&play(seed, &CompressedImage, &options).unwrap());
     }
@@ -181,7 +181,9 @@ fn operations_may_fail() {
     for seed in 0..10 {
         let options = Options { fail_one_in: 300, ..options(seed, Mischief::None) };
         play(seed, &Image, &options).unwrap();
-        play(seed, &CompressedImage, &options).unwrap();
+        if seed < 3 {
+            play(seed, &CompressedImage, &options).unwrap();
+        }
     }
 }
 
