@@ -135,6 +135,12 @@ set -e
 if [ \"$1\" = configure ] && [ ! -d /var/log/ringloom ]; then
     mkdir -m 0750 /var/log/ringloom
 fi
+if [ \"$1\" = configure ] && command -v systemd-sysusers >/dev/null; then
+    systemd-sysusers ringloom.conf
+fi
+if [ -d /run/systemd/system ]; then
+    systemctl daemon-reload
+fi
 ";
 
 const POSTRM: &str = "\

@@ -18,8 +18,12 @@ use crate::{completions, manual, materials};
 /// Files that an administrator may change, and an upgrade leaves alone.
 pub const CONFIGURATION_FILES: &[&str] = &["/etc/logrotate.d/ringloom"];
 
-/// Where units of systemd lie in the repository, and in a system.
-const UNITS: (&str, &str) = ("contrib/systemd", "usr/lib/systemd/system");
+/// Where units of systemd, and the users that they need, lie in the repository, and in a system.
+const UNITS: &[(&str, &str)] =
+    &[("contrib/systemd", "usr/lib/systemd/system"), ("contrib/sysusers.d", "usr/lib/sysusers.d")];
+
+/// Where the units look for configurations.
+const CONFIGURATIONS: &str = "etc/ringloom";
 
 /// Folders of the repository with examples: a dashboard, rules for alerts.
 const EXAMPLES: &[&str] = &["contrib/grafana", "contrib/prometheus"];
@@ -108,14 +112,12 @@ fn configuration(root: &Path) -> Result<()> {
 }
 
 fn units(root: &Path, workspace: &Path) -> Result<()> {
-    let (source, target) = UNITS;
-    let source = workspace.join(source);
-    if !source.is_dir() {
-        return Ok(());
-    }
-    let target = directory(root, target)?;
-    for path in files(&source)? {
-        copy(&path, &target.join(path.file_name().expect("a file has a name")))?;
+    directory(root, CONFIGURATIONS)?;
+    for (source, target) in UNITS {
+        let target = directory(root, target)?;
+        for path in files(&workspace.join(source))? {
+            copy(&path, &target.join(path.file_name().expect("a file has a name")))?;
+        }
     }
     Ok(())
 }

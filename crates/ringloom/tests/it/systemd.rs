@@ -45,7 +45,7 @@ fn installed(bench: &Bench) -> Result<Systemd> {
     for (from, to) in [
         ("ringloom@.service", "/etc/systemd/system/ringloom@.service"),
         ("ringloom@.socket", "/etc/systemd/system/ringloom@.socket"),
-        ("ringloom.sysusers", "/etc/sysusers.d/ringloom.conf"),
+        ("../sysusers.d/ringloom.conf", "/etc/sysusers.d/ringloom.conf"),
     ] {
         std::fs::create_dir_all(system.path(to).parent().context("a directory")?)?;
         std::fs::copy(units().join(from), system.path(to)).with_context(|| from.to_owned())?;

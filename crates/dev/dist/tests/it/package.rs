@@ -46,6 +46,9 @@ fn is_right() -> Result<()> {
         ("-rw-r--r-- root/root", "./usr/share/doc/ringloom/THIRD-PARTY-LICENCES.gz"),
         ("-rw-r--r-- root/root", "./usr/share/doc/ringloom/ringloom.cdx.json"),
         ("-rw-r--r-- root/root", "./etc/logrotate.d/ringloom"),
+        ("-rw-r--r-- root/root", "./usr/lib/systemd/system/ringloom@.service"),
+        ("-rw-r--r-- root/root", "./usr/lib/systemd/system/ringloom@.socket"),
+        ("-rw-r--r-- root/root", "./usr/lib/sysusers.d/ringloom.conf"),
     ] {
         let is_it = |line: &str| line.starts_with(rights) && line.ends_with(&format!(" {file}"));
         ensure!(listed.lines().any(is_it), "{rights} {file} is not in {listed}");
