@@ -93,6 +93,8 @@ impl Finish<'_> {
         if let Some(file) = state_file {
             guests.log_if_served(built.keep_state(file).map_err(ServeError::from))?;
         }
+        // Before anybody is accepted: whoever sees an export sees all threads that stay.
+        let health = guests.some_if_served(self.watch(built))?;
         for export in listening {
             guests.log_if_served(built.start(export, None).map_err(ServeError::from))?;
         }
@@ -100,7 +102,6 @@ impl Finish<'_> {
         if let Some(monitors) = &mut monitors {
             guests.log_if_served(monitors.start(built).map_err(ServeError::from))?;
         }
-        let health = guests.some_if_served(self.watch(built))?;
         if let (Some(metrics), Some(health)) = (&mut metrics, &health) {
             let (found, fences) = (health.findings(), sandbox.map(|it| &**it));
             let started = metrics.start(built, monitors.as_mut(), found, (self.started, fences));

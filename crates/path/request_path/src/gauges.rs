@@ -92,9 +92,10 @@ impl SourceGauges {
     }
 }
 
-/// How long requests took, for each kind of them.
+/// How long requests took, for each kind of them. Each has memory of its own: all together would be made on the stack of the
+/// thread that serves a client, and stay there.
 #[derive(Debug, Default)]
-pub struct LatencyHistograms([LatencyHistogram; RequestKind::ALL.len()]);
+pub struct LatencyHistograms([Box<LatencyHistogram>; RequestKind::ALL.len()]);
 
 impl LatencyHistograms {
     /// Of the requests of one kind.
