@@ -96,6 +96,37 @@ fn copies_are_what_qemu_img_says_they_are() -> Result<()> {
     Ok(())
 }
 
+/// How many bytes of an image are stored compressed.
+fn compressed_bytes(bench: &Bench, image: &str) -> Result<u64> {
+    let map = qemu_img(bench, &["map", "-f", "qcow2", "--output=json", image])?;
+    let map: Vec<Value> = serde_json::from_str(&map)?;
+    let is_compressed = |run: &&Value| run["compressed"] == true;
+    Ok(map.iter().filter(is_compressed).filter_map(|run| run["length"].as_u64()).sum())
+}
+
+#[test]
+fn a_copy_has_as_much_compressed_as_that_of_qemu_img() -> Result<()> {
+    let bench = Bench::new()?;
+    let line = b"what shrinks is stored compressed, and all else as it is\n";
+    let mut bytes: Vec<u8> = line.iter().copied().cycle().take(16 * UNIT).collect();
+    bytes.extend(image::create_filled(&bench.path("data"), 4 * UNIT, 11)?);
+    std::fs::write(bench.path("source.img"), &bytes)?;
+    let from = ["-f", "raw", "-O", "qcow2", "source.img"];
+    done(&bench, &[&["convert", "-q", "--compress"], &from[..], &["ours"]].concat())?;
+    qemu_img(&bench, &[&["convert", "-c"], &from[..], &["theirs"]].concat())?;
+    qemu_img(&bench, &["check", "-q", "-f", "qcow2", "ours"])?;
+    qemu_img(&bench, &["compare", "-q", "-f", "raw", "-F", "qcow2", "source.img", "ours"])?;
+    let (ours, theirs) = (compressed_bytes(&bench, "ours")?, compressed_bytes(&bench, "theirs")?);
+    ensure!(ours == theirs && ours >= (16 * UNIT) as u64, "{ours} bytes, qemu-img {theirs}");
+    let length = |name: &str| Ok::<_, std::io::Error>(std::fs::metadata(bench.path(name))?.len());
+    let (ours, theirs) = (length("ours")?, length("theirs")?);
+    ensure!(ours <= theirs + theirs / 20 + UNIT as u64, "{ours} bytes, qemu-img {theirs}");
+    let raw = ["convert", "-q", "-c", "-f", "raw", "-O", "raw", "source.img", "no"];
+    let said = refused(&bench, &raw, 1)?;
+    ensure!(said.contains("compress") && !bench.path("no").exists(), "{said}");
+    Ok(())
+}
+
 #[test]
 fn what_is_there_is_written_over_only_if_that_is_said() -> Result<()> {
     let bench = Bench::new()?;

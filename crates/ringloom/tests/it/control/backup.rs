@@ -90,19 +90,30 @@ fn backup(disk: &str, more: &Value) -> Value {
     all
 }
 
+/// How many writes there are before anything is done beside them.
+const FIRST_WRITES: usize = 6;
+
+/// Waits until the guests write.
+fn has_begun(place: &Place) -> Result<()> {
+    poll_until("the first writes", LIMIT, || {
+        let content = place.content("b")?;
+        Ok(content[FIRST_WRITES * SECTOR..][..SECTOR].iter().any(|byte| *byte != 0).then_some(()))
+    })
+}
+
 /// Does something while guests write to both disks in order; then all that they wrote has to be there.
 fn while_written(place: &mut Place, work: impl FnOnce(&mut Place) -> Result<()>) -> Result<()> {
     let is_over = AtomicBool::new(false);
     let sockets = [place.bench.path("a.sock"), place.bench.path("b.sock")];
     let writes = std::thread::scope(|scope| -> Result<u64> {
         let guest = scope.spawn(|| write_in_order(&sockets, &is_over));
-        let worked = work(place);
+        let worked = has_begun(place).and_then(|()| work(place));
         is_over.store(true, Ordering::Relaxed);
         let writes = guest.join().expect("it does not panic")?;
         worked.with_context(|| place.server.log())?;
         Ok(writes)
     })?;
-    ensure!(writes > 5, "{writes} writes");
+    ensure!(writes >= FIRST_WRITES as u64, "{writes} writes");
     for name in ["a", "b"] {
         let found = last_write(&place.content(name)?)?;
         ensure!(found == writes, "disk {name} has {found} of {writes} writes");
