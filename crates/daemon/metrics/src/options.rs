@@ -16,8 +16,8 @@ pub const METRICS_MODE: u32 = 0o600;
 /// What starts a UNIX socket's address.
 const UNIX: &str = "unix:";
 
-const FORM: &str = "unix:PATH[,mode=MODE][,group=GROUP] or the number of an address with a port, as 127.0.0.1:9100 or \
-                    [::1]:9100";
+const FORM: &str = "unix:PATH[,mode=MODE][,group=GROUP] or the number of an address with a port, as 127.0.0.1:9476 or \
+                    [::1]:9476";
 
 /// Where metrics are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,15 +139,15 @@ mod tests {
 
     #[test]
     fn addresses_of_this_host_are_taken_and_others_refused_with_a_reason() {
-        check("127.0.0.1:9100", Ok("127.0.0.1:9100"));
+        check("127.0.0.1:9476", Ok("127.0.0.1:9476"));
         check("127.8.0.1:0", Ok("127.8.0.1:0"));
-        check("[::1]:9100", Ok("[::1]:9100"));
-        check("[::ffff:127.0.0.1]:9100", Ok("[::ffff:127.0.0.1]:9100"));
+        check("[::1]:9476", Ok("[::1]:9476"));
+        check("[::ffff:127.0.0.1]:9476", Ok("[::ffff:127.0.0.1]:9476"));
         check("unix:/run/m.sock", Ok("unix:/run/m.sock"));
-        for exposed in ["0.0.0.0:9100", "[::]:9100", "192.0.2.1:9100", "[::ffff:10.0.0.1]:1"] {
+        for exposed in ["0.0.0.0:9476", "[::]:9476", "192.0.2.1:9476", "[::ffff:10.0.0.1]:1"] {
             check(exposed, Err("can be reached from other hosts, and metrics are neither"));
         }
-        for wrong in ["", "9100", "localhost:9100", "127.0.0.1", "[::1]", "/run/m", "::1:9100"] {
+        for wrong in ["", "9100", "localhost:9476", "127.0.0.1", "[::1]", "/run/m", "::1:9476"] {
             check(wrong, Err("expects unix:PATH"));
         }
         check("unix:", Err(""));

@@ -154,7 +154,7 @@ Always:
                          of JSON each second
   --metrics ADDRESS:PORT | unix:PATH[,mode=MODE][,group=GROUP]
                          serve metrics for Prometheus at /metrics there: a numeric address of this
-                         host alone, as 127.0.0.1:9100 or [::1]:9100, or a socket (MODE: 0600)
+                         host alone, as 127.0.0.1:9476 or [::1]:9476, or a socket (MODE: 0600)
   --metrics-insecure     take an address that other hosts can reach
   --nbd-server addr.type=inet,addr.host=HOST,addr.port=PORT[,addr.ipv4=on|off][,addr.ipv6=on|off]
              | addr.type=unix,addr.path=PATH | addr.type=fd,addr.str=DESCRIPTOR

@@ -132,11 +132,16 @@ const POSTINST: &str = "\
 #!/bin/sh
 set -e
 
-if [ \"$1\" = configure ] && [ ! -d /var/log/ringloom ]; then
-    mkdir -m 0750 /var/log/ringloom
-fi
-if [ \"$1\" = configure ] && command -v systemd-sysusers >/dev/null; then
-    systemd-sysusers ringloom.conf
+if [ \"$1\" = configure ]; then
+    if command -v systemd-sysusers >/dev/null; then
+        systemd-sysusers ringloom.conf
+    fi
+    if [ ! -d /var/log/ringloom ]; then
+        mkdir -m 0750 /var/log/ringloom
+        if getent passwd ringloom >/dev/null; then
+            chown ringloom:ringloom /var/log/ringloom
+        fi
+    fi
 fi
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload

@@ -11,7 +11,8 @@ const LARGE_MAX: usize = 32;
 /// How many bytes a lane copies at once, and tables that it copies.
 const COPIED_MAX: usize = 8 << 20;
 
-/// How many bytes a lane has in memory that it compresses; they take as much again at most when they are compressed.
+/// How many bytes a lane has in memory that it compresses; while they are compressed they take up to
+/// three times as much again.
 const COMPRESSING_MAX: usize = 8 << 20;
 
 /// How many compressed clusters a lane has in memory to be decoded.

@@ -23,7 +23,7 @@ const IMAGE: &str = "/srv/vm1.img";
 const SOCKET: &str = "/run/ringloom/vm1/disk.sock";
 
 /// What a test changes of the unit: less to wait for.
-const FASTER: &str = "[Service]\nWatchdogSec=7\nRestartSec=100ms\n";
+const FASTER: &str = "[Service]\nWatchdogSec=11\nRestartSec=100ms\n";
 
 const CONFIGURATION: &str = r#"
 image = "/srv/vm1.img"

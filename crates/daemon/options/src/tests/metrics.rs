@@ -8,7 +8,7 @@ use super::{NULL, plan, refuse_line};
 fn an_address_of_this_host_is_taken_and_another_one_where_that_is_asked_for() {
     let address = |line: &[&str]| plan(line).metrics.map(|it| it.address.to_string());
     assert_eq!(address(&[NULL]), None);
-    assert_eq!(address(&[NULL, "--metrics=[::1]:9100"]).as_deref(), Some("[::1]:9100"));
+    assert_eq!(address(&[NULL, "--metrics=[::1]:9476"]).as_deref(), Some("[::1]:9476"));
     // The last one counts.
     let last = [NULL, "--metrics=0.0.0.0:1", "--metrics", "127.0.0.1:2"];
     assert_eq!(address(&last).as_deref(), Some("127.0.0.1:2"));
@@ -19,7 +19,7 @@ fn an_address_of_this_host_is_taken_and_another_one_where_that_is_asked_for() {
                    add --metrics-insecure";
     refuse_line(&[NULL, "--metrics=0.0.0.0:1"], exposed);
     let form = "--metrics here: expects unix:PATH[,mode=MODE][,group=GROUP] or the number of an address with a port, \
-                as 127.0.0.1:9100 or [::1]:9100";
+                as 127.0.0.1:9476 or [::1]:9476";
     refuse_line(&[NULL, "--metrics=here"], form);
 }
 
