@@ -50,6 +50,8 @@ fn queues_are_seen_and_moved(bench: &Bench) -> Result<()> {
     top.resize(40, 8)?;
     top.wait_for_text("ringloom top needs 60 × 10")?;
     top.resize(120, 40)?;
+    // Before it knows of the room it takes no keys.
+    top.wait_for_text(" 3 iothreads ")?;
     top.press("1")?;
     top.wait_for("the panel", |shown| shown.contains("── iothreads ") && is_busy(shown))?;
     top.press("q")?;
