@@ -76,7 +76,7 @@ fn now() -> String {
 }
 
 /// The part that says something: its crate.
-fn part_of(metadata: &Metadata<'static>) -> &'static str {
+fn part_of<'a>(metadata: &Metadata<'a>) -> &'a str {
     let target = metadata.target();
     target.split_once("::").map_or(target, |(part, _)| part)
 }
@@ -86,8 +86,7 @@ struct PartFilter(LogLevels);
 
 impl PartFilter {
     fn lets_through(&self, metadata: &Metadata<'_>) -> bool {
-        let part = metadata.target().split("::").next().unwrap_or_default();
-        *metadata.level() <= tracing_level(self.0.of(part))
+        *metadata.level() <= tracing_level(self.0.of(part_of(metadata)))
     }
 }
 

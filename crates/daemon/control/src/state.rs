@@ -22,7 +22,7 @@ mod run_time;
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZero;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Clock, Durability};
@@ -430,13 +430,6 @@ impl DaemonState {
     /// All queues that are served now.
     pub fn sources(&self) -> Vec<Arc<PlacedSource>> {
         self.sources.all()
-    }
-
-    /// Has every iothread there is turn once, whenever it is called: gives their names, and what says that they have, or have
-    /// ended. Does not wait.
-    pub fn turner(&self) -> impl Fn() -> Vec<(String, mpsc::Receiver<()>)> + Send + 'static {
-        let sources = Arc::clone(&self.sources);
-        move || sources.turn_all()
     }
 
     /// What the iothreads serve, for whoever reads it on another thread.

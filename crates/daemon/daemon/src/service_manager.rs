@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use block::{Clock, SystemClock};
 use control::DaemonState;
 use host::ServiceManager;
+use iothread::SourceRegistry;
 use sandbox::Sandbox;
 
 /// The longest time from one word to the next. A process that has taken over is not told what is expected of it, so that a
@@ -45,7 +46,8 @@ pub(crate) fn tell_ready(
     manager.tell(&format!("READY=1\nMAINPID={process}\nSTATUS=serving"));
     let wanted = manager.watchdog().map_or(INTERVAL_MAX, |limit| limit / 3);
     let interval = wanted.min(INTERVAL_MAX);
-    let report = LivenessReport { manager: Arc::clone(manager), turn: built.turner(), interval };
+    let (manager, sources) = (Arc::clone(manager), Arc::clone(built.source_registry()));
+    let report = LivenessReport { manager, sources, interval };
     let start = || thread::Builder::new().name("alive".to_owned()).spawn(move || report.run());
     let started = match sandbox {
         Some(sandbox) => sandbox.inside(start).flatten(),
@@ -65,18 +67,17 @@ pub(crate) fn tell_end(manager: &ServiceManager, successor: Option<u32>) {
 }
 
 /// Tells the service manager from time to time that the daemon is alive.
-struct LivenessReport<F> {
+struct LivenessReport {
     manager: Arc<ServiceManager>,
-    /// Has the iothreads turn.
-    turn: F,
+    sources: Arc<SourceRegistry>,
     interval: Duration,
 }
 
-impl<F: Fn() -> Vec<Turn>> LivenessReport<F> {
+impl LivenessReport {
     fn run(self) -> ! {
         loop {
             let next = SystemClock.now() + self.interval;
-            self.wait_for_turns((self.turn)());
+            self.wait_for_turns(self.sources.turn_all());
             self.manager.tell("WATCHDOG=1");
             while let Some(rest) = next.checked_duration_since(SystemClock.now()) {
                 thread::park_timeout(rest);
