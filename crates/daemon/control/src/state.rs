@@ -314,12 +314,8 @@ impl DaemonState {
                 let path = socket.path().to_path_buf();
                 let (clock, export) = (Arc::clone(&self.clock), id.clone());
                 let start = || Export::start(offer, socket, adopted, clock);
-                let started = match &self.sandbox {
-                    Some(sandbox) => sandbox
-                        .inside(start)
-                        .map_err(|source| BuildError::Confine { export, source })?,
-                    None => start(),
-                };
+                let started = Sandbox::start_inside(self.sandbox.as_deref(), start)
+                    .map_err(|source| BuildError::Confine { export, source })?;
                 self.exports.push(RunningExport::VhostUserBlk(started?));
                 tracing::info!("export {id}: listening on {}, served by {names}", path.display());
             }

@@ -117,10 +117,7 @@ impl Finish<'_> {
             (Arc::clone(built.source_registry()), Arc::clone(built.served_disks()));
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let start = || HealthWatch::start(sources, disks, clock);
-        let started = match self.sandbox {
-            Some(sandbox) => sandbox.inside(start).flatten(),
-            None => start(),
-        };
+        let started = Sandbox::start_inside(self.sandbox.map(|it| &**it), start).flatten();
         let action = "start its threads";
         started.map_err(|source| ServeError::Process { action, source })
     }

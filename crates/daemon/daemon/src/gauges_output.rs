@@ -36,10 +36,7 @@ impl GaugesOutput {
         let (sender, lines) = sync_channel(0);
         let write = move || write_lines(File::from(descriptor), &lines);
         let start = || std::thread::Builder::new().name("gauges".to_owned()).spawn(write);
-        match sandbox {
-            Some(sandbox) => sandbox.inside(start).flatten(),
-            None => start(),
-        }?;
+        Sandbox::start_inside(sandbox, start).flatten()?;
         Ok(Self { lines: sender, began: now, due: now + INTERVAL })
     }
 

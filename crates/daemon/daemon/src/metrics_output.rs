@@ -76,13 +76,8 @@ impl MetricsOutput {
             started,
         };
         let server = &mut self.server;
-        match sandbox {
-            Some(sandbox) => {
-                sandbox.inside(move || server.start(reader)).map_err(MetricsError::Thread)??;
-            }
-            None => server.start(reader)?,
-        }
-        Ok(())
+        let started = Sandbox::start_inside(sandbox, move || server.start(reader));
+        Ok(started.map_err(MetricsError::Thread)??)
     }
 
     /// Tells what there is now.

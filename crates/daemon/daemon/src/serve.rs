@@ -322,10 +322,7 @@ fn start_threads(
         let log = Arc::clone(log);
         watch.start(attention.hear_here(), move || log.settle())
     };
-    match sandbox {
-        Some(sandbox) => sandbox.inside(start).flatten(),
-        None => start(),
-    }?;
+    Sandbox::start_inside(sandbox, start).flatten()?;
     Ok(watch)
 }
 

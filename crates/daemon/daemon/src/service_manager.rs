@@ -49,11 +49,7 @@ pub(crate) fn tell_ready(
     let (manager, sources) = (Arc::clone(manager), Arc::clone(built.source_registry()));
     let report = LivenessReport { manager, sources, interval };
     let start = || thread::Builder::new().name("alive".to_owned()).spawn(move || report.run());
-    let started = match sandbox {
-        Some(sandbox) => sandbox.inside(start).flatten(),
-        None => start(),
-    };
-    if let Err(error) = started {
+    if let Err(error) = Sandbox::start_inside(sandbox, start).flatten() {
         tracing::error!("cannot tell the service manager that the daemon is alive: {error}");
     }
 }

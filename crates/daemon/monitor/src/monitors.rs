@@ -115,11 +115,9 @@ impl Monitors {
             let id = monitor.chardev.clone();
             let sender = inbox.sender();
             let start = || chardev.serve(monitor, sender);
-            let started = match sandbox {
-                Some(sandbox) => sandbox.inside(start).flatten(),
-                None => start(),
-            };
-            started.map_err(|source| MonitorSetupError::Thread { id, source })?;
+            Sandbox::start_inside(sandbox.as_deref(), start)
+                .flatten()
+                .map_err(|source| MonitorSetupError::Thread { id, source })?;
         }
         Ok(())
     }

@@ -172,8 +172,18 @@ impl Sandbox {
         })))
     }
 
-    /// Does this on a thread behind the fences; the threads that it starts are behind them too.
-    pub fn inside<T: Send>(&self, start: impl FnOnce() -> T + Send) -> io::Result<T> {
+    /// Does this on a thread behind the fences, or on this one if there are none; the threads that it starts are behind them too.
+    pub fn start_inside<T: Send>(
+        sandbox: Option<&Self>,
+        start: impl FnOnce() -> T + Send,
+    ) -> io::Result<T> {
+        match sandbox {
+            Some(sandbox) => sandbox.inside(start),
+            None => Ok(start()),
+        }
+    }
+
+    fn inside<T: Send>(&self, start: impl FnOnce() -> T + Send) -> io::Result<T> {
         if self.closed.load(Ordering::Relaxed) {
             return Ok(start());
         }

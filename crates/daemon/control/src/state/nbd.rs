@@ -7,6 +7,7 @@ use std::sync::Arc;
 use credentials::X509Credentials;
 use graph::TlsCredsOptions;
 use nbd_server::{ListenAddress, ListenGrant, NbdLoad, NbdServer, NbdServerOptions, ServerTls};
+use sandbox::Sandbox;
 
 use super::{BuildError, ControlError, DaemonState};
 use crate::running_export::RunningExport;
@@ -81,14 +82,8 @@ impl DaemonState {
     /// Accepts NBD clients from now on, on a thread behind the fences, if there is a server.
     pub fn start_nbd_server(&mut self) -> Result<(), BuildError> {
         let Some(server) = &mut self.nbd_server else { return Ok(()) };
-        match &self.sandbox {
-            Some(sandbox) => {
-                let started = sandbox.inside(|| server.start());
-                started.map_err(BuildError::ConfineNbd)??;
-            }
-            None => server.start()?,
-        }
-        Ok(())
+        let started = Sandbox::start_inside(self.sandbox.as_deref(), || server.start());
+        Ok(started.map_err(BuildError::ConfineNbd)??)
     }
 
     /// Opens and starts the NBD server, kept. There is none, or it is an error.

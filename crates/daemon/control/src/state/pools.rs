@@ -7,6 +7,7 @@ use graph::PoolOptions;
 use iothread::IothreadPool;
 use kernel_io::{CpuList, NumaTopology};
 use placement::PoolSettings;
+use sandbox::Sandbox;
 
 use super::{BuildError, DaemonState, settings};
 use crate::placer::{PlacedPool, SnapshotReader};
@@ -59,10 +60,7 @@ impl DaemonState {
         let start = || {
             PlacedPool::start(pool, (policy, options.mode), reader, (&self.sources, &self.clock))
         };
-        let started = match &self.sandbox {
-            Some(sandbox) => sandbox.inside(start).flatten(),
-            None => start(),
-        };
+        let started = Sandbox::start_inside(self.sandbox.as_deref(), start).flatten();
         let failed = |source| BuildError::Placer { pool: id.to_owned(), source };
         let on = cpus.map_or_else(String::new, |cpus| format!(" on CPUs {cpus}"));
         tracing::info!("pool {id}: up to {} iothreads{on}", policy.max());
