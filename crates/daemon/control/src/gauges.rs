@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use block::nanoseconds;
 use iothread::{Iothread, PlacedSource};
+use request_path::Counters;
 use serde::Serialize;
 
 use crate::DaemonState;
@@ -175,19 +176,29 @@ impl<'a> IothreadGauges<'a> {
 impl<'a> QueueGauges<'a> {
     fn of(source: &'a PlacedSource) -> Self {
         let (name, gauges) = (source.name(), source.gauges());
+        let Counters {
+            reads,
+            writes,
+            flushes,
+            discards,
+            write_zeroes,
+            errors,
+            read_bytes,
+            written_bytes,
+        } = gauges.counters();
         let bucket = |(from, to, count)| (nanoseconds(from), nanoseconds(to), count);
         Self {
             export: &name.export,
             queue: name.queue,
             iothread: source.iothread_name(),
-            reads: gauges.reads.get(),
-            writes: gauges.writes.get(),
-            flushes: gauges.flushes.get(),
-            discards: gauges.discards.get(),
-            write_zeroes: gauges.write_zeroes.get(),
-            errors: gauges.errors.get(),
-            read_bytes: gauges.read_bytes.get(),
-            written_bytes: gauges.written_bytes.get(),
+            reads,
+            writes,
+            flushes,
+            discards,
+            write_zeroes,
+            errors,
+            read_bytes,
+            written_bytes,
             in_flight: gauges.in_flight.get(),
             moves: gauges.moves.get(),
             move_ns: gauges.move_ns.get(),

@@ -115,25 +115,25 @@ impl Reading {
             iothread.try_for_each(|iothread| all.info(&[export, number, iothread]))
         })?;
         self.of_queues(encoder, &families::QUEUE_REQUESTS, |all, (export, number), queue| {
-            let totals = &queue.totals;
+            let counters = queue.totals.counters;
             OPS.into_iter().try_for_each(|(kind, op)| {
                 let requests = match kind {
-                    RequestKind::Read => totals.reads,
-                    RequestKind::Write => totals.writes,
-                    RequestKind::Flush => totals.flushes,
-                    RequestKind::Discard => totals.discards,
-                    RequestKind::WriteZeroes => totals.write_zeroes,
+                    RequestKind::Read => counters.reads,
+                    RequestKind::Write => counters.writes,
+                    RequestKind::Flush => counters.flushes,
+                    RequestKind::Discard => counters.discards,
+                    RequestKind::WriteZeroes => counters.write_zeroes,
                     RequestKind::Other => 0,
                 };
                 all.count(&[export, number, op], requests)
             })
         })?;
         self.of_queues(encoder, &families::QUEUE_BYTES, |all, (export, number), queue| {
-            all.count(&[export, number, "read"], queue.totals.read_bytes)?;
-            all.count(&[export, number, "write"], queue.totals.written_bytes)
+            all.count(&[export, number, "read"], queue.totals.counters.read_bytes)?;
+            all.count(&[export, number, "write"], queue.totals.counters.written_bytes)
         })?;
         self.of_queues(encoder, &families::QUEUE_ERRORS, |all, (export, number), queue| {
-            all.count(&[export, number], queue.totals.errors)
+            all.count(&[export, number], queue.totals.counters.errors)
         })?;
         self.of_queues(encoder, &families::QUEUE_IN_FLIGHT, |all, (export, number), queue| {
             all.count(&[export, number], queue.in_flight)

@@ -80,6 +80,20 @@ pub struct SourceGauges {
 }
 
 impl SourceGauges {
+    /// What was answered.
+    pub fn counters(&self) -> Counters {
+        Counters {
+            reads: self.reads.get(),
+            writes: self.writes.get(),
+            flushes: self.flushes.get(),
+            discards: self.discards.get(),
+            write_zeroes: self.write_zeroes.get(),
+            errors: self.errors.get(),
+            read_bytes: self.read_bytes.get(),
+            written_bytes: self.written_bytes.get(),
+        }
+    }
+
     /// Requests of all kinds that were answered.
     pub fn requests(&self) -> u64 {
         let kinds = [&self.reads, &self.writes, &self.flushes, &self.discards, &self.write_zeroes];

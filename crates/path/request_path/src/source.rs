@@ -115,6 +115,25 @@ pub struct Counters {
     pub written_bytes: u64,
 }
 
+impl Counters {
+    /// With what another source has completed.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        // Gauges wrap around, too.
+        let sum = u64::wrapping_add;
+        Self {
+            reads: sum(self.reads, other.reads),
+            writes: sum(self.writes, other.writes),
+            flushes: sum(self.flushes, other.flushes),
+            discards: sum(self.discards, other.discards),
+            write_zeroes: sum(self.write_zeroes, other.write_zeroes),
+            errors: sum(self.errors, other.errors),
+            read_bytes: sum(self.read_bytes, other.read_bytes),
+            written_bytes: sum(self.written_bytes, other.written_bytes),
+        }
+    }
+}
+
 /// What an iothread serves in turns: a source of requests, such as a virtqueue.
 pub trait Source: Any + std::fmt::Debug + Send {
     /// The descriptor that becomes ready when it needs a turn.

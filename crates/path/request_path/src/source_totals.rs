@@ -8,29 +8,15 @@
 use std::time::Duration;
 
 use crate::gauges::{BUCKETS, edge};
-use crate::{LatencyHistograms, RequestKind, SourceGauges};
+use crate::{Counters, LatencyHistograms, RequestKind, SourceGauges};
 
 const KINDS: usize = RequestKind::ALL.len();
 
 /// The sums of one source, or of several that follow each other, without latencies.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct SourceTotals {
-    /// Reads that were answered.
-    pub reads: u64,
-    /// Writes that were answered.
-    pub writes: u64,
-    /// Flushes that were answered.
-    pub flushes: u64,
-    /// Discards that were answered.
-    pub discards: u64,
-    /// Write-zeroes that were answered.
-    pub write_zeroes: u64,
-    /// Requests that were answered with an error, whatever their kind.
-    pub errors: u64,
-    /// Bytes of reads without an error.
-    pub read_bytes: u64,
-    /// Bytes of writes without an error.
-    pub written_bytes: u64,
+    /// What was answered.
+    pub counters: Counters,
     /// Moves to another iothread.
     pub moves: u64,
     /// Nanoseconds in which nothing was taken because of them.
@@ -45,14 +31,7 @@ impl SourceTotals {
     /// What a source has done so far.
     pub fn of(gauges: &SourceGauges) -> Self {
         Self {
-            reads: gauges.reads.get(),
-            writes: gauges.writes.get(),
-            flushes: gauges.flushes.get(),
-            discards: gauges.discards.get(),
-            write_zeroes: gauges.write_zeroes.get(),
-            errors: gauges.errors.get(),
-            read_bytes: gauges.read_bytes.get(),
-            written_bytes: gauges.written_bytes.get(),
+            counters: gauges.counters(),
             moves: gauges.moves.get(),
             move_ns: gauges.move_ns.get(),
             open_ns: gauges.open_ns.get(),
@@ -66,14 +45,7 @@ impl SourceTotals {
         // Gauges wrap around, too.
         let sum = u64::wrapping_add;
         Self {
-            reads: sum(self.reads, other.reads),
-            writes: sum(self.writes, other.writes),
-            flushes: sum(self.flushes, other.flushes),
-            discards: sum(self.discards, other.discards),
-            write_zeroes: sum(self.write_zeroes, other.write_zeroes),
-            errors: sum(self.errors, other.errors),
-            read_bytes: sum(self.read_bytes, other.read_bytes),
-            written_bytes: sum(self.written_bytes, other.written_bytes),
+            counters: self.counters.plus(other.counters),
             moves: sum(self.moves, other.moves),
             move_ns: sum(self.move_ns, other.move_ns),
             open_ns: sum(self.open_ns, other.open_ns),
@@ -112,7 +84,6 @@ impl LatencyTotals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Counters;
     use crate::gauges::{SampleWeight, SourceMeter, Ticks};
 
     fn meter(reads: u64) -> SourceMeter {
@@ -131,7 +102,10 @@ mod tests {
     fn sources_that_follow_each_other_are_summed() {
         let (first, second) = (meter(3).gauges(), meter(5).gauges());
         let both = SourceTotals::of(&first).plus(SourceTotals::of(&second));
-        assert_eq!((both.reads, both.read_bytes, both.writes), (8, 4096, 0));
+        assert_eq!(
+            (both.counters.reads, both.counters.read_bytes, both.counters.writes),
+            (8, 4096, 0)
+        );
         let mut latency = LatencyTotals::default();
         latency.add(&first.latency);
         latency.add(&second.latency);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Clock, SystemClock};
-use request_path::{LatencyTotals, SourceTotals};
+use request_path::{Counters, LatencyTotals, SourceTotals};
 
 use super::*;
 use crate::families::{FAMILIES, FamilyKind};
@@ -15,12 +15,8 @@ use crate::inventory::{
 };
 
 fn queue(reads: u64) -> QueueSums {
-    let totals = SourceTotals {
-        reads,
-        read_bytes: reads * 4096,
-        open_ns: 1_500_000_000,
-        ..SourceTotals::default()
-    };
+    let counters = Counters { reads, read_bytes: reads * 4096, ..Counters::default() };
+    let totals = SourceTotals { counters, open_ns: 1_500_000_000, ..SourceTotals::default() };
     QueueSums { totals, in_flight: 3, iothread: Some("t0".to_owned()) }
 }
 

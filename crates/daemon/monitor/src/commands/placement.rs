@@ -4,6 +4,7 @@
 use block::nanoseconds;
 use graph::NodeUser;
 use iothread::{Iothread, PlacedSource};
+use request_path::Counters;
 use serde_json::Value;
 use syntax::{Keys, OptionFields, ValueType, optional, required};
 
@@ -115,6 +116,16 @@ pub(super) fn queues(context: &mut CommandContext<'_>, _: OptionFields) -> Resul
 
 fn queue_info(source: &PlacedSource) -> RingloomQueueInfo {
     let (name, gauges) = (source.name(), source.gauges());
+    let Counters {
+        reads,
+        writes,
+        flushes,
+        discards,
+        write_zeroes,
+        errors,
+        read_bytes,
+        written_bytes,
+    } = gauges.counters();
     let bucket = |(from, to, count)| RingloomLatencyBucket {
         from: nanoseconds(from),
         to: nanoseconds(to),
@@ -124,14 +135,14 @@ fn queue_info(source: &PlacedSource) -> RingloomQueueInfo {
         export: name.export.clone(),
         queue: name.queue.into(),
         iothread: source.iothread_name(),
-        reads: gauges.reads.get(),
-        writes: gauges.writes.get(),
-        flushes: gauges.flushes.get(),
-        discards: gauges.discards.get(),
-        write_zeroes: gauges.write_zeroes.get(),
-        errors: gauges.errors.get(),
-        read_bytes: gauges.read_bytes.get(),
-        written_bytes: gauges.written_bytes.get(),
+        reads,
+        writes,
+        flushes,
+        discards,
+        write_zeroes,
+        errors,
+        read_bytes,
+        written_bytes,
         in_flight: gauges.in_flight.get(),
         moves: gauges.moves.get(),
         move_ns: gauges.move_ns.get(),

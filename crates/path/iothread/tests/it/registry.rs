@@ -85,19 +85,19 @@ fn what_an_export_has_done_counts_on_when_its_sources_go_and_begins_anew_when_it
         assert_eq!(reads(), Some(None));
         drop(serve(5).stop());
         let sums = reads().unwrap().unwrap();
-        assert_eq!((sums.totals.reads, sums.in_flight, sums.iothread), (5, 0, None));
+        assert_eq!((sums.totals.counters.reads, sums.in_flight, sums.iothread), (5, 0, None));
         let placed = serve(4);
         assert_eq!(reads().unwrap().unwrap().iothread.as_deref(), Some("t0"));
         let source = Arc::clone(&placed);
         drop(placed.stop());
-        assert_eq!((reads().unwrap().unwrap().totals.reads, timed()), (9, 9));
+        assert_eq!((reads().unwrap().unwrap().totals.counters.reads, timed()), (9, 9));
         // Whoever has a source that is over keeps its sums from nobody, and not beyond its export.
         registry.forget_sums("test");
         registry.keep_sums("test");
         drop(source);
         assert_eq!(reads(), Some(None));
         drop(serve(2).stop());
-        assert_eq!((reads().unwrap().unwrap().totals.reads, timed()), (2, 2));
+        assert_eq!((reads().unwrap().unwrap().totals.counters.reads, timed()), (2, 2));
     });
 }
 
