@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use block::{
-    Access, BlockLimits, Claim, ClaimError, DiscardPolicy, DiskSize, FlushPolicy, Lane,
-    LaneContext, LaneError, Node, Rights, StoragePolicy,
+    Access, DiscardPolicy, FlushPolicy, Lane, LaneContext, LaneError, Node, StoragePolicy,
 };
 use nbd_client::{KnownHosts, NbdNode, RemoteOptions, ServerAddress};
 use testkit::conformance::stack::{Chosen, Home, Parts, Shape, Subject};
@@ -147,29 +146,7 @@ struct ServedNode {
 }
 
 impl Node for ServedNode {
-    fn name(&self) -> &str {
-        self.node.name()
-    }
-
-    fn size(&self) -> DiskSize {
-        self.node.size()
-    }
-
-    fn limits(&self) -> BlockLimits {
-        self.node.limits()
-    }
-
-    fn access(&self) -> Access {
-        self.node.access()
-    }
-
-    fn flush(&self) -> std::io::Result<()> {
-        self.node.flush()
-    }
-
-    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
-        self.node.claim(rights)
-    }
+    testkit::same_node_as!(node);
 
     fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         self.node.open_lane(io)

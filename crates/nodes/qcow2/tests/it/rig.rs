@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use block::{
-    Access, BlockLimits, ByteCount, Child, Claim, ClaimError, ComputeThreads, ComputeWork,
-    DiskSize, Lane, LaneContext, LaneError, Node, Rights,
+    Access, ByteCount, Child, ComputeThreads, ComputeWork, Lane, LaneContext, LaneError, Node,
 };
 use qcow2::{Children, FreedClusterDiscards, OverlapCheck, Qcow2Node, Qcow2Settings};
 use testkit::qcow2rig::make::Recipe;
@@ -86,29 +85,7 @@ impl ComputeThreads for AtOnce {
 }
 
 impl Node for Compressing {
-    fn name(&self) -> &str {
-        self.node.name()
-    }
-
-    fn size(&self) -> DiskSize {
-        self.node.size()
-    }
-
-    fn limits(&self) -> BlockLimits {
-        self.node.limits()
-    }
-
-    fn access(&self) -> Access {
-        self.node.access()
-    }
-
-    fn flush(&self) -> std::io::Result<()> {
-        self.node.flush()
-    }
-
-    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
-        self.node.claim(rights)
-    }
+    testkit::same_node_as!(node);
 
     fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let threads: Arc<dyn ComputeThreads> = Arc::new(AtOnce);

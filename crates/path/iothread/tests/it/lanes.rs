@@ -3,9 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use block::{
-    Access, BlockLimits, Claim, ClaimError, DiskSize, Lane, LaneContext, LaneError, Node, Rights,
-};
+use block::{Access, DiskSize, Lane, LaneContext, LaneError, Node};
 use disk::{NullNode, ReadContent};
 
 /// A disk like another one, but for its lanes.
@@ -38,29 +36,7 @@ impl<F> Node for WithLanes<F>
 where
     F: Fn(Box<dyn Lane>, &LaneContext) -> Box<dyn Lane> + Send + Sync,
 {
-    fn name(&self) -> &str {
-        self.below.name()
-    }
-
-    fn size(&self) -> DiskSize {
-        self.below.size()
-    }
-
-    fn limits(&self) -> BlockLimits {
-        self.below.limits()
-    }
-
-    fn access(&self) -> Access {
-        self.below.access()
-    }
-
-    fn flush(&self) -> std::io::Result<()> {
-        self.below.flush()
-    }
-
-    fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {
-        self.below.claim(rights)
-    }
+    testkit::same_node_as!(below);
 
     fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         Ok((self.open)(self.below.open_lane(io)?, io))
