@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use exports::{SocketOptions, check_socket_path};
-use syntax::ArgumentError;
+use syntax::{ArgumentError, socket_mode};
 
 /// The rights of a UNIX socket for metrics if they are not said: as of a monitor's.
 pub const METRICS_MODE: u32 = 0o600;
@@ -113,9 +113,7 @@ fn unix(text: &str) -> Result<SocketOptions, ArgumentError> {
 }
 
 fn octal(text: &str) -> Result<u32, ArgumentError> {
-    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| is_number && *mode <= 0o777);
-    mode.ok_or_else(|| ArgumentError::own(MetricsOptionsError::Mode(text.to_owned())))
+    socket_mode(text).ok_or_else(|| ArgumentError::own(MetricsOptionsError::Mode(text.to_owned())))
 }
 
 #[cfg(test)]

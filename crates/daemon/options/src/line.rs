@@ -10,7 +10,7 @@ use metrics::MetricsOptions;
 use monitor::{ChardevOptions, MonitorOptions};
 use nbd_server::{ListenGrant, NbdServerOptions};
 use sandbox::{AllowedDirectory, SandboxMode};
-use syntax::{ArgumentError, parse_flag, parse_number, parse_size};
+use syntax::{ArgumentError, parse_flag, parse_number, parse_size, socket_mode};
 
 use super::fault::{CommandLineError, CommandLineSyntaxError};
 use super::getopt::{EitherFormOption, OptionKind, ParsedOption};
@@ -232,7 +232,7 @@ impl CommonOptions {
             EitherFormOption::Takeover => self.plan.takeover = TakeoverMode::WhereServed,
             EitherFormOption::Print => self.print(word)?,
             EitherFormOption::SocketMode => {
-                self.socket_mode = Some(socket_mode(word.text()?).map_err(wrong)?);
+                self.socket_mode = Some(mode(word.text()?).map_err(wrong)?);
             }
             EitherFormOption::SocketGroup => self.socket_group(word)?,
             EitherFormOption::NamedFiles => {
@@ -371,11 +371,6 @@ fn print(text: &str) -> Result<AttachLinesFormat, ArgumentError> {
     }
 }
 
-/// Permission bits in octal, with or without a leading zero.
-fn socket_mode(text: &str) -> Result<u32, ArgumentError> {
-    let all_digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    u32::from_str_radix(text, 8)
-        .ok()
-        .filter(|mode| all_digits && *mode <= 0o777)
-        .ok_or(ArgumentError::ExpectsAlone("permission bits in octal, 0 to 0777"))
+fn mode(text: &str) -> Result<u32, ArgumentError> {
+    socket_mode(text).ok_or(ArgumentError::ExpectsAlone("permission bits in octal, 0 to 0777"))
 }

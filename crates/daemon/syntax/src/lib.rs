@@ -23,4 +23,6 @@ pub use fields::{
 pub use keys::{Key, Keys, Union, ValueType, optional, required};
 pub use keyval::asks_for_help;
 pub use nearest::nearest;
-pub use socket_address::{INET_KEYS, INET_LATER, UNIX_KEYS, UNIX_LATER, read_address_families};
+pub use socket_address::{
+    INET_KEYS, INET_LATER, UNIX_KEYS, UNIX_LATER, read_address_families, socket_mode,
+};

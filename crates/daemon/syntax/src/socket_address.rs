@@ -32,3 +32,10 @@ pub fn read_address_families(fields: &mut OptionFields) -> Result<(bool, bool), 
     let (ipv4, ipv6) = (fields.flag("ipv4")?, fields.flag("ipv6")?);
     Ok((ipv4.unwrap_or(ipv6 != Some(true)), ipv6.unwrap_or(ipv4 != Some(true))))
 }
+
+/// The mode of a socket: permission bits in octal, with or without a leading zero.
+pub fn socket_mode(text: &str) -> Option<u32> {
+    // `from_str_radix` would take a sign.
+    let all_digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    u32::from_str_radix(text, 8).ok().filter(|mode| all_digits && *mode <= 0o777)
+}
