@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use block::{Clock, SystemClock};
 use control::{BlockJobProgress, DaemonState, HealthFindings, PoolExportReport, RunningExport};
@@ -91,12 +91,6 @@ impl AsFd for MetricsOutput {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.desk.as_fd()
     }
-}
-
-/// The time on the wall.
-#[expect(clippy::disallowed_methods, reason = "metrics say when the process was started")]
-pub(crate) fn since_1970() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// What there is.

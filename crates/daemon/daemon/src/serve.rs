@@ -23,7 +23,7 @@ use exports::{
 use graph::{RemoteFlushError, ServerAddress, StorageWatchdog};
 use host::{
     DaemonizeError, DescriptorError, ForkResult, Pidfile, PidfileError, ReadinessPipe,
-    StartOutcome, chain_of,
+    StartOutcome, chain_of, since_1970,
 };
 use kernel_io::FileTable;
 use metrics::MetricsError;
@@ -40,7 +40,7 @@ use crate::gauges_output::GaugesOutput;
 use crate::inherited_descriptors;
 use crate::kept_state::State;
 use crate::log::Log;
-use crate::metrics_output::{MetricsOutput, since_1970};
+use crate::metrics_output::MetricsOutput;
 use crate::service_manager::{service_manager, tell_end, tell_ready};
 use crate::signals::{MainDescriptors, MainEvent, SignalListener};
 use crate::uevents::{UeventMonitor, device_news};

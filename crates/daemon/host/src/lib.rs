@@ -15,6 +15,7 @@ mod pidfile;
 mod process;
 mod service_manager;
 mod signals;
+mod wall_clock;
 
 pub use error_chain::chain_of;
 pub use exchange::exchange_socket;
@@ -33,3 +34,4 @@ pub use service_manager::ServiceManager;
 pub use signals::{
     SignalEscalation, block_signals, exit_on_second_signal, is_ignored, unblock_signals,
 };
+pub use wall_clock::since_1970;

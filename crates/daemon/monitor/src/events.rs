@@ -2,8 +2,7 @@
 //!
 //! Specification: QEMU, docs/interop/qmp-spec.rst, section 2.5; qapi/block-core.json, qapi/job.json, qapi/block-export.json.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
+use host::since_1970;
 use serde_json::{Value, json};
 
 use crate::schema::{Member, Schema};
@@ -118,18 +117,9 @@ fn block_job(schema: &mut Schema) -> Vec<Member> {
     vec![("type".to_owned(), kind, false), id, number("len"), number("offset"), number("speed")]
 }
 
-/// What time it is, since 1970.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "clients compare the time with that of other programs"
-)]
-pub(crate) fn now() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
-
 /// An event of now.
 pub(crate) fn event(name: &str, data: &Value) -> Value {
-    let now = now();
+    let now = since_1970();
     json!({
         "event": name,
         "data": data,

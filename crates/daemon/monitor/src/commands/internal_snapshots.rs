@@ -8,14 +8,13 @@ use std::sync::Arc;
 use block::{Access, Claim};
 use control::StatePolicy;
 use graph::{Activity, NodeUser};
-use host::chain_of;
+use host::{chain_of, since_1970};
 use qcow2::{NewSnapshot, Qcow2Node, SnapshotError, SnapshotSelector};
 use serde_json::Value;
 use syntax::{Keys, OptionFields, ValueType, optional, required};
 
 use super::at_instant::{InstantAction, InstantActions};
 use super::{CommandContext, answer, done};
-use crate::events::now;
 use crate::qmp_error::QmpError;
 use crate::types::SnapshotInfo;
 
@@ -191,7 +190,7 @@ impl SnapshotAction {
         let device = &self.device;
         match &self.what {
             Deed::Create(name) => {
-                let new = NewSnapshot { name: name.clone(), date: now() };
+                let new = NewSnapshot { name: name.clone(), date: since_1970() };
                 self.image.create_snapshot(&new).map_err(|error| {
                     let why = said(&error);
                     QmpError::generic(format!(
