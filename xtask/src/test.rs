@@ -2,29 +2,35 @@
 //! can break.
 //!
 //! Installs what the tests need, runs what `check` runs before its unit tests, then every test of the workspace,
-//! the daemon that kills itself, the loom models and every fuzz target for a short time. A test that cannot run
+//! the loom models and every fuzz target for a short time. A test that cannot run
 //! prints `skipped: <reason>`; the skips are counted and told at the end.
+//!
+//! All is built once, with the feature `fault-points`: a program that nobody asks to kill itself is the same without it.
 //!
 //! Invariants: as root a skip that `ALLOWED_SKIPS` does not name fails the command, since root
 //! can install whatever is missing; for others it is a warning.
-//! Not here: how lines are understood (`test::tally`), how a command is watched (`test::watch`), how builds run beside the
-//! tests (`test::ahead`).
+//! Not here: how tests are built and started (`test::programs`), how lines are understood (`test::tally`), how a command is
+//! watched (`test::watch`), how builds run beside the tests (`test::ahead`).
 
 mod ahead;
 mod changed;
+mod programs;
 mod tally;
 mod watch;
 
 use std::collections::BTreeSet;
+use std::mem;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::steps::{Workspace, cargo_step, describe, step};
+use crate::steps::{Workspace, describe, step};
 use crate::test::changed::{Affected, BINARY, BinaryTests, Selection};
+use crate::test::programs::TestProgram;
 use crate::test::tally::{Show, Skip, Tally};
+use crate::test::watch::Log;
 use crate::{check, fuzz, install};
 
 /// Skips that are accepted even in CI: the name of the test as libtest prints it.
@@ -32,6 +38,9 @@ const ALLOWED_SKIPS: &[&str] = &[];
 
 /// Crates with loom models: unit tests whose names start with `loom_`, built with `--cfg loom`.
 const LOOM_CRATES: &[&str] = &["bitmaps", "layers", "request_path"];
+
+/// How many tests of the binary run at once, for each processor: half of them wait for clocks, disks and guests.
+const OWN_TESTS_PER_PROCESSOR: usize = 2;
 
 /// Which tests are asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,50 +89,53 @@ pub(crate) fn run(workspace: &Workspace, scope: &Scope) -> Result<()> {
     Ok(())
 }
 
-/// Runs the selected tests, those of a daemon that kills itself and the loom models; the tally has what ran before a
-/// failure.
+/// Runs the selected tests and the loom models; the tally has what ran before a failure.
 fn run_tests(workspace: &Workspace, selection: &Selection, tally: &mut Tally) -> Result<()> {
     let log_dir = workspace.target_dir().join("xtask");
     std::fs::create_dir_all(&log_dir).with_context(|| format!("{}", log_dir.display()))?;
-    // The tests start `ringloom` as a process. Cargo builds it only for the tests of its own
-    // package, so it is built for all; compiler output stays out of the log of the tests. In one
-    // step, since whoever links last would leave processors idle in each.
-    let build = ["build", "--quiet", "--workspace", "--bins", "--tests"];
-    cargo_step(workspace, "binaries and tests", &build, &[])?;
+    // The tests start `ringloom` as a process: it is built before any of them runs.
+    let programs = programs::build(workspace)?;
     let modelled: Vec<&str> =
         LOOM_CRATES.iter().copied().filter(|name| selection.has(name)).collect();
-    let (own, others) = (of_binary(selection), of_crates(selection));
+    let selected = |is_selected: &dyn Fn(&str) -> bool| -> Vec<&TestProgram> {
+        programs.iter().filter(|program| is_selected(&program.package)).collect()
+    };
+    let own = of_binary(selection);
+    let of_ringloom = selected(&|name| name == BINARY);
+    let others = selected(&|name| name != BINARY && selection.has(name));
+    let mut examples = documentation(workspace, &programs, selection)?;
     let later = later_builds(workspace, selection, &modelled);
     let (result, beside) = thread::scope(|scope| {
         let beside = scope.spawn(|| {
             let mut run = QuietRun::default();
-            if let Some(arguments) = &others {
-                let log = log_dir.join("test-crates.log");
-                let print = |line: &str| run.lines.push(line.to_owned());
-                run.result = test(workspace, arguments, &log, &mut run.tally, print);
+            let words = ["--show-output".to_owned()];
+            run.step(&log_dir.join("test-crates.log"), |log, take| {
+                programs::run(workspace, &others, &words, log, take)
+            });
+            if let Some(examples) = &mut examples {
+                run.step(&log_dir.join("test-docs.log"), |log, mut take| {
+                    log.run(examples, &mut take)
+                });
             }
             later.iter().for_each(ahead::build);
             run
         });
-        let result = own.as_ref().map_or(Ok(()), |arguments| {
-            step("tests", &format!("cargo {}", arguments.join(" ")), || {
-                let print = |line: &str| println!("   {line}");
-                test(workspace, arguments, &log_dir.join("test.log"), tally, print)
+        let result = own.map_or(Ok(()), |words| {
+            step("tests", "those of the binary", || {
+                let mut log = Log::create(&log_dir.join("test.log"))?;
+                programs::run(workspace, &of_ringloom, &words, &mut log, |line| {
+                    show(tally.feed(line), line);
+                })
             })
         });
         (result, beside.join().expect("it does not panic"))
     });
     tally.add(beside.tally);
-    if let Some(arguments) = others {
-        step("tests beside these", &format!("cargo {}", arguments.join(" ")), || {
-            beside.lines.iter().for_each(|line| println!("   {line}"));
-            beside.result
-        })?;
-    }
+    step("tests beside these", "those of all other crates", || {
+        beside.lines.iter().for_each(|line| println!("   {line}"));
+        beside.result
+    })?;
     result?;
-    if selection.has(BINARY) {
-        tally.add(fault_points(workspace, &log_dir.join("fault-points.log"))?);
-    }
     if !modelled.is_empty() {
         tally.add(loom(workspace, &modelled, &log_dir.join("loom.log"))?);
     }
@@ -143,20 +155,23 @@ impl Default for QuietRun {
     }
 }
 
-/// Runs cargo with these arguments and counts the tests; `print` has the lines that a person waits for.
-fn test(
-    workspace: &Workspace,
-    arguments: &[String],
-    log: &Path,
-    tally: &mut Tally,
-    mut print: impl FnMut(&str),
-) -> Result<()> {
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    watch::run(&mut workspace.cargo(&arguments), log, |line| {
-        if tally.feed(line) == Show::Line {
-            print(line);
-        }
-    })
+impl QuietRun {
+    /// Does a step of it, with a log of its own; the first failure is kept, the next step is done all the same.
+    fn step(
+        &mut self,
+        log: &Path,
+        work: impl FnOnce(&mut Log, &mut dyn FnMut(&str)) -> Result<()>,
+    ) {
+        let (tally, lines) = (&mut self.tally, &mut self.lines);
+        let mut take = |line: &str| {
+            if tally.feed(line) == Show::Line {
+                lines.push(line.to_owned());
+            }
+        };
+        let result = Log::create(log).and_then(|mut log| work(&mut log, &mut take));
+        let before = mem::replace(&mut self.result, Ok(()));
+        self.result = before.and(result);
+    }
 }
 
 /// What builds what the steps after the tests need: in directories of their own, so that the tests keep their binaries.
@@ -171,7 +186,7 @@ fn later_builds(workspace: &Workspace, selection: &Selection, modelled: &[&str])
     builds
 }
 
-/// The arguments of cargo that run the selected tests of `ringloom` as a whole: they wait for clocks, disks and guests.
+/// What the test programs of `ringloom` are told to run, if anything: these tests wait for clocks, disks and guests.
 fn of_binary(selection: &Selection) -> Option<Vec<String>> {
     let modules: Vec<&str> = match selection {
         Selection::Everything => Vec::new(),
@@ -183,24 +198,27 @@ fn of_binary(selection: &Selection) -> Option<Vec<String>> {
             modules.iter().map(String::as_str).collect()
         }
     };
-    Some(cargo_test(&["--package", BINARY], &modules))
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let threads = format!("--test-threads={}", OWN_TESTS_PER_PROCESSOR * processors);
+    let words = [&["--show-output", &threads], &modules[..]].concat();
+    Some(words.into_iter().map(str::to_owned).collect())
 }
 
-/// The same of all other packages: they compute.
-fn of_crates(selection: &Selection) -> Option<Vec<String>> {
-    match selection {
-        Selection::Everything => Some(cargo_test(&["--workspace", "--exclude", BINARY], &[])),
-        Selection::Some(Affected { crates, .. }) if crates.is_empty() => None,
-        Selection::Some(Affected { crates, .. }) => {
-            let packages = crates.iter().flat_map(|name| ["--package", name]);
-            Some(cargo_test(&packages.collect::<Vec<_>>(), &[]))
+/// The examples in documentation, which cargo itself has to run, of those crates that have some.
+fn documentation(
+    workspace: &Workspace,
+    programs: &[TestProgram],
+    selection: &Selection,
+) -> Result<Option<Command>> {
+    let mut packages = BTreeSet::new();
+    for program in programs.iter().filter(|program| selection.has(&program.package)) {
+        if program.has_examples()? {
+            packages.insert(program.package.as_str());
         }
     }
-}
-
-fn cargo_test(what: &[&str], filters: &[&str]) -> Vec<String> {
-    let words = [&["test"], what, &["--no-fail-fast", "--", "--show-output"], filters].concat();
-    words.into_iter().map(str::to_owned).collect()
+    let mut command = workspace.cargo(&["test", "--doc", "--no-fail-fast"]);
+    command.args(packages.iter().flat_map(|name| ["--package", name]));
+    Ok((!packages.is_empty()).then_some(command))
 }
 
 fn show(what: Show, line: &str) {
@@ -210,39 +228,14 @@ fn show(what: Show, line: &str) {
     }
 }
 
-/// Runs the tests of a daemon that kills itself at a step (`virtio::FaultPoint`) or does what it must not; none at all is an error.
-fn fault_points(workspace: &Workspace, log: &Path) -> Result<Tally> {
-    // After the other tests: it leaves a binary with the feature behind.
-    let arguments = ["test", "--package", "ringloom", "--features", "fault-points", "--test", "it"];
-    let filters = [
-        "--",
-        "--show-output",
-        "crash::",
-        "campaign::nothing_is_lost_or_done_twice_when_the_server_is_killed_between",
-        "campaign::nothing_is_lost_or_done_twice_when_rings_are_moved",
-        "placement::moved",
-        "control::killed",
-        "takeover::hangs::a_write_before_the_word",
-    ];
-    let arguments = [&arguments[..], &filters].concat();
-    let mut tally = Tally::default();
-    step("fault points", &format!("cargo {}", arguments.join(" ")), || {
-        watch::run(&mut workspace.cargo(&arguments), log, |line| show(tally.feed(line), line))?;
-        if tally.passed == 0 {
-            bail!("no test of a daemon that kills itself");
-        }
-        Ok(())
-    })?;
-    Ok(tally)
-}
-
 /// Runs the loom models of these crates; none at all in one of them is an error, since a filter that matches
 /// nothing would pass for ever.
-fn loom(workspace: &Workspace, crates: &[&str], log: &Path) -> Result<Tally> {
+fn loom(workspace: &Workspace, crates: &[&str], path: &Path) -> Result<Tally> {
     let mut command = loom_command(workspace, crates, &["loom_"]);
     let (mut tally, mut with_models) = (Tally::default(), 0);
     step("loom models", &format!("RUSTFLAGS='--cfg loom' {}", describe(&command)), || {
-        watch::run(&mut command, log, |line| {
+        let mut log = Log::create(path)?;
+        log.run(&mut command, &mut |line: &str| {
             let before = tally.passed;
             show(tally.feed(line), line);
             // Each crate's library has one line with results.
@@ -251,7 +244,7 @@ fn loom(workspace: &Workspace, crates: &[&str], log: &Path) -> Result<Tally> {
         if with_models != crates.len() {
             bail!(
                 "{with_models} of {crates:?} have a test whose name starts with `loom_`; {}",
-                log.display()
+                path.display()
             );
         }
         Ok(())
@@ -297,19 +290,15 @@ mod tests {
 
     #[test]
     fn only_what_is_selected_is_run() {
-        let words = |selection: &Selection| {
-            [of_binary(selection), of_crates(selection)].map(|it| it.map(|it| it.join(" ")))
-        };
-        let end = "--no-fail-fast -- --show-output";
-        let own = |filters| Some(format!("test --package ringloom {end}{filters}"));
-        let whole = Some(format!("test --workspace --exclude ringloom {end}"));
-        assert_eq!(words(&Selection::Everything), [own(""), whole]);
-        assert_eq!(words(&Selection::Some(Affected::default())), [None, None]);
+        let words = |selection: &Selection| of_binary(selection).map(|it| it.join(" "));
+        let threads = 2 * thread::available_parallelism().map_or(1, usize::from);
+        let all = format!("--show-output --test-threads={threads}");
+        assert_eq!(words(&Selection::Everything), Some(all.clone()));
+        assert_eq!(words(&Selection::Some(Affected::default())), None);
         let modules = ["page::".to_owned()].into();
         let affected =
             Affected { crates: ["load".to_owned()].into(), binary: BinaryTests::Modules(modules) };
-        let load = Some(format!("test --package load {end}"));
-        assert_eq!(words(&Selection::Some(affected)), [own(" page::"), load]);
+        assert_eq!(words(&Selection::Some(affected)), Some(format!("{all} page::")));
     }
 
     #[test]

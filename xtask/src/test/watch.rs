@@ -1,4 +1,4 @@
-//! Runs a test command: every line of its output goes to a log and to the caller, as it comes.
+//! Runs test commands: every line of their output goes to a log and to the caller, as it comes.
 //!
 //! Threads: one reads the command's output, so that this one can notice that the command has
 //! ended while a process that a test left behind still holds the pipe. At most `LINES_AHEAD` lines
@@ -7,7 +7,7 @@
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
@@ -26,48 +26,63 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How many lines may wait to be logged; a command that prints faster is slowed down.
 const LINES_AHEAD: usize = 1024;
 
-/// Runs the command and hands on its output, both streams in order, line by line.
-pub(crate) fn run(
-    command: &mut Command,
-    log_path: &Path,
-    mut take_line: impl FnMut(&str),
-) -> Result<()> {
-    let mut log =
-        BufWriter::new(File::create(log_path).with_context(|| format!("{}", log_path.display()))?);
-    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
-    let errors = writer.try_clone().context("cannot copy the pipe")?;
-    command.stdin(Stdio::null()).stdout(writer).stderr(errors);
-    let mut child = command.spawn().context("cannot start the tests")?;
-    // The command owns the write ends; the reader sees the end of the pipe only without them.
-    command.stdout(Stdio::null()).stderr(Stdio::null());
+/// The file that has all output of one step, which may be that of several commands.
+pub(crate) struct Log {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
 
-    let lines = read_lines(reader);
-    let mut ended = None;
-    let leftover = loop {
-        match lines.recv_timeout(LOOK_EVERY) {
-            Ok(line) => {
-                writeln!(log, "{line}").with_context(|| format!("{}", log_path.display()))?;
-                take_line(&line);
+impl Log {
+    pub(crate) fn create(path: &Path) -> Result<Self> {
+        let file = File::create(path).with_context(|| format!("{}", path.display()))?;
+        Ok(Self { path: path.to_owned(), file: BufWriter::new(file) })
+    }
+
+    /// Adds a line, which the caller hears as if a command had printed it.
+    pub(crate) fn write(&mut self, line: &str, take_line: &mut impl FnMut(&str)) -> Result<()> {
+        writeln!(self.file, "{line}").with_context(|| format!("{}", self.path.display()))?;
+        take_line(line);
+        Ok(())
+    }
+
+    /// Runs the command and hands on its output, both streams in order, line by line.
+    pub(crate) fn run(
+        &mut self,
+        command: &mut Command,
+        take_line: &mut impl FnMut(&str),
+    ) -> Result<()> {
+        let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+        let errors = writer.try_clone().context("cannot copy the pipe")?;
+        command.stdin(Stdio::null()).stdout(writer).stderr(errors);
+        let mut child = command.spawn().context("cannot start the tests")?;
+        // The command owns the write ends; the reader sees the end of the pipe only without them.
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+
+        let lines = read_lines(reader);
+        let mut ended = None;
+        let leftover = loop {
+            match lines.recv_timeout(LOOK_EVERY) {
+                Ok(line) => self.write(&line, take_line)?,
+                Err(RecvTimeoutError::Disconnected) => break false,
+                Err(RecvTimeoutError::Timeout) => {}
             }
-            Err(RecvTimeoutError::Disconnected) => break false,
-            Err(RecvTimeoutError::Timeout) => {}
+            if ended.is_none() && child.try_wait().context("cannot wait for the tests")?.is_some() {
+                ended = Some(steps::now());
+            }
+            if ended.is_some_and(|at| steps::now().duration_since(at) > LEFTOVER_GRACE) {
+                break true;
+            }
+        };
+        self.file.flush().with_context(|| format!("{}", self.path.display()))?;
+        let status = child.wait().context("cannot wait for the tests")?;
+        if !status.success() {
+            bail!("{status}; all output is in {}", self.path.display());
         }
-        if ended.is_none() && child.try_wait().context("cannot wait for the tests")?.is_some() {
-            ended = Some(steps::now());
+        if leftover {
+            bail!("a process that a test started is still running and holds the output");
         }
-        if ended.is_some_and(|at| steps::now().duration_since(at) > LEFTOVER_GRACE) {
-            break true;
-        }
-    };
-    log.flush().with_context(|| format!("{}", log_path.display()))?;
-    let status = child.wait().context("cannot wait for the tests")?;
-    if !status.success() {
-        bail!("{status}; all output is in {}", log_path.display());
+        Ok(())
     }
-    if leftover {
-        bail!("a process that a test started is still running and holds the output");
-    }
-    Ok(())
 }
 
 /// Reads lines on a thread of their own; the channel closes at the end of the output.
@@ -96,7 +111,9 @@ mod tests {
         let log = std::env::temp_dir().join(format!("xtask-{}-{name}.log", std::process::id()));
         let mut lines = Vec::new();
         let mut command = Command::new("sh");
-        let result = run(command.args(["-c", script]), &log, |line| lines.push(line.to_owned()));
+        let result = Log::create(&log).and_then(|mut log| {
+            log.run(command.args(["-c", script]), &mut |line: &str| lines.push(line.to_owned()))
+        });
         let text = std::fs::read_to_string(&log).expect("the log was written");
         std::fs::remove_file(&log).expect("the log can be removed");
         (result, lines, text)

@@ -46,10 +46,20 @@ do_verify=1\nrandseed=7\nEOF\n\
     )
 }
 
-/// The server after so many kills; it dies by itself if it can.
+/// How a server ends in the middle of its work.
+#[derive(Clone, Copy)]
+enum End {
+    /// By itself, at a step of its work.
+    #[cfg(feature = "fault-points")]
+    AtStep(&'static str),
+    /// From outside, at any time.
+    AtAnyTime,
+}
+
+/// The end of each server: half of them at a step where the program can do that, and with packed rings the other half.
 #[cfg(feature = "fault-points")]
-fn next(program: &Program, kills: usize) -> Program {
-    const FAULTS: [&str; KILLS] = [
+fn ends(layout: RingLayout) -> [End; KILLS] {
+    const STEPS: [&str; KILLS] = [
         "UsedPublished:900",
         "Marked:700",
         "Staged:300",
@@ -57,48 +67,57 @@ fn next(program: &Program, kills: usize) -> Program {
         "Noted:501",
         "BatchLinked:300",
     ];
-    match FAULTS.get(kills) {
-        Some(fault) => program.clone().with_variable(steps::VARIABLE, fault),
-        None => program.clone(),
+    let first = usize::from(layout == RingLayout::Packed);
+    let end = |kill| if kill % 2 == first { End::AtStep(STEPS[kill]) } else { End::AtAnyTime };
+    std::array::from_fn(end)
+}
+
+#[cfg(not(feature = "fault-points"))]
+fn ends(_layout: RingLayout) -> [End; KILLS] {
+    [End::AtAnyTime; KILLS]
+}
+
+/// The server that ends so; the last one does not.
+fn server(program: &Program, end: Option<&End>) -> Program {
+    match end {
+        #[cfg(feature = "fault-points")]
+        Some(End::AtStep(step)) => program.clone().with_variable(steps::VARIABLE, step),
+        Some(End::AtAnyTime) | None => program.clone(),
     }
 }
 
-#[cfg(not(feature = "fault-points"))]
-fn next(program: &Program, _kills: usize) -> Program {
-    program.clone()
-}
-
-/// Ends a server in the middle of its work.
-#[cfg(feature = "fault-points")]
-fn end(server: &mut Server, _kill: usize) -> Result<()> {
-    server.wait_for_crash(GUEST_LIMIT)
-}
-
-#[cfg(not(feature = "fault-points"))]
-fn end(server: &mut Server, kill: usize) -> Result<()> {
-    // fio needs about a second to start and two to write; the kills fall anywhere in that.
-    let served = Duration::from_millis(700 + 313 * u64::try_from(kill).context("small")?);
-    server.wait_while_running(served)?;
-    server.kill()
+/// Waits for its end, or ends it.
+fn end(server: &mut Server, end: End, kill: usize) -> Result<()> {
+    match end {
+        #[cfg(feature = "fault-points")]
+        End::AtStep(_) => server.wait_for_crash(GUEST_LIMIT),
+        End::AtAnyTime => {
+            // fio needs about a second to start and two to write; the kills fall anywhere in that.
+            let served = 700 + 313 * u64::try_from(kill).context("small")?;
+            server.wait_while_running(Duration::from_millis(served))?;
+            server.kill()
+        }
+    }
 }
 
 fn a_guest_survives(program: &Program, layout: RingLayout, format: Format) -> Result<()> {
     let bench = Bench::new()?;
     let disk = Disk { iothreads: Iothreads::Two, format, ..Disk::new(&bench, "e0", QUEUES) };
     disk.create_sparse(IMAGE_BYTES)?;
-    let mut server = disk.serve(&next(program, 0))?;
+    let ends = ends(layout);
+    let mut served = disk.serve(&server(program, ends.first()))?;
     let clock = Deadline::after(GUEST_LIMIT);
     let guest =
         Guest { disks: vec![disk.socket()], queues: QUEUES, layout, script: script(ROUNDS) };
     let running = guest.boot(&bench)?;
     running.wait_for("the work starts", clock.remaining())?;
-    for kill in 1..=KILLS {
-        end(&mut server, kill).context("while the guest works")?;
-        server = disk.serve(&next(program, kill))?;
+    for (kill, how) in ends.iter().enumerate() {
+        end(&mut served, *how, kill + 1).context("while the guest works")?;
+        served = disk.serve(&server(program, ends.get(kill + 1)))?;
     }
     let console = running
         .wait(clock.remaining())
-        .with_context(|| format!("log of the server: {}", server.log()))?;
+        .with_context(|| format!("log of the server: {}", served.log()))?;
     note(&format!("guest through {KILLS} kills: {:?}", clock.elapsed()));
     let packed = console.success("features")?.chars().nth(crate::guest::RING_PACKED) == Some('1');
     ensure!(packed == (layout == RingLayout::Packed), "packed in the guest: {packed}");
@@ -108,7 +127,7 @@ fn a_guest_survives(program: &Program, layout: RingLayout, format: Format) -> Re
     for step in ["mkfs", "mount", "known", "unmount", "script_status"] {
         console.success(step)?;
     }
-    stop(server, &[&disk.socket()])?;
+    stop(served, &[&disk.socket()])?;
     check_image(&disk.flatten(After::Kills)?)
 }
 
