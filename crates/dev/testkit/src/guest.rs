@@ -24,7 +24,6 @@ use crate::process::{Bench, Capture};
 mod console;
 mod halves;
 mod migration;
-mod uncompressed;
 pub mod witness;
 
 pub use console::{Console, Section};
@@ -72,7 +71,7 @@ pub fn kernel() -> Result<Kernel> {
 
 /// Its image without compression, in the same directory: a guest on an emulated processor boots it some seconds sooner.
 pub fn uncompressed_kernel() -> Result<PathBuf> {
-    uncompressed::kernel(kernel()?.image())
+    uncompressed(&kernel()?)
 }
 
 /// What a guest has besides busybox and its script.
@@ -120,6 +119,11 @@ impl Equipment {
         }
         guest_directory()
     }
+}
+
+/// Its image without the compression, kept beside it.
+fn uncompressed(kernel: &Kernel) -> Result<PathBuf> {
+    kernel.uncompressed(kernel.image().parent().context("a kernel's image is in a directory")?)
 }
 
 /// A guest to be run. If a server goes away, QEMU waits for the next one on its socket.
@@ -187,7 +191,7 @@ impl Guest {
         kernel: &Kernel,
         initramfs: &Path,
     ) -> Result<Vec<String>> {
-        let image = uncompressed::kernel(kernel.image())?;
+        let image = uncompressed(kernel)?;
         let (Self { queues, .. }, Equipment { memory_mib, .. }) = (self, equipment);
         let words = format!(
             "-accel {ACCELERATOR} -cpu max -smp {queues} -m {memory_mib} -nodefaults -nographic \

@@ -21,6 +21,7 @@ const MODULES_OF_DISKS: &[&str] = &["virtio_blk", "virtio_scsi", "sd_mod", "nvme
 #[derive(Debug, Clone)]
 pub struct Initramfs {
     path: PathBuf,
+    cache: PathBuf,
     missing: Vec<&'static str>,
 }
 
@@ -37,12 +38,17 @@ impl Initramfs {
         };
         let path = base(kernel, &contents, cache)?;
         let missing = MODULES_OF_DISKS.iter().copied().filter(|name| !kernel.has(name)).collect();
-        Ok(Self { path, missing })
+        Ok(Self { path, cache: cache.to_owned(), missing })
     }
 
     /// The archive's path.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The directory that it was found or made in.
+    pub(crate) fn cache(&self) -> &Path {
+        &self.cache
     }
 
     /// Drivers of disks that the kernel has not got.

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 
 use crate::modules::{Module, children, collect, depends, file_name, module_name, unpack};
+use crate::uncompressed;
 
 /// What a directory of modules is known by.
 const BUILTIN: &str = "modules.builtin";
@@ -70,6 +71,12 @@ impl Kernel {
     /// The kernel's image.
     pub fn image(&self) -> &Path {
         &self.image
+    }
+
+    /// The image without its compression, which an emulated processor would take seconds to undo; from the directory `cache`, or
+    /// made now and kept there. The image itself if it is not compressed, or in a way that is not known here.
+    pub fn uncompressed(&self, cache: &Path) -> Result<PathBuf> {
+        uncompressed::kernel(&self.image, cache)
     }
 
     /// Its version as `uname -r` prints it.

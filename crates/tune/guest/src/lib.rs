@@ -29,6 +29,7 @@ mod process;
 mod programs;
 mod qemu;
 mod running;
+mod uncompressed;
 
 pub use agent::Finished;
 pub use archive::{Archive, Contents, base};

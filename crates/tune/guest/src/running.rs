@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::agent::{Agent, State};
 use crate::clock::now;
 use crate::console::{end_of, panic_in, tail};
-use crate::machine::Files;
+use crate::machine::{Accelerator, Files};
 use crate::process::Process;
 use crate::{Finished, Initramfs, Kernel, MachineSpec, Monitor, Plugged, QemuProgram, Watch};
 
@@ -95,8 +95,12 @@ impl Guest {
         let sockets = tempfile::Builder::new().prefix("rl-").tempdir().context("create sockets")?;
         let (control, port) = (sockets.path().join("qmp"), sockets.path().join("port"));
         let console = directory.join(format!("{name}-console.log"));
+        let image = match spec.accelerator {
+            Accelerator::Kvm => kernel.image().to_owned(),
+            Accelerator::Tcg => kernel.uncompressed(equipment.cache())?,
+        };
         let files = Files {
-            kernel: kernel.image(),
+            kernel: &image,
             initramfs: equipment.path(),
             console: &console,
             control: &control,

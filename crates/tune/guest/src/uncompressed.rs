@@ -2,7 +2,7 @@
 //!
 //! QEMU boots an ELF file that has the note of PVH, and Linux has it where `CONFIG_PVH` is set; Debian does.
 //!
-//! Invariants: a file appears under its name when it is complete. Not here: where the kernel comes from (`guest::Kernel`).
+//! Invariants: a file appears under its name when it is complete. Not here: where the kernel comes from (`kernel`).
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
+const ELF: [u8; 4] = *b"\x7fELF";
 /// Documentation/arch/x86/boot.rst: sectors of the part that runs in real mode, behind the boot sector.
 const SETUP_SECTORS: usize = 0x1f1;
 /// "HdrS", and the fields that say where behind that part the compressed kernel is, and how long.
@@ -20,9 +21,9 @@ const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// Far more than any kernel has.
 const BYTES_MAX: usize = 256 << 20;
 
-/// The ELF file in an image, kept beside it; the image itself if it is compressed in another way than Debian's.
-pub(super) fn kernel(image: &Path) -> Result<PathBuf> {
-    let cache = image.parent().context("a kernel's image is in a directory")?;
+/// The ELF file in an image, kept in the directory `cache`; the image itself if it is one, is compressed in another way
+/// than Debian's, or is not understood.
+pub(crate) fn kernel(image: &Path, cache: &Path) -> Result<PathBuf> {
     let facts = image.metadata().with_context(|| format!("look at {}", image.display()))?;
     let mut hasher = DefaultHasher::new();
     (image, facts.len(), facts.mtime(), facts.mtime_nsec()).hash(&mut hasher);
@@ -31,8 +32,9 @@ pub(super) fn kernel(image: &Path) -> Result<PathBuf> {
         return Ok(path);
     }
     let bytes = std::fs::read(image).with_context(|| format!("read {}", image.display()))?;
-    let unpacked = unpack(&bytes).with_context(|| format!("unpack {}", image.display()))?;
-    let Some(elf) = unpacked else { return Ok(image.to_path_buf()) };
+    // What is not understood here is judged by QEMU.
+    let Ok(Some(elf)) = unpack(&bytes) else { return Ok(image.to_path_buf()) };
+    std::fs::create_dir_all(cache).with_context(|| format!("create {}", cache.display()))?;
     // Written beside and renamed, because several may do this at once.
     let partial = tempfile::NamedTempFile::new_in(cache).context("make the kernel's file")?;
     std::fs::write(partial.path(), elf).context("write the kernel")?;
@@ -46,6 +48,9 @@ fn unpack(image: &[u8]) -> Result<Option<Vec<u8>>> {
         let bytes = image.get(place..place + 4)?.try_into().ok()?;
         usize::try_from(u32::from_le_bytes(bytes)).ok()
     };
+    if image.starts_with(&ELF) {
+        return Ok(None);
+    }
     ensure!(image.get(MAGIC..MAGIC + 4) == Some(b"HdrS"), "it is no kernel's image");
     let setup = (1 + usize::from(image[SETUP_SECTORS])) * 512;
     let payload = number(PAYLOAD_OFFSET).zip(number(PAYLOAD_LENGTH)).and_then(|(from, length)| {
@@ -96,6 +101,7 @@ mod tests {
         let found = unpack(&image(&payload(b"an elf", 6))).expect("well formed");
         assert_eq!(found.as_deref(), Some(&b"an elf"[..]));
         assert_eq!(unpack(&image(b"\x1f\x8bgzip....")).expect("an image"), None);
+        assert_eq!(unpack(b"\x7fELF is not compressed").expect("an image"), None);
     }
 
     #[test]
