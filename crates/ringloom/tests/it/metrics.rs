@@ -76,7 +76,10 @@ fn start(bench: &Bench, more: &[&str]) -> Result<Server> {
     let mut line = [metrics(bench), monitor(bench)].concat();
     line.extend(["--sandbox".to_owned(), "on".to_owned()]);
     line.extend(more.iter().map(|word| (*word).to_owned()));
-    serve_beside(&ringloom(), &[disk], &line)
+    let server = serve_beside(&ringloom(), &[disk], &line)?;
+    let socket = bench.path("m.sock");
+    poll_until("the socket of metrics", LIMIT, || Ok(socket.exists().then_some(())))?;
+    Ok(server)
 }
 
 fn write(disk: &Disk<'_>, blocks: u64) -> Result<Client> {

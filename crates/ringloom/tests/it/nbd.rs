@@ -63,6 +63,6 @@ fn tool(program: &str, arguments: &[&str]) -> Result<String> {
 /// Runs a tool that may fail.
 fn outcome(program: &str, arguments: &[&str]) -> Result<Output> {
     let mut command = Command::new("timeout");
-    command.arg("60").arg(program).args(arguments);
+    command.arg("180").arg(program).args(arguments);
     command.output().with_context(|| format!("{program} {arguments:?}"))
 }

@@ -169,7 +169,7 @@ impl Tuning {
     /// Interrupts it as Ctrl-C does; it must end in time and say so. What may hold it up is named, each with its limit.
     fn interrupt(self, held_up: &[Duration]) -> Result<Ran> {
         self.server.signal(Signal::INT)?;
-        let ran = self.end(INTERRUPT_LIMIT + held_up.iter().sum())?;
+        let ran = self.end(INTERRUPT_LIMIT + held_up.iter().sum::<Duration>())?;
         ensure!(ran.status.code() == Some(130), "{ran:?}");
         Ok(ran)
     }

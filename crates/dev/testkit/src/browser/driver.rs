@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use ureq::Agent;
 
@@ -17,9 +17,12 @@ use crate::deadline::poll_until;
 use crate::process::{Bench, Program, START_LIMIT, Server};
 
 /// Longer than scripts and pages may take.
-const COMMAND_LIMIT: Duration = Duration::from_secs(90);
+const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 /// A screenshot of a long page in base64 has some 20 MB.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
+/// It chooses a port of IPv4 and takes the same of IPv6, where another one may have it.
+const TAKEN: &str = "Address already in use";
+const STARTS_MAX: usize = 5;
 /// What chromedriver says once it listens; the number of the port and a full stop follow.
 const STARTED: &str = "started successfully on port ";
 
@@ -47,16 +50,22 @@ impl Driver {
         for variable in ["HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"] {
             program = program.with_variable(variable, &directory.text(""));
         }
-        let mut server = program.spawn(&["--port=0".to_owned()])?;
-        let port = poll_until("chromedriver to listen", START_LIMIT, || {
-            let is_alive = server.is_alive()?;
-            let port = port_in(&server.stdout());
-            if port.is_none() && !is_alive {
-                bail!("chromedriver has ended: {}{}", server.stdout(), server.log());
+        let mut starts = 0;
+        loop {
+            starts += 1;
+            let mut server = program.spawn(&["--port=0".to_owned()])?;
+            let port = poll_until("chromedriver to listen", START_LIMIT, || {
+                let is_alive = server.is_alive()?;
+                let port = port_in(&server.stdout());
+                Ok((port.is_some() || !is_alive).then_some(port))
+            })?;
+            if let Some(port) = port {
+                let base = format!("http://127.0.0.1:{port}");
+                return Ok(Self { server, base, agent: agent(), directory });
             }
-            Ok(port)
-        })?;
-        Ok(Self { server, base: format!("http://127.0.0.1:{port}"), agent: agent(), directory })
+            let said = format!("{}{}", server.stdout(), server.log());
+            ensure!(said.contains(TAKEN) && starts < STARTS_MAX, "chromedriver has ended: {said}");
+        }
     }
 
     /// Where the browser keeps what it remembers.

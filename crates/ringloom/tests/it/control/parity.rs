@@ -96,6 +96,7 @@ impl Side {
     /// Sends what a line says; gives all answers to it, with the directory as it is in the tables.
     fn carry_out(&mut self, line: &str) -> Result<Vec<Value>> {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let earlier = self.heard_of_jobs(rest);
         let directory = self.bench.path("");
         let directory = directory.to_str().context("the directory")?.trim_end_matches('/');
         let rest = rest.replace(DIRECTORY, directory);
@@ -107,8 +108,25 @@ impl Side {
             command if rest.is_empty() => self.answers(&format!("{{'execute':'{command}'}}"))?,
             command => self.answers(&format!("{{'execute':'{command}','arguments':{rest}}}"))?,
         };
+        if answers.iter().any(|answer| answer.get("error").is_some()) {
+            earlier.into_iter().rev().for_each(|event| self.client.events.push_front(event));
+        }
         let text = Value::from(answers).to_string().replace(directory, DIRECTORY);
         serde_json::from_str(&text).context(text)
+    }
+
+    /// Takes out what was heard of jobs with the names of those that this line begins: of others, unless it is refused.
+    fn heard_of_jobs(&mut self, rest: &str) -> Vec<Value> {
+        let ids: Vec<&str> =
+            rest.split("'job-id':'").skip(1).filter_map(|part| part.split('\'').next()).collect();
+        let is_of_them = |event: &Value| {
+            let id = event["data"]["id"].as_str();
+            event["event"] == "JOB_STATUS_CHANGE" && id.is_some_and(|id| ids.contains(&id))
+        };
+        let (earlier, others): (Vec<_>, Vec<_>) =
+            self.client.events.drain(..).partition(is_of_them);
+        self.client.events = others.into();
+        earlier
     }
 
     fn answers(&mut self, message: &str) -> Result<Vec<Value>> {

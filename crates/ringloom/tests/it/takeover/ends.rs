@@ -5,7 +5,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::net::{
@@ -157,11 +156,18 @@ fn new_processes_that_are_killed_at_any_moment_lose_nothing() {
         let bench = Bench::new()?;
         let Busy { disk, mut server, mut client, mut rng } =
             Busy::begin(program, disk(&bench, QUEUES), RingLayout::Packed)?;
+        // Half of the moments are before the takeover is done, since a busy machine takes long.
+        let begin = Deadline::after(LIMIT);
+        let new = program.spawn(&line(&disk))?;
+        work_until(&mut client, &mut rng, &server, "has taken over")?;
+        let longest = begin.elapsed() * 2;
+        server.wait(LIMIT)?;
+        server = new;
         let (mut kept, mut lost) = (0, 0);
-        for round in 0..40_u64 {
+        for round in 0..40_u32 {
             work(&mut client, &mut rng, 3)?;
             let mut new = program.spawn(&line(&disk))?;
-            let moment = Deadline::after(Duration::from_millis(round * 2));
+            let moment = Deadline::after(longest * round / 40);
             let mut is_gone = false;
             while !moment.has_passed() && !is_gone {
                 client.submit(&mut rng)?;
