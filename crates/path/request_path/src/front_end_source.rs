@@ -12,13 +12,16 @@
 //! Limits: of several units, a request whose unit has no room waits here, and nothing is taken after it.
 //! Not here: what a request is and how it is answered ([`FrontEnd`]).
 
+mod batch;
+
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use block::{Buffers, ByteCount, Gauges, Node, Operation, Outcome, SourceRequestSlot};
+use block::{ByteCount, Gauges, Node, Outcome, SourceRequestSlot};
 
+use self::batch::{Batch, PendingRequest};
 use crate::engine::BatchStartResult;
 use crate::front_end::{LogicalUnitIndex, NewRequest, RequestAction};
 use crate::gauges::{SourceGauges, SourceMeter, Ticks, TurnStartCounts};
@@ -67,15 +70,6 @@ struct Attachment {
     lanes: Vec<LaneIndex>,
 }
 
-/// A request that waits for room in the lane of its disk.
-#[derive(Debug)]
-struct PendingRequest {
-    slot: SourceRequestSlot,
-    unit: LogicalUnitIndex,
-    operation: Operation,
-    memory: Buffers,
-}
-
 /// How long a source waited for its turn, and how many new requests it had when the wait began.
 #[derive(Debug)]
 struct TurnWaitSample {
@@ -89,15 +83,6 @@ struct TurnWaitSample {
 enum FrontEndHealth {
     Sound,
     Broken,
-}
-
-/// The requests that are taken on for one unit and not started yet.
-#[derive(Debug)]
-struct Batch {
-    unit: LogicalUnitIndex,
-    lane: LaneIndex,
-    /// How many more there may be. Asked once: the step bounds what a batch can add.
-    room: usize,
 }
 
 impl<F: FrontEnd> fmt::Debug for FrontEndSource<F> {
@@ -557,21 +542,6 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
 
     fn in_flight(&self) -> usize {
         self.in_flight()
-    }
-}
-
-impl PendingRequest {
-    /// Where its data go, of a read.
-    fn as_read(&self) -> Option<(SourceRequestSlot, &Buffers)> {
-        matches!(self.operation, Operation::Read(_) | Operation::Status(_))
-            .then_some((self.slot, &self.memory))
-    }
-}
-
-impl Batch {
-    fn of(unit: LogicalUnitIndex, attachment: &Attachment, engine: &Engine) -> Self {
-        let lane = attachment.lanes[usize::from(unit.0)];
-        Self { unit, lane, room: engine.room(lane) }
     }
 }
 
