@@ -101,7 +101,7 @@ families! {
     QUEUE_MOVE = Counter "ringloom_queue_move" "seconds" ["export", "queue"]
         "For how long nothing was taken because the queue was on its way to another iothread.";
     REQUEST_DURATION = Histogram "ringloom_request_duration" "seconds" ["export", "op"]
-        "How long requests took, of all queues of the export. Of requests that are carried out at once, one turn in 64 is timed.";
+        "How long requests took, of all queues of the export. Those that are carried out at once are sampled and weighted.";
 
     IOTHREAD = Counter "ringloom_iothread" "seconds" ["iothread", "state"]
         "What the iothread did with its time: work, poll (it looked for work and found none), sleep (counted when it is over).";

@@ -38,7 +38,7 @@ pub(crate) struct QueueRates {
     pub(crate) errors_per_s: f64,
     /// Taken and not answered at the end of the interval.
     pub(crate) in_flight: u64,
-    /// Open on average, by Little's law.
+    /// Open on average, by Little's law; of a queue that answered none, those that are open.
     pub(crate) depth: f64,
     /// The part of their time that requests wait because the iothread serves other queues.
     pub(crate) wait: Option<f64>,
@@ -165,6 +165,12 @@ impl QueueRates {
             let waited = take.saturating_add(answer.saturating_sub(answer_before));
             (waited, open.saturating_add(take))
         });
+        // The daemon adds the time of requests that are open when it looks at them, which may be after the interval.
+        let is_stalled = grown(Queue::requests) == 0 && now.in_flight > 0;
+        let depth = match is_stalled {
+            true => before.in_flight.midpoint(now.in_flight) as f64,
+            false => per_second(open, interval) / 1e9,
+        };
         Self {
             export: now.export.clone(),
             queue: now.queue,
@@ -178,7 +184,7 @@ impl QueueRates {
             written_bytes: rate(|it| it.written_bytes),
             errors_per_s: rate(|it| it.errors),
             in_flight: now.in_flight,
-            depth: per_second(open, interval) / 1e9,
+            depth,
             wait: waits_ns.and_then(|(waited, all)| share(waited, all)),
             waits_ns,
             latency: Histogram::between(&before.latency, &now.latency),

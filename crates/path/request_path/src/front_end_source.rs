@@ -134,9 +134,11 @@ impl<F: FrontEnd> FrontEndSource<F> {
         self.meter.gauges()
     }
 
-    /// A time as requests have it.
+    /// A time as requests have it, which the clock says now.
     fn ticks(&mut self, at: Instant) -> Ticks {
-        Ticks::after(at.saturating_duration_since(*self.epoch.get_or_insert(at)))
+        let now = Ticks::after(at.saturating_duration_since(*self.epoch.get_or_insert(at)));
+        self.open.see(now);
+        now
     }
 
     /// The front end, once nothing of it is in flight: with those answers that its client was not shown.
@@ -167,7 +169,7 @@ impl<F: FrontEnd> FrontEndSource<F> {
         let result = self.with_port(engine, visit);
         if self.open.count() != before {
             let Self { open, meter, .. } = self;
-            meter.turn_over(open.counters(), open.count(), false);
+            meter.turn_over(open.counters(), (open.count(), open.timed()), false);
         }
         self.show();
         result
@@ -176,7 +178,7 @@ impl<F: FrontEnd> FrontEndSource<F> {
     /// Shows in the gauges what it has done.
     fn show(&mut self) {
         let Self { open, meter, .. } = self;
-        meter.show(open.counters(), open.count());
+        meter.show(open.counters(), (open.count(), open.timed()));
     }
 
     /// Counts how long requests have waited for the turn that is over.
@@ -456,7 +458,8 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
         }
         if self.taken > 0 || self.open.count() != before {
             let Self { open, meter, .. } = self;
-            meter.turn_over(open.counters(), open.count(), matches!(turn, TurnResult::More));
+            let is_cut = matches!(turn, TurnResult::More);
+            meter.turn_over(open.counters(), (open.count(), open.timed()), is_cut);
         }
         if let TurnBudget::CompletionsOnly = budget {
             self.show();
@@ -494,6 +497,10 @@ impl<F: FrontEnd> Source for FrontEndSource<F> {
 
     fn bring_up_to_date(&mut self, engine: &mut Engine) {
         self.visit(engine, |_, _| ());
+        if self.open.are_timed() {
+            self.ticks(engine.now());
+            self.meter.show_open(self.open.timed());
+        }
     }
 
     fn rest(&mut self) -> SleepDecision {

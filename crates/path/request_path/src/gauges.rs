@@ -12,6 +12,7 @@
 //! they wait because the iothread serves others: the increase of `take_wait_ns` and `answer_wait_ns` by that of
 //! `open_ns` and `take_wait_ns`. An iothread of its own would take at most that much away.
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use block::{Gauge, GaugeWriter, Gauges, nanoseconds};
@@ -32,7 +33,7 @@ const OCTAVES: usize = 32;
 const PARTS: usize = 4;
 pub(crate) const BUCKETS: usize = OCTAVES * PARTS;
 
-/// The unit of latencies: 256 ns, so that 2³² of them are 18 minutes.
+/// The unit of latencies: 256 ns, so that 2³² of them, as far as they are told apart, are 18 minutes.
 const TICK_SHIFT: u32 = 8;
 
 /// The statistics of one source (a ring): requests, bytes, errors, latency, since it was made.
@@ -66,9 +67,10 @@ pub struct SourceGauges {
     pub turns_cut: Gauge,
     /// Nanoseconds in turns, from every 64th of them: a sum over few turns may be far off.
     pub turn_ns: Gauge,
-    /// Nanoseconds that requests were open, from when they were taken until they were answered, summed over all of them:
-    /// by Little's law its growth is how many are open on average. Measured for the requests that are in `latency`;
-    /// those that were carried out at once count 64 times.
+    /// Nanoseconds that requests were open, from when they were taken until they were answered, summed over all of them, also
+    /// those that are open still: by Little's law its growth is how many are open on average. Measured for the requests
+    /// that are in `latency`, and weighted as they are. Up to when the clock was looked at last: a source in which nothing
+    /// happens has to be brought up to date.
     pub open_ns: Gauge,
     /// Nanoseconds that new requests waited for a turn while the iothread served others, summed over all of them. From
     /// one round in 64, with requests taken to come evenly.
@@ -126,8 +128,9 @@ impl LatencyHistograms {
 /// Histogram of request latencies, from when requests were taken until their answers were ready.
 ///
 /// A request that left for the kernel, or is held, counts from when its batch was submitted: too short by the time of
-/// that, some microseconds. Of those that are carried out at once, only the requests of one turn in 64 are in it. A
-/// bucket is at most a quarter as wide as what is in it is long.
+/// that, some microseconds. Of those that are carried out at once, the requests of about one turn in 64 are timed, and each
+/// counts for the turns since the one before that was timed. A bucket is at most a quarter as wide as what is in it is
+/// long; the last one has all that took longer than 18 minutes.
 #[derive(Debug)]
 pub struct LatencyHistogram([Gauge; BUCKETS]);
 
@@ -175,16 +178,24 @@ fn bucket(ticks: u32) -> usize {
     }
 }
 
-/// A time in units of 256 ns. It wraps around after 18 minutes: what takes longer counts as shorter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ticks(u32);
+/// A time in units of 256 ns. Never 0, so that none takes no more room than one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ticks(NonZeroU64);
 
 impl Ticks {
     /// That long after a beginning that is always the same.
-    #[expect(clippy::cast_possible_truncation, reason = "it wraps around")]
     pub(crate) fn after(passed: Duration) -> Self {
-        Self((passed.as_nanos() >> TICK_SHIFT) as u32)
+        Self(NonZeroU64::MIN.saturating_add(nanoseconds(passed) >> TICK_SHIFT))
     }
+
+    pub(crate) fn get(self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// So many ticks in nanoseconds.
+fn ticks_ns(ticks: u64) -> u64 {
+    ticks.saturating_mul(1 << TICK_SHIFT)
 }
 
 /// Picks about one event in [`Sampler::EVERY`], at intervals that vary, so that what comes at regular intervals is not
@@ -192,12 +203,16 @@ impl Ticks {
 #[derive(Debug)]
 pub struct Sampler {
     until_next: u32,
+    /// How many there are from one that is picked to the next.
+    interval: u32,
+    /// For how many the one that was picked last stands.
+    weight: u32,
     jitter: u32,
 }
 
 impl Default for Sampler {
     fn default() -> Self {
-        Self { until_next: 1, jitter: 0x9e37_79b9 }
+        Self { until_next: 1, interval: 1, weight: 1, jitter: 0x9e37_79b9 }
     }
 }
 
@@ -215,18 +230,60 @@ impl Sampler {
         self.jitter ^= self.jitter << 13;
         self.jitter ^= self.jitter >> 17;
         self.jitter ^= self.jitter << 5;
-        self.until_next = Self::EVERY / 2 + 1 + self.jitter % Self::EVERY;
+        self.weight = self.interval;
+        self.interval = Self::EVERY / 2 + 1 + self.jitter % Self::EVERY;
+        self.until_next = self.interval;
         true
+    }
+
+    /// For how many events the one that was picked last stands: those since the one before it, and itself.
+    pub(crate) fn weight(&self) -> u32 {
+        self.weight
     }
 }
 
-/// How many requests a timed one stands for: itself, or [`Sampler::EVERY`].
+/// How many requests a timed one stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SampleWeight {
-    /// All like it are timed.
+    /// Itself: all like it are timed.
     One,
-    /// One in [`Sampler::EVERY`] is.
+    /// Those of the turns since the one before that was timed.
     Sampled,
+}
+
+/// Requests that are open and have a time at which they began.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TimedRequests {
+    /// How many there are.
+    pub(crate) count: u64,
+    /// When they began, summed over all of them. Wraps around.
+    begun: u64,
+    /// What the clock said when it was looked at last.
+    latest: u64,
+}
+
+impl TimedRequests {
+    /// The clock was looked at.
+    pub(crate) fn see(&mut self, now: Ticks) {
+        self.latest = self.latest.max(now.get());
+    }
+
+    /// There is one more, which began then.
+    pub(crate) fn enter(&mut self, begun: Ticks) {
+        self.count += 1;
+        self.begun = self.begun.wrapping_add(begun.get());
+    }
+
+    /// One of them that began then is answered.
+    pub(crate) fn leave(&mut self, begun: Ticks) {
+        self.count -= 1;
+        self.begun = self.begun.wrapping_sub(begun.get());
+    }
+
+    /// How long they have been open by then, summed over all of them.
+    fn ticks(self) -> u64 {
+        self.count.wrapping_mul(self.latest).wrapping_sub(self.begun)
+    }
 }
 
 /// How many requests of a source were there when a turn began: left by the turn before, come since, carried out since.
@@ -245,6 +302,8 @@ pub(crate) struct TurnStartCounts {
 pub(crate) struct SourceMeter {
     writer: GaugeWriter<SourceGauges>,
     turns: Sampler,
+    /// How long requests were open that are answered, summed over all of them.
+    answered_ns: u64,
     /// Turns that the gauges do not show yet, and those among them that were cut.
     turns_unshown: u32,
     cut_unshown: u32,
@@ -255,6 +314,7 @@ impl SourceMeter {
         Self {
             writer: GaugeWriter::default(),
             turns: Sampler::default(),
+            answered_ns: 0,
             turns_unshown: 0,
             cut_unshown: 0,
         }
@@ -297,31 +357,38 @@ impl SourceMeter {
         (begun, now): (Ticks, Ticks),
         weight: SampleWeight,
     ) {
-        let ticks = now.0.wrapping_sub(begun.0);
-        self.writer.add(|it| &it.latency.of(kind).0[bucket(ticks)], 1);
+        let ticks = now.get().saturating_sub(begun.get());
         let each = match weight {
             SampleWeight::One => 1,
-            SampleWeight::Sampled => SAMPLED,
+            SampleWeight::Sampled => u64::from(self.turns.weight()),
         };
-        self.writer.add(|it| &it.open_ns, (u64::from(ticks) << TICK_SHIFT).saturating_mul(each));
+        let place = bucket(u32::try_from(ticks).unwrap_or(u32::MAX));
+        self.writer.add(|it| &it.latency.of(kind).0[place], each);
+        self.answered_ns = self.answered_ns.wrapping_add(ticks_ns(ticks).saturating_mul(each));
     }
 
     /// A turn is over that has taken or answered something.
     #[inline]
-    pub(crate) fn turn_over(&mut self, counters: &Counters, in_flight: usize, is_cut: bool) {
+    pub(crate) fn turn_over(
+        &mut self,
+        counters: &Counters,
+        (in_flight, timed): (usize, TimedRequests),
+        is_cut: bool,
+    ) {
         self.turns_unshown += 1;
         self.cut_unshown += u32::from(is_cut);
         if self.turns_unshown == TURNS_UNSHOWN_MAX {
-            self.show(counters, in_flight);
+            self.show(counters, (in_flight, timed));
         }
     }
 
     /// Shows what the turns since the last time have done, after which so many requests are open.
-    pub(crate) fn show(&mut self, counters: &Counters, in_flight: usize) {
+    pub(crate) fn show(&mut self, counters: &Counters, (in_flight, timed): (usize, TimedRequests)) {
         let turns = std::mem::take(&mut self.turns_unshown);
         if turns == 0 {
             return;
         }
+        self.show_open(timed);
         let writer = &mut self.writer;
         writer.set(|it| &it.reads, counters.reads);
         writer.set(|it| &it.writes, counters.writes);
@@ -334,6 +401,12 @@ impl SourceMeter {
         writer.set(|it| &it.in_flight, in_flight as u64);
         writer.add(|it| &it.turns, u64::from(turns));
         writer.add(|it| &it.turns_cut, u64::from(std::mem::take(&mut self.cut_unshown)));
+    }
+
+    /// Shows how long requests were open, and how long those have been that are.
+    pub(crate) fn show_open(&mut self, timed: TimedRequests) {
+        let open_ns = self.answered_ns.wrapping_add(ticks_ns(timed.ticks()));
+        self.writer.set(|it| &it.open_ns, open_ns);
     }
 }
 
@@ -374,30 +447,95 @@ mod tests {
         let shown =
             || [&gauges.turns, &gauges.turns_cut, &gauges.reads, &gauges.in_flight].map(Gauge::get);
         let counters = Counters { reads: 3, ..Counters::default() };
-        meter.show(&counters, 2);
+        let open = |count| (count, TimedRequests::default());
+        meter.show(&counters, open(2));
         assert_eq!(shown(), [0; 4]);
         for _ in 1..TURNS_UNSHOWN_MAX {
-            meter.turn_over(&counters, 2, true);
+            meter.turn_over(&counters, open(2), true);
         }
         assert_eq!(shown(), [0; 4]);
-        meter.turn_over(&counters, 1, false);
+        meter.turn_over(&counters, open(1), false);
         assert_eq!(shown(), [8, 7, 3, 1]);
-        meter.turn_over(&counters, 0, true);
-        meter.show(&counters, 0);
+        meter.turn_over(&counters, open(0), true);
+        meter.show(&counters, open(0));
         assert_eq!(shown(), [9, 8, 3, 0]);
     }
 
+    fn ticks(count: u64) -> Ticks {
+        Ticks::after(Duration::from_nanos(count << TICK_SHIFT))
+    }
+
     #[test]
-    fn a_time_that_wraps_around_is_still_a_difference() {
+    fn what_takes_longer_than_the_last_bucket_begins_is_in_it() {
         let mut meter = SourceMeter::new();
-        meter.answered(RequestKind::Read, (Ticks(u32::MAX - 1), Ticks(6)), SampleWeight::One);
+        let begun = ticks(7);
+        for took in [8, 1 << 32, 1 << 40] {
+            meter.answered(RequestKind::Read, (begun, ticks(7 + took)), SampleWeight::One);
+        }
+        // A clock that goes back is none.
+        meter.answered(RequestKind::Read, (begun, ticks(6)), SampleWeight::One);
         let gauges = meter.gauges();
-        let found: Vec<_> = gauges.latency.buckets().collect();
-        let ticks = |count: u64| Duration::from_nanos(count << TICK_SHIFT);
-        assert_eq!(found, [(ticks(8), ticks(10), 1)]);
-        assert_eq!(gauges.open_ns.get(), 8 << TICK_SHIFT);
-        meter.answered(RequestKind::Read, (Ticks(6), Ticks(7)), SampleWeight::Sampled);
-        assert_eq!(gauges.open_ns.get(), (8 + 64) << TICK_SHIFT);
+        let found: Vec<_> =
+            gauges.latency.buckets().map(|(from, _, count)| (from, count)).collect();
+        let expected = [(0, 1), (8, 1), (7 << 29, 2)];
+        assert_eq!(
+            found,
+            expected.map(|(from, count)| { (Duration::from_nanos(from << TICK_SHIFT), count) })
+        );
+    }
+
+    /// 64 turns with 1, 2 or 3 requests each, all carried out at once.
+    #[test]
+    fn requests_that_are_sampled_count_for_those_that_are_not() {
+        let mut meter = SourceMeter::new();
+        let (mut requests, mut turns) = (0, 0);
+        for turn in 0_u64..64_000 {
+            let is_sampled = meter.is_sampled();
+            for _ in 0..=turn % 3 {
+                requests += 1;
+                if is_sampled {
+                    let took = (ticks(turn), ticks(turn + 4));
+                    meter.answered(RequestKind::Read, took, SampleWeight::Sampled);
+                }
+            }
+            turns += u64::from(is_sampled);
+            // The first one stands for itself alone.
+            if turn == 0 {
+                assert_eq!(meter.gauges().latency.buckets().next().map(|it| it.2), Some(1));
+            }
+        }
+        // One of 1000 that all stay in the kernel for longer.
+        let slow = requests / 1000;
+        for _ in 0..slow {
+            meter.answered(RequestKind::Read, (ticks(0), ticks(400)), SampleWeight::One);
+        }
+        let gauges = meter.gauges();
+        let found: Vec<_> = gauges.latency.buckets().map(|it| it.2).collect();
+        let [fast, found_slow] = found[..] else { panic!("{found:?}") };
+        assert!(fast.abs_diff(requests) < requests / 20, "{fast} of {requests}, {turns} turns");
+        assert_eq!(found_slow, slow);
+    }
+
+    #[test]
+    fn requests_that_are_open_count_as_long_as_they_are_and_once() {
+        let mut meter = SourceMeter::new();
+        let gauges = meter.gauges();
+        let open = |begun: &[u64], latest| TimedRequests {
+            count: begun.len() as u64,
+            begun: begun.iter().sum(),
+            latest,
+        };
+        let shown = || gauges.open_ns.get() >> TICK_SHIFT;
+        meter.show_open(open(&[10, 12], 20));
+        assert_eq!(shown(), 10 + 8);
+        meter.show_open(open(&[10, 12], 120));
+        assert_eq!(shown(), 110 + 108);
+        meter.answered(RequestKind::Read, (ticks(10), ticks(125)), SampleWeight::One);
+        meter.show_open(open(&[12], 125));
+        assert_eq!(shown(), 115 + 113);
+        meter.answered(RequestKind::Read, (ticks(12), ticks(125)), SampleWeight::One);
+        meter.show_open(open(&[], 125));
+        assert_eq!(shown(), 115 + 113);
     }
 
     #[test]
@@ -405,9 +543,9 @@ mod tests {
         let mut meter = SourceMeter::new();
         let kinds = [RequestKind::Read, RequestKind::Write, RequestKind::Write, RequestKind::Other];
         for kind in kinds {
-            meter.answered(kind, (Ticks(0), Ticks(2)), SampleWeight::One);
+            meter.answered(kind, (ticks(0), ticks(2)), SampleWeight::One);
         }
-        meter.answered(RequestKind::Flush, (Ticks(0), Ticks(3)), SampleWeight::One);
+        meter.answered(RequestKind::Flush, (ticks(0), ticks(3)), SampleWeight::One);
         let gauges = meter.gauges();
         let count = |kind| gauges.latency.of(kind).buckets().map(|it| it.2).sum::<u64>();
         assert_eq!(RequestKind::ALL.map(count), [1, 2, 1, 0, 0, 1]);

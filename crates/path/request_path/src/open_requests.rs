@@ -7,7 +7,7 @@
 use block::{ByteCount, Operation, Outcome, SECTOR_BYTES, SourceRequestSlot};
 
 use crate::Counters;
-use crate::gauges::{SampleWeight, SourceMeter, Ticks};
+use crate::gauges::{SampleWeight, SourceMeter, Ticks, TimedRequests};
 
 /// What a request is counted as in the statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,8 +59,8 @@ struct OpenRequest<R> {
 pub(crate) struct OpenRequests<R> {
     places: Box<[Option<OpenRequest<R>>]>,
     count: usize,
-    /// How many of them have a time at which they began.
-    timed: usize,
+    /// Those of them that have a time at which they began.
+    timed: TimedRequests,
     /// Those without one that may get it yet.
     new: Vec<SourceRequestSlot>,
     /// When the requests that are brought now began, if that is measured.
@@ -77,7 +77,7 @@ impl<R: Copy> OpenRequests<R> {
         Self {
             places,
             count: 0,
-            timed: 0,
+            timed: TimedRequests::default(),
             new: Vec::with_capacity(usize::from(slots)),
             begin: None,
             now: None,
@@ -92,7 +92,17 @@ impl<R: Copy> OpenRequests<R> {
 
     /// Whether some of them began at a time that is known: their answers need to know the time.
     pub(crate) fn are_timed(&self) -> bool {
-        self.timed > 0
+        self.timed.count > 0
+    }
+
+    /// Those that began at a time that is known.
+    pub(crate) fn timed(&self) -> TimedRequests {
+        self.timed
+    }
+
+    /// The clock was looked at.
+    pub(crate) fn see(&mut self, now: Ticks) {
+        self.timed.see(now);
     }
 
     /// Those that were answered.
@@ -118,14 +128,14 @@ impl<R: Copy> OpenRequests<R> {
         *place = Some(request);
         self.count += 1;
         match self.begin {
-            Some(_) => self.timed += 1,
+            Some(begun) => self.timed.enter(begun),
             None => self.new.push(slot),
         }
     }
 
     /// Whether requests that were brought since the last time are open, and have no time at which they began.
     pub(crate) fn has_untimed(&mut self) -> bool {
-        if self.count == self.timed {
+        if self.count as u64 == self.timed.count {
             self.new.clear();
         }
         !self.new.is_empty()
@@ -133,12 +143,13 @@ impl<R: Copy> OpenRequests<R> {
 
     /// They began now.
     pub(crate) fn time(&mut self, now: Ticks) {
+        self.see(now);
         for slot in self.new.drain(..) {
             if let Some(request) = &mut self.places[usize::from(slot.0)]
                 && request.begun.is_none()
             {
                 request.begun = Some(now);
-                self.timed += 1;
+                self.timed.enter(now);
             }
         }
     }
@@ -157,7 +168,7 @@ impl<R: Copy> OpenRequests<R> {
         };
         self.count -= 1;
         if let Some(begun) = request.begun {
-            self.timed -= 1;
+            self.timed.leave(begun);
             if let Some(now) = self.now {
                 // Of the others of its turn nobody knows, since none of them is timed.
                 let is_sample = self.begin == Some(begun);

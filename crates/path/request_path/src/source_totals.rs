@@ -84,7 +84,7 @@ impl LatencyTotals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gauges::{SampleWeight, SourceMeter, Ticks};
+    use crate::gauges::{SampleWeight, SourceMeter, Ticks, TimedRequests};
 
     fn meter(reads: u64) -> SourceMeter {
         let mut meter = SourceMeter::new();
@@ -93,8 +93,9 @@ mod tests {
             meter.answered(RequestKind::Read, took, SampleWeight::One);
         }
         let counters = Counters { reads, read_bytes: reads * 512, ..Counters::default() };
-        meter.turn_over(&counters, 1, false);
-        meter.show(&counters, 1);
+        let open = (1, TimedRequests::default());
+        meter.turn_over(&counters, open, false);
+        meter.show(&counters, open);
         meter
     }
 

@@ -12,8 +12,9 @@ use iothread::{PlacedSource, SourceName};
 /// How long a queue gets no answer before that is said.
 const TOLD_AFTER: Duration = Duration::from_secs(30);
 
-/// How long before its gauges are asked to be brought up to date.
-const ASKED_AFTER: Duration = Duration::from_secs(10);
+/// How long before its gauges are asked to be brought up to date, at each look: more than from one look to the next, so that
+/// one that gets answers is not asked.
+const ASKED_AFTER: Duration = Duration::from_secs(3);
 
 /// What is known of queues.
 #[derive(Debug, Default)]

@@ -135,3 +135,13 @@ fn jobs_have_a_rate_and_an_end() {
         assert_eq!((rates.jobs[0].rate, rates.jobs[0].left), (rate, None));
     }
 }
+
+#[test]
+fn requests_that_hang_are_open_in_each_interval_whenever_their_time_is_added() {
+    let hung = |open_ns| Queue { in_flight: 8, ..queue(5, 0, open_ns) };
+    for added in [0, 32_000_000_000] {
+        let (before, now) = (snapshot(0, vec![hung(7)]), snapshot(2000, vec![hung(7 + added)]));
+        let rates = Rates::between(&before, &now).expect("two seconds");
+        check(rates.queues[0].depth, 8.0);
+    }
+}

@@ -81,6 +81,11 @@ fn a_queue_without_an_answer_is_shown_and_told() {
             value(&text, "ringloom_queue_in_flight{export=\"e1\",queue=\"0\"}") >= Some(1.0),
             "{text}"
         );
+        // Requests that are open count before they are answered.
+        let open = "ringloom_queue_open_seconds_total{export=\"e1\",queue=\"0\"}";
+        poll_until("the time of open requests", LIMIT, || {
+            Ok(value(&scrape(&socket)?, open).is_some_and(|it| it >= 2.0).then_some(()))
+        })?;
         if is_long {
             let said = "got no answer for 30 s: storage does not answer, or a limit holds them";
             server.wait_for_log(said, LIMIT)?;
