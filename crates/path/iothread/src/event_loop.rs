@@ -63,6 +63,10 @@ const STEP: BatchLimit = BatchLimit::of(8);
 /// microsecond for each and more for large ones.
 const INLINE_STEP: BatchLimit = BatchLimit { requests: 2, bytes: ByteCount(8 << 10) };
 
+/// For how long after a short transfer the turns of long ones stay short: sources that bring short ones less often
+/// wait for a longer one each time.
+const SHORT_AFTER: Duration = Duration::from_millis(10);
+
 /// How many rounds there are between two looks at the clock, if no pause needs one: for sources that fell silent, and for
 /// the gauges.
 const ROUNDS_PER_CLOCK: u32 = 64;
@@ -104,6 +108,8 @@ pub(crate) struct EventLoop {
     clock: Arc<dyn Clock>,
     /// The last look at the clock.
     now: Instant,
+    /// When a source last brought a short transfer, as of that look.
+    last_short: Instant,
     /// Whether to end when nothing is left to do.
     retirement: Option<Retirement>,
 }
@@ -140,6 +146,7 @@ impl EventLoop {
             times: TimeAccount::new(gauges, alarm, now),
             idle_since: None,
             now,
+            last_short: now,
             clock,
             retirement: None,
         }
@@ -149,8 +156,7 @@ impl EventLoop {
     pub(crate) fn run(mut self) -> io::Result<()> {
         while !self.may_end() {
             let alone = self.awake.len() <= 1;
-            let share = if alone { ServedRings::One } else { ServedRings::Several };
-            self.engine.share_inline(share);
+            self.share_inline(alone);
             // What is submitted first may be finished at once.
             self.engine.wait(WaitMode::Poll)?;
             self.resume();
@@ -180,6 +186,19 @@ impl EventLoop {
             self.round_over(alone);
         }
         Ok(())
+    }
+
+    /// Says how much may be done inline in the next round; `alone` if no other source is awake.
+    fn share_inline(&mut self, alone: bool) {
+        if self.engine.take_short() {
+            self.last_short = self.now;
+        }
+        let is_short_due = self.now.saturating_duration_since(self.last_short) < SHORT_AFTER;
+        self.engine.share_inline(match (alone, is_short_due) {
+            (true, _) => ServedRings::One,
+            (false, true) => ServedRings::Several,
+            (false, false) => ServedRings::SeveralLong,
+        });
     }
 
     /// Looks at the clock once in a while; `alone` if no other source had to wait for that.

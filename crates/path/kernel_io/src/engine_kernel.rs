@@ -102,8 +102,8 @@ pub trait EngineKernel: Debug {
     /// or hand over what is queued.
     fn has_pending(&mut self) -> bool;
 
-    /// Whether something waits to be done inline in the next turns.
-    fn has_inline_work(&self) -> bool;
+    /// How many operations wait to be done inline in the next turns.
+    fn inline_waiting(&self) -> usize;
 
     /// Whether [`EngineKernel::has_pending`] keeps saying so without reason, until a watched descriptor becomes readable:
     /// make one so.

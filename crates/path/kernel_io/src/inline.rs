@@ -6,8 +6,8 @@
 //!
 //! What `request_path` does by hand, with memory alone, has an [`InlineBudget`] of its own, of the same size.
 //!
-//! Limits: [`TURN_OPERATIONS_MAX`] and [`TURN_BYTES_MAX`], or [`TURN_BYTES_BESIDE`], per turn of the
-//! event loop; what is more waits, in order, for the next turns, so that the other rings of the
+//! Limits: [`TURN_OPERATIONS_MAX`] and [`TURN_BYTES_MAX`], [`TURN_BYTES_LONG`] or [`TURN_BYTES_BESIDE`], per turn
+//! of the event loop; what is more waits, in order, for the next turns, so that the other rings of the
 //! iothread get theirs. What has at most [`SHORT_BYTES_MAX`] waits for nothing longer: small
 //! requests of one ring do not queue behind large ones of another. A range larger than
 //! [`ALLOCATION_BYTES_MAX`] is not punched inline at all.
@@ -25,11 +25,15 @@ const TURN_OPERATIONS_MAX: u32 = 256;
 /// The most bytes of a turn: about 100 µs of copying.
 const TURN_BYTES_MAX: usize = 1 << 20;
 
-/// The same while several rings are served: about as long as a few small requests.
+/// The same while several rings are served, of which one has short requests: about as long as a few of those.
 const TURN_BYTES_BESIDE: usize = 16 << 10;
 
-/// The most bytes of a transfer that does not wait for longer ones: of short ones a turn has [`TURN_BYTES_MAX`] besides.
-const SHORT_BYTES_MAX: usize = 16 << 10;
+/// The same while several are served that have nothing but long requests, each of which would take many such turns. A
+/// short one that comes after a pause waits that long, about 30 µs, once.
+const TURN_BYTES_LONG: usize = 256 << 10;
+
+/// The most bytes of a transfer that does not wait for longer ones: of short ones a turn has `TURN_BYTES_MAX` besides.
+pub const SHORT_BYTES_MAX: usize = 16 << 10;
 
 /// The largest range punched inline: about a millisecond of freeing pages.
 const ALLOCATION_BYTES_MAX: u64 = 16 << 20;
@@ -56,6 +60,8 @@ pub enum ServedRings {
     One,
     /// Several: each waits for what is done for the others.
     Several,
+    /// Several, none of which has brought a short transfer of late.
+    SeveralLong,
 }
 
 /// How much one iothread may still do by itself in this turn.
@@ -88,6 +94,7 @@ impl InlineBudget {
         self.bytes_left = match self.share {
             ServedRings::One => TURN_BYTES_MAX,
             ServedRings::Several => TURN_BYTES_BESIDE,
+            ServedRings::SeveralLong => TURN_BYTES_LONG,
         };
     }
 
@@ -152,6 +159,11 @@ impl InlineQueue {
     /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
+    }
+
+    /// How many operations wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
     }
 
     /// Queues an operation, or what is left of it.

@@ -296,8 +296,8 @@ impl EngineKernel for Kernel {
             || self.reactor.has_pending()
     }
 
-    fn has_inline_work(&self) -> bool {
-        !self.inline.is_empty()
+    fn inline_waiting(&self) -> usize {
+        self.inline.waiting()
     }
 
     fn has_stale_flag(&self) -> bool {

@@ -55,7 +55,7 @@ pub use file::{
 };
 pub use files::{FileReplacement, FileReplacementGuard, FileTable};
 pub use image_lock::{ImageLocks, LockError, LockOptions, Locking, Sharing};
-pub use inline::{InlineBudget, ServedRings};
+pub use inline::{InlineBudget, SHORT_BYTES_MAX, ServedRings};
 pub use kernel::{Event, Kernel, KernelError};
 pub use notifier::Notifier;
 pub use reactor::{ReactorChoice, ReactorKind, WaitMode};

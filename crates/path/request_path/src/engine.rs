@@ -36,7 +36,8 @@ use block::{
 };
 use kernel_io::{
     Alarm, BouncePool, EngineKernel, FairShareLimit, FileTable, InlineBudget, Interest, Kernel,
-    KernelError, Notifier, PartyQueues, ReactorChoice, ReactorKind, ServedRings, WaitMode,
+    KernelError, Notifier, PartyQueues, ReactorChoice, ReactorKind, SHORT_BYTES_MAX, ServedRings,
+    WaitMode,
 };
 
 use crate::completion_routes::{RouteIndex, SourceRoutes};
@@ -78,7 +79,7 @@ pub enum EventLoopEvent {
 /// Whether some of a batch was carried out at once by this thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BatchStartResult {
-    /// This thread, some of it at least, and that is over.
+    /// This thread: some of it is over, or waits for the next turns.
     Inline,
     /// The kernel or nobody.
     Asynchronous,
@@ -105,6 +106,8 @@ pub struct Engine<K = Kernel> {
     partly_submitted: VecDeque<RequestIndex>,
     /// What may be done by hand in this turn.
     copy_budget: InlineBudget,
+    /// Whether a short transfer was brought since that was last asked.
+    has_short: bool,
     /// Which ranges a job needs now; kept for its room.
     wanted: LockRanges,
     syncs: PendingSyncs,
@@ -168,6 +171,7 @@ impl<K: EngineKernel> Engine<K> {
             range_waiters: VecDeque::new(),
             partly_submitted: VecDeque::new(),
             copy_budget: InlineBudget::default(),
+            has_short: false,
             wanted: LockRanges::default(),
             syncs: PendingSyncs::default(),
             mappings: Vec::new(),
@@ -304,6 +308,8 @@ impl<K: EngineKernel> Engine<K> {
         let bytes = weight(operation, memory);
         self.new_segments += memory.segments().len();
         self.new_bytes += bytes;
+        self.has_short |= bytes <= SHORT_BYTES_MAX
+            && matches!(operation, Operation::Read(_) | Operation::Write(..));
         let index = self.jobs.add(ticket, lane, operation, memory, bytes);
         self.mappings.push(Mapping::new(index.token(), operation));
     }
@@ -315,12 +321,14 @@ impl<K: EngineKernel> Engine<K> {
         }
         let (segments, bytes) =
             (std::mem::take(&mut self.new_segments), std::mem::take(&mut self.new_bytes));
+        let waiting = self.kernel.inline_waiting();
         self.lanes.add(lane, self.mappings.len(), segments, bytes);
         self.lanes.map(lane, &mut self.mappings, &mut self.pieces);
         let (held, bytes) = self.start_answered(lane);
         self.held += held;
         self.lanes.held(lane, held, bytes);
-        self.deliver_finished()
+        let started = self.deliver_finished();
+        if self.kernel.inline_waiting() > waiting { BatchStartResult::Inline } else { started }
     }
 
     /// Starts what that lane has answered; returns how many requests it holds, and the bytes of their memory.
@@ -402,6 +410,11 @@ impl<K: EngineKernel> Engine<K> {
             .filter_map(move |(ticket, memory)| Some((ticket.slot_at(route)?, memory)))
     }
 
+    /// Whether a source has brought a read or a write that is short since that was last asked.
+    pub fn take_short(&mut self) -> bool {
+        std::mem::take(&mut self.has_short)
+    }
+
     /// How much may be done inline from the next wait on.
     pub fn share_inline(&mut self, share: ServedRings) {
         self.kernel.share_inline(share);
@@ -434,12 +447,12 @@ impl<K: EngineKernel> Engine<K> {
         self.lanes.any_woken()
             || self.lanes.channels.have_work()
             || !self.partly_submitted.is_empty()
-            || self.kernel.has_inline_work()
+            || self.has_inline_work()
     }
 
     /// Whether transfers wait until this thread makes them itself.
     pub(crate) fn has_inline_work(&self) -> bool {
-        self.kernel.has_inline_work()
+        self.kernel.inline_waiting() > 0
     }
 
     /// Whether requests are being carried out here; those that are held are not.

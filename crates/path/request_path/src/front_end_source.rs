@@ -55,7 +55,7 @@ pub struct FrontEndSource<F: FrontEnd> {
     /// What times of requests are counted from.
     epoch: Option<Instant>,
     waiting: Option<PendingRequest>,
-    /// Whether the last requests were carried out by the iothread itself.
+    /// Whether the last requests were carried out by the iothread itself; the first ones may be.
     inline: bool,
     /// Whether it has ever brought anything.
     has_had_requests: bool,
@@ -113,7 +113,7 @@ impl<F: FrontEnd> FrontEndSource<F> {
             taken: 0,
             epoch: None,
             waiting: None,
-            inline: false,
+            inline: true,
             has_had_requests: false,
             finished: Vec::with_capacity(usize::from(slots)),
         }
@@ -215,12 +215,24 @@ impl<F: FrontEnd> FrontEndSource<F> {
     fn take_new(&mut self, engine: &mut Engine, budget: TurnBudget<'_>) -> TurnResult {
         match (budget, self.health) {
             (_, FrontEndHealth::Broken) => TurnResult::Idle,
+            (TurnBudget::Alone(_) | TurnBudget::Shared(_), FrontEndHealth::Sound)
+                if self.waits_for_thread(engine) =>
+            {
+                TurnResult::More
+            }
             (TurnBudget::Alone(requests), FrontEndHealth::Sound) => {
-                self.take_on(engine, BatchLimit::of(requests)).0
+                let limit = BatchLimit::of(requests);
+                let limit = if self.inline { limit.inline() } else { limit };
+                self.take_on(engine, limit).0
             }
             (TurnBudget::Shared(share), FrontEndHealth::Sound) => self.take_share(engine, share),
             (TurnBudget::CompletionsOnly, FrontEndHealth::Sound) => self.take_inherited(engine),
         }
+    }
+
+    /// Whether enough of what it has brought waits for this thread to carry it out.
+    fn waits_for_thread(&self, engine: &Engine) -> bool {
+        self.inline && self.open.bytes() >= BatchLimit::INLINE_BYTES_MAX && engine.has_inline_work()
     }
 
     /// Takes new requests on: a step, and more steps while nobody else has something new.
@@ -231,7 +243,8 @@ impl<F: FrontEnd> FrontEndSource<F> {
             let step = BatchLimit { requests: step.requests.min(left), ..step };
             let (turn, taken) = self.take_on(engine, step);
             left -= taken;
-            if !matches!(turn, TurnResult::More) || left == 0 || share.others.have_new() {
+            let is_over = !matches!(turn, TurnResult::More) || left == 0;
+            if is_over || self.waits_for_thread(engine) || share.others.have_new() {
                 return turn;
             }
         }

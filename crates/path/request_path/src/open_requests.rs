@@ -59,6 +59,8 @@ struct OpenRequest<R> {
 pub(crate) struct OpenRequests<R> {
     places: Box<[Option<OpenRequest<R>>]>,
     count: usize,
+    /// Of the disk, of all of them.
+    sectors: u64,
     /// Those of them that have a time at which they began.
     timed: TimedRequests,
     /// Those without one that may get it yet.
@@ -77,6 +79,7 @@ impl<R: Copy> OpenRequests<R> {
         Self {
             places,
             count: 0,
+            sectors: 0,
             timed: TimedRequests::default(),
             new: Vec::with_capacity(usize::from(slots)),
             begin: None,
@@ -88,6 +91,11 @@ impl<R: Copy> OpenRequests<R> {
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
         self.count
+    }
+
+    /// How much of the disk they are about, together.
+    pub(crate) fn bytes(&self) -> ByteCount {
+        ByteCount(self.sectors * SECTOR_BYTES)
     }
 
     /// Whether some of them began at a time that is known: their answers need to know the time.
@@ -127,6 +135,7 @@ impl<R: Copy> OpenRequests<R> {
         assert!(place.is_none(), "request {} was brought twice", slot.0);
         *place = Some(request);
         self.count += 1;
+        self.sectors += u64::from(sectors);
         match self.begin {
             Some(begun) => self.timed.enter(begun),
             None => self.new.push(slot),
@@ -167,6 +176,7 @@ impl<R: Copy> OpenRequests<R> {
             panic!("request {} was completed twice", slot.0)
         };
         self.count -= 1;
+        self.sectors -= u64::from(request.sectors);
         if let Some(begun) = request.begun {
             self.timed.leave(begun);
             if let Some(now) = self.now {
@@ -221,14 +231,14 @@ mod tests {
         open.enter(SourceRequestSlot(3), RequestKind::Read, BLOCK, 'r');
         open.enter(SourceRequestSlot(0), RequestKind::Flush, ByteCount(0), 'f');
         open.enter(SourceRequestSlot(1), RequestKind::Other, ByteCount(0), 'o');
-        assert_eq!(open.count(), 3);
+        assert_eq!((open.count(), open.bytes()), (3, BLOCK));
         assert_eq!(open.answer(SourceRequestSlot(3), Outcome::Done, &mut meter), 'r');
         assert_eq!(
             open.answer(SourceRequestSlot(0), Outcome::Failed(FailKind::Io), &mut meter),
             'f'
         );
         assert_eq!(open.answer(SourceRequestSlot(1), Outcome::Done, &mut meter), 'o');
-        assert_eq!(open.count(), 0);
+        assert_eq!((open.count(), open.bytes()), (0, ByteCount(0)));
         let counters = Counters {
             reads: 1,
             read_bytes: BLOCK.0,

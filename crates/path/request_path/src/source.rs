@@ -53,10 +53,20 @@ impl BatchLimit {
     /// The most bytes before the last request of any step: how many pieces a batch may have goes with them.
     const BYTES_MAX: ByteCount = ByteCount(16 << 20);
 
+    /// The most bytes of requests that this thread carries out itself, begun or in a batch: what it does in one turn.
+    /// More would only wait for the next ones.
+    pub(crate) const INLINE_BYTES_MAX: ByteCount = ByteCount(1 << 20);
+
     /// So many requests, or fewer large ones.
     #[must_use]
     pub const fn of(requests: u32) -> Self {
         Self { requests, bytes: Self::BYTES_MAX }
+    }
+
+    /// The same of requests that this thread carries out itself.
+    #[must_use]
+    pub(crate) const fn inline(self) -> Self {
+        Self { bytes: Self::INLINE_BYTES_MAX, ..self }
     }
 }
 

@@ -384,8 +384,8 @@ impl EngineKernel for SimulatedKernel {
         !self.events(|events| events.is_empty())
     }
 
-    fn has_inline_work(&self) -> bool {
-        false
+    fn inline_waiting(&self) -> usize {
+        0
     }
 
     fn has_stale_flag(&self) -> bool {

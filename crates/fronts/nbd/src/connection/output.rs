@@ -5,6 +5,7 @@
 //!
 //! Invariants: a slot is in use until its reply was sent, so a client that reads nothing has as many replies here as there
 //! are slots. Limits: [`SHORT_MEMORY_BYTES`] of replies without data in a send; the others wait for the next one.
+//! Behind [`UNSENT_BYTES_MAX`] of data no request is taken.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,6 +20,9 @@ use crate::transmission::reply::SHORT_BYTES_MAX;
 
 /// The memory for replies without data in one send: one for each slot if all goes well.
 const SHORT_MEMORY_BYTES: usize = 4096;
+
+/// The data that wait for a client before nothing more is begun for it: what a fast client reads within a millisecond.
+const UNSENT_BYTES_MAX: usize = 2 << 20;
 
 /// A reply.
 #[derive(Debug)]
@@ -40,6 +44,8 @@ pub(crate) struct Output {
     transfer: Option<StreamTransfer>,
     /// A send that was cancelled.
     unsent: Option<StreamTransfer>,
+    /// The bytes of replies with data that were not sent.
+    bytes: usize,
     /// The slots whose replies are in a send.
     sending: Vec<SourceRequestSlot>,
     /// Whether the first part of that are replies without data.
@@ -54,6 +60,7 @@ impl Default for Output {
             long: VecDeque::new(),
             transfer: Some(StreamTransfer::default()),
             unsent: None,
+            bytes: 0,
             sending: Vec::new(),
             sends_short: false,
             short_memory: None,
@@ -79,7 +86,14 @@ impl Output {
 
     /// A reply whose header and data are these bytes of its slot's memory.
     pub(crate) fn push_long(&mut self, slot: SourceRequestSlot, bytes: Range<usize>) {
+        self.bytes += bytes.len();
         self.long.push_back((slot, bytes));
+    }
+
+    /// Whether so many data wait for the client that nothing is begun before it has read some: it would not be sent any
+    /// sooner, and the CPU forget it meanwhile.
+    pub(crate) fn is_full(&self) -> bool {
+        self.bytes >= UNSENT_BYTES_MAX
     }
 
     /// Whether there are replies that are in no send.
@@ -90,7 +104,11 @@ impl Output {
     /// Takes a reply out, for a send of another kind.
     pub(crate) fn pop(&mut self) -> Option<Reply> {
         let short = self.short.pop_front().map(|(slot, error)| Reply::Short(slot, error));
-        short.or_else(|| self.long.pop_front().map(|(slot, bytes)| Reply::Long(slot, bytes)))
+        short.or_else(|| {
+            let (slot, bytes) = self.long.pop_front()?;
+            self.bytes -= bytes.len();
+            Some(Reply::Long(slot, bytes))
+        })
     }
 
     /// Has replies sent: what is left of those before first. None is under way.
@@ -152,7 +170,10 @@ impl Output {
         if std::mem::take(&mut self.sends_short) {
             self.short_memory = parts.next().map(|(memory, _)| memory);
         }
-        parts.for_each(|(memory, _)| pool.give_back(memory));
+        for (memory, bytes) in parts {
+            self.bytes -= bytes.len();
+            pool.give_back(memory);
+        }
         self.transfer = Some(transfer);
         for slot in self.sending.drain(..) {
             slots.free(slot);
@@ -163,14 +184,18 @@ impl Output {
     /// Nobody will ever read a reply: all are dropped that are in no send that is under way.
     pub(crate) fn give_up(&mut self, slots: &mut Slots, pool: &mut MemoryPool) {
         if let Some(mut transfer) = self.unsent.take() {
-            transfer
-                .take_parts()
-                .skip(usize::from(self.sends_short))
-                .for_each(|(memory, _)| pool.give_back(memory));
+            transfer.take_parts().skip(usize::from(self.sends_short)).for_each(
+                |(memory, bytes)| {
+                    self.bytes -= bytes.len();
+                    pool.give_back(memory);
+                },
+            );
             self.sends_short = false;
             self.transfer = Some(transfer);
             self.sending.drain(..).for_each(|slot| drop(slots.free(slot)));
         }
+        // What is left is under way.
+        self.bytes -= self.long.iter().map(|(_, bytes)| bytes.len()).sum::<usize>();
         let short = self.short.drain(..).map(|(slot, _)| slot);
         for slot in short.chain(self.long.drain(..).map(|(slot, _)| slot)) {
             let memory = slots.free(slot).memory;

@@ -42,6 +42,10 @@ impl NbdConnection {
             return Ok(None);
         }
         let decision = if self.is_ending { ending(decision) } else { decision };
+        if self.output.is_full() {
+            self.is_full = true;
+            return Ok(None);
+        }
         let memory = match memory_bytes(&decision, self.rules.contexts) {
             Some(bytes) if self.slots.has_free() => self.pool.take(bytes),
             Some(_) | None => None,

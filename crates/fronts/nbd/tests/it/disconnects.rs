@@ -133,6 +133,30 @@ fn a_client_that_stalls_holds_up_no_move_and_no_stop() {
     });
 }
 
+/// Behind a batch of 64 requests nothing is begun before the client has read some; then it gets all.
+#[test]
+fn for_a_client_that_reads_nothing_little_is_read_ahead() {
+    const READS: u64 = 128;
+    on_both(|reactors| {
+        let server = Server::of_file(reactors, 4 << 20);
+        let (mut client, placed) = server.connect(HeaderStyle::Structured);
+        for _ in 0..READS {
+            client.read(0, 256 << 10);
+        }
+        let mut seen = (0, 0);
+        let begun = poll_until("reads that wait for the client", LIMIT, || {
+            let now = placed.visit(|front, _| front.memory_bytes()).expect("it is served");
+            let times = if now == seen.1 { seen.0 + 1 } else { 0 };
+            seen = (times, now);
+            Ok((now > 1 << 20 && times == 100).then_some(now))
+        });
+        let begun = begun.unwrap();
+        assert!(begun < 20 << 20, "{begun} bytes of memory");
+        assert!((0..READS).all(|_| client.answer().data.len() == 256 << 10));
+        placed.stop();
+    });
+}
+
 /// It is told below TLS and in it.
 #[test]
 fn clients_behind_tls_leave_and_are_lost_like_others() {
