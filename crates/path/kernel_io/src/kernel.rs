@@ -43,8 +43,8 @@ use crate::reactor::{Completion, Reactor, ReactorKind};
 use crate::uring::{UringFd, UringTransfer};
 use crate::workers::Workers;
 use crate::{
-    BOUNCE_BYTES, BounceBuffer, DiscardOrZeroGoal, EngineKernel, FairShareLimit, FileTable,
-    Interest, IoFailure, PartyQueues, StreamTransfer, Tag, WaitMode,
+    BounceBuffer, DiscardOrZeroGoal, EngineKernel, FairShareLimit, FileTable, Interest, IoFailure,
+    PartyQueues, StreamTransfer, Tag, WaitMode,
 };
 
 /// Transfers through the page cache that io_uring has at once: for one file 32, if it is alone. For reads the kernel reads ahead
@@ -204,7 +204,7 @@ impl EngineKernel for Kernel {
         buffer: BounceBuffer,
         tag: Tag,
     ) {
-        assert!(count <= BOUNCE_BYTES, "{count} bytes do not fit into a bounce buffer");
+        assert!(count <= buffer.size().bytes(), "{count} bytes do not fit into {buffer:?}");
         let memory = std::iter::once(buffer.segment(count));
         self.start(IoKind::Read, file, offset, memory, Some(buffer), tag);
     }
@@ -218,7 +218,7 @@ impl EngineKernel for Kernel {
         buffer: BounceBuffer,
         tag: Tag,
     ) {
-        assert!(count <= BOUNCE_BYTES, "{count} bytes do not fit into a bounce buffer");
+        assert!(count <= buffer.size().bytes(), "{count} bytes do not fit into {buffer:?}");
         let memory = std::iter::once(buffer.segment(count));
         self.start(IoKind::Write(durability), file, offset, memory, Some(buffer), tag);
     }

@@ -42,7 +42,7 @@ pub use alarm::Alarm;
 pub use allocation::DiscardOrZeroGoal;
 /// The words of an operation, which are the same for storage that is no file.
 pub use block::{Interest, IoFailure, Tag};
-pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool};
+pub use bounce::{BOUNCE_BYTES, BounceBuffer, BouncePool, BounceSize};
 pub use completion_kind::is_withdrawn;
 pub use cpu::{ProcessCpus, SchedstatFile, ThreadSchedulerTimes, thread_cpu_time};
 pub use cpu_list::{CpuList, NumaTopology};

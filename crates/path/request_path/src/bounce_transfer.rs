@@ -8,7 +8,7 @@
 //! it.
 
 use block::{ByteOffset, Medium, StorageId};
-use kernel_io::BOUNCE_BYTES;
+use kernel_io::BounceSize;
 
 /// What a bounced transfer does: read, write, or write zeroes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,9 @@ pub(crate) struct BounceTransfer {
     pub(crate) skip: usize,
     /// How many are left.
     pub(crate) left: u64,
-    /// What ranges must be a multiple of; a power of two, at most [`BOUNCE_BYTES`].
+    /// The buffer that it needs: it has one from its beginning to its end.
+    pub(crate) size: BounceSize,
+    /// What ranges must be a multiple of; a power of two, at most [`kernel_io::BOUNCE_BYTES`].
     pub(crate) alignment: u64,
     /// The most bytes that are read or written at once: a multiple of that, and likewise bounded.
     pub(crate) chunk_max: u64,
@@ -81,8 +83,10 @@ impl BounceTransfer {
         left: u64,
     ) -> Self {
         let alignment = u64::from(medium.alignments().offset);
-        let chunk_max = medium.transfer_max().min(BOUNCE_BYTES as u64);
-        Self { kind, storage, at, skip, left, alignment, chunk_max, step: BounceStep::Idle }
+        let blocks = (at % alignment).saturating_add(left).checked_next_multiple_of(alignment);
+        let size = BounceSize::of(blocks.unwrap_or(u64::MAX));
+        let chunk_max = medium.transfer_max().min(size.bytes() as u64);
+        Self { kind, storage, at, skip, left, size, alignment, chunk_max, step: BounceStep::Idle }
     }
 
     /// The chunk that starts where the bytes that are left start.
@@ -138,6 +142,8 @@ impl BounceTransfer {
 
 #[cfg(test)]
 mod tests {
+    use kernel_io::BOUNCE_BYTES;
+
     use super::*;
     use block::FileId;
 
@@ -150,6 +156,7 @@ mod tests {
             at,
             skip: 0,
             left,
+            size: BounceSize::Large,
             alignment,
             chunk_max,
             step: BounceStep::Idle,

@@ -35,11 +35,11 @@ use block::{
     LaneError, Mapping, Node, Operation, Outcome, SourceRequestSlot,
 };
 use kernel_io::{
-    Alarm, BouncePool, EngineKernel, FairShareLimit, FileTable, InlineBudget, Interest, Kernel,
-    KernelError, Notifier, PartyQueues, ReactorChoice, ReactorKind, SHORT_BYTES_MAX, ServedRings,
-    WaitMode,
+    Alarm, BouncePool, EngineKernel, FileTable, InlineBudget, Interest, Kernel, KernelError,
+    Notifier, ReactorChoice, ReactorKind, SHORT_BYTES_MAX, ServedRings, WaitMode,
 };
 
+use crate::buffer_queues::BufferQueues;
 use crate::completion_routes::{RouteIndex, SourceRoutes};
 use crate::failure_reporter::{FailureReporter, StorageFailureCause};
 use crate::io_request::{
@@ -53,9 +53,6 @@ use crate::{OutcomeMailbox, SourceKey};
 pub use control::ControlEngineFactory;
 use syncs::PendingSyncs;
 use timed_turns::TimedTurns;
-
-/// The bounce buffers of the lanes: 4 MiB of one that is alone. A request keeps its buffer until all of it is through.
-const BUFFERS: FairShareLimit = FairShareLimit::new(16, 1);
 
 /// The most calls in one round of lanes that can go on: what goes on by itself, without end, does not
 /// keep its iothread from the rings. A lane goes on with all of its requests in one call.
@@ -99,7 +96,7 @@ pub struct Engine<K = Kernel> {
     jobs: RequestTable,
     bounce: BouncePool,
     /// Jobs that wait for a bounce buffer, by lane.
-    buffer_waiters: PartyQueues<RequestIndex>,
+    buffer_waiters: BufferQueues,
     /// Jobs that wait for a range somebody else is changing.
     range_waiters: VecDeque<RequestIndex>,
     /// Jobs whose pieces were not all begun, in order.
@@ -167,7 +164,7 @@ impl<K: EngineKernel> Engine<K> {
             routes: SourceRoutes::default(),
             jobs: RequestTable::default(),
             bounce: BouncePool::default(),
-            buffer_waiters: PartyQueues::new(BUFFERS),
+            buffer_waiters: BufferQueues::default(),
             range_waiters: VecDeque::new(),
             partly_submitted: VecDeque::new(),
             copy_budget: InlineBudget::default(),
@@ -509,8 +506,8 @@ impl<K: EngineKernel> Engine<K> {
             return;
         }
         if job.failure.is_none() {
-            if !job.staged.is_empty() {
-                self.buffer_waiters.push(job.lane.place(), index);
+            if let Some(staged) = job.staged.last() {
+                self.buffer_waiters.push(job.lane.place(), staged.size, index);
                 return self.hand_out_buffers();
             }
             if must_sync(job, &mut storages) {

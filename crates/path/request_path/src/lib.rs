@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod bounce_transfer;
+mod buffer_queues;
 mod channels;
 mod completion_routes;
 mod engine;

@@ -209,7 +209,7 @@ fn a_bounce_buffer_comes_back_with_its_operation() {
         let (id, _file) = file(rig, &table, b"0123456789");
         let mut kernel = rig.kernel(table);
         let mut pool = kernel_io::BouncePool::default();
-        kernel.read_bounce(id, ByteOffset(2), 5, pool.take(), Tag(0));
+        kernel.read_bounce(id, ByteOffset(2), 5, pool.take(kernel_io::BounceSize::Small), Tag(0));
         let Event::Finished { result: Ok(()), bounce: Some(buffer), .. } = next(&mut kernel) else {
             panic!("the read failed")
         };

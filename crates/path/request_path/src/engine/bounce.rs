@@ -132,8 +132,8 @@ impl<K: EngineKernel> Engine<K> {
 
     /// Goes on with those that wait for a buffer, as far as their lanes may have one.
     pub(super) fn hand_out_buffers(&mut self) {
-        while let Some((_, index)) = self.buffer_waiters.take() {
-            let buffer = self.bounce.take();
+        while let Some((size, index)) = self.buffer_waiters.take() {
+            let buffer = self.bounce.take(size);
             let staged = self.jobs.get(index).staged.last_mut();
             let next = staged.expect("it waits for a buffer for that").begin();
             self.staged_next(index, next, buffer);
@@ -142,8 +142,8 @@ impl<K: EngineKernel> Engine<K> {
 
     /// Takes a buffer back that a job of that lane had.
     pub(super) fn take_back(&mut self, lane: LaneIndex, buffer: BounceBuffer) {
+        self.buffer_waiters.done(lane.place(), buffer.size());
         self.bounce.put(buffer);
-        self.buffer_waiters.done(lane.place());
         self.hand_out_buffers();
     }
 }

@@ -85,8 +85,8 @@ impl<K: EngineKernel> Engine<K> {
         }
         if is_staged {
             job.outstanding -= 1;
-            let lane = job.lane;
-            self.buffer_waiters.done(lane.place());
+            let staged = job.staged.last().expect("a bounce buffer belongs to a staged transfer");
+            self.buffer_waiters.done(job.lane.place(), staged.size);
             self.staged_step_failed(index, failure, None);
             self.hand_out_buffers();
         } else {

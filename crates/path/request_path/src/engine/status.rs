@@ -11,7 +11,7 @@ use block::{
     BlockStatus, ByteCount, ByteOffset, Operation, Outcome, Piece, StatusRecord, StorageId, Tag,
     Target,
 };
-use kernel_io::{BounceBuffer, EngineKernel, FileExtent, IoFailure};
+use kernel_io::{BounceBuffer, BounceSize, EngineKernel, FileExtent, IoFailure};
 
 use super::Engine;
 use crate::bounce_transfer::{BounceOperation, BounceTransfer};
@@ -20,6 +20,7 @@ use crate::storage_backends::{FileAndChannelBackends, extent};
 
 /// The memory for what a channel tells.
 const RECORDS_BYTES: usize = 256 * StatusRecord::BYTES;
+const _: () = assert!(RECORDS_BYTES <= BounceSize::Small.bytes(), "any buffer has room for them");
 
 impl IoRequest {
     /// Takes what a piece of a status says, or has its storage tell it.

@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 use block::ByteOffset;
 use kernel_io::{
-    Aio, BouncePool, EngineKernel, FileTable, Kernel, KernelError, OpenFile, ReactorChoice,
-    ReactorKind, SpareRings, Tag, WaitMode,
+    Aio, BouncePool, BounceSize, EngineKernel, FileTable, Kernel, KernelError, OpenFile,
+    ReactorChoice, ReactorKind, SpareRings, Tag, WaitMode,
 };
 use testkit::trespass;
 
@@ -238,7 +238,7 @@ impl Scene {
             if let ReactorKind::EpollInstead(KernelError::Uring(error)) = kernel.waits_with() {
                 return Err(io::Error::from_raw_os_error(error.raw_os_error().unwrap()));
             }
-            let buffer = BouncePool::default().take();
+            let buffer = BouncePool::default().take(BounceSize::Small);
             kernel.read_bounce(file, ByteOffset(0), 512, buffer, Tag(1));
             loop {
                 kernel.wait(WaitMode::Block)?;
