@@ -3,10 +3,11 @@
 //!
 //! Where it stands: beside the request path. It reads gauges that queues count anyway, and asks files for their sizes.
 //!
-//! Invariants: whatever storage hangs, queues are looked at: files have a thread of their own.
+//! Invariants: whatever storage hangs, queues are looked at: files have threads of their own (`files`).
 //! Threads: `queue watch` and `file watch`; the first one starts and ends them, and waits for neither.
 //! Limits: [`LOOK_EVERY`]; ten lines in any ten seconds about queues; about a file one line for each change.
 
+mod files;
 mod stalls;
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -15,10 +16,11 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use block::{Clock, LogRateLimit};
-use exports::StorageCondition;
+use exports::{ExportedDisk, StorageCondition};
 use iothread::{SourceName, SourceRegistry};
 
 use crate::ServedDisks;
+use files::FileWatch;
 use stalls::StallWatch;
 
 /// How often is looked.
@@ -28,15 +30,15 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct HealthWatch {
     findings: Arc<HealthFindings>,
-    /// Dropped, the threads end when they look next.
-    _ends: [Sender<()>; 2],
+    /// Dropped, the thread that looks at queues ends when it looks next.
+    _end: Sender<()>,
 }
 
 /// What was found the last time.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct HealthFindings {
     stalled: Mutex<Vec<(SourceName, Duration)>>,
-    storage: Mutex<Vec<(String, StorageCondition)>>,
+    files: Arc<FileWatch<ExportedDisk>>,
 }
 
 impl HealthFindings {
@@ -47,7 +49,7 @@ impl HealthFindings {
 
     /// What was found of the storage of each export.
     pub fn storage(&self) -> Vec<(String, StorageCondition)> {
-        lock(&self.storage).clone()
+        self.files.found()
     }
 }
 
@@ -58,20 +60,25 @@ impl HealthWatch {
         disks: Arc<ServedDisks>,
         clock: Arc<dyn Clock>,
     ) -> std::io::Result<Self> {
-        let findings = Arc::<HealthFindings>::default();
-        let ((queues_end, queues_over), (files_end, files_over)) = (channel(), channel());
-        let (found, theirs) = (Arc::clone(&findings), Arc::clone(&disks));
-        let watch = move || watch_queues(&sources, &theirs, &*clock, &found, &queues_over);
-        Builder::new().name("queue watch".to_owned()).spawn(watch)?;
+        let theirs = Arc::clone(&disks);
+        let files = FileWatch::start(Box::new(move || theirs.all()), Arc::clone(&clock))?;
+        let (end, over) = channel();
+        let findings = Arc::new(HealthFindings { stalled: Mutex::default(), files });
         let found = Arc::clone(&findings);
-        let watch = move || watch_files(&disks, &found, &files_over);
-        Builder::new().name("file watch".to_owned()).spawn(watch)?;
-        Ok(Self { findings, _ends: [queues_end, files_end] })
+        let watch = move || watch_queues(&sources, &disks, &*clock, &found, &over);
+        Builder::new().name("queue watch".to_owned()).spawn(watch)?;
+        Ok(Self { findings, _end: end })
     }
 
     /// What was found the last time.
     pub fn findings(&self) -> &Arc<HealthFindings> {
         &self.findings
+    }
+}
+
+impl Drop for HealthWatch {
+    fn drop(&mut self) {
+        self.findings.files.end();
     }
 }
 
@@ -90,6 +97,7 @@ fn watch_queues(
     let (mut watch, mut rate) = (StallWatch::default(), LogRateLimit::default());
     while goes_on(over) {
         let now = clock.now();
+        findings.files.supervise(now);
         let disks = disks.all();
         let mut sources = sources.all();
         // Workers of jobs have names like queues.
@@ -109,14 +117,6 @@ fn watch_queues(
             }
         }
         *lock(&findings.stalled) = watch.stalled(now);
-    }
-}
-
-fn watch_files(disks: &ServedDisks, findings: &HealthFindings, over: &Receiver<()>) {
-    while goes_on(over) {
-        let examined = |disk: &Arc<exports::ExportedDisk>| (disk.id.clone(), disk.size.examine());
-        let found = disks.all().iter().map(examined).collect();
-        *lock(&findings.storage) = found;
     }
 }
 

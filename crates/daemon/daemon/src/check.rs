@@ -17,7 +17,7 @@ use exports::{
 };
 use graph::{Graph, NODE, ObjectKind, ObjectOptions, StorageWatchdog};
 use host::chain_of;
-use kernel_io::{Aio, Caching, FileTable, OpenFile, SpareRings, StorageBlockingKind};
+use kernel_io::{Aio, Caching, FilePlace, FileTable, OpenFile, SpareRings, StorageBlockingKind};
 use options::{OldState, Plan, PlanStep, restored};
 use rustix::process::{Resource, getrlimit};
 use sandbox::SandboxMode;
@@ -300,8 +300,9 @@ impl CheckReport {
                 bytes(free)
             ));
         }
-        if file.is_removed().is_ok_and(|is_removed| is_removed) {
-            self.advice.push(format!("file {path}: was removed while it was looked at"));
+        if file.look_for_place().is_ok_and(|place| place != FilePlace::InPlace) {
+            self.advice
+                .push(format!("file {path}: was removed or replaced while it was looked at"));
         }
     }
 

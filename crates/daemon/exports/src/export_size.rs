@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::{ByteCount, Capacity, DiskSize, Node};
 use graph::StorageFiles;
-use kernel_io::{FileKind, OpenFile};
+use kernel_io::{FileKind, FilePlace, OpenFile};
 use vhost_user::BackendChannel;
 
 /// The size of an export's disk, which may change, and what its front end was told.
@@ -32,7 +32,7 @@ pub struct ExportSize {
     files: Mutex<StorageFiles>,
     capacity: Arc<Capacity>,
     listener: Mutex<SizeListener>,
-    /// Whether it was said that a file has been removed.
+    /// Whether it was said that a file has been removed, or is elsewhere, and it still is.
     is_removal_told: AtomicBool,
     /// What was said last of a file that is not as large as its disk.
     difference_told: AtomicI64,
@@ -41,7 +41,7 @@ pub struct ExportSize {
 /// What is found of storage by looking at it, without a request.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct StorageCondition {
-    /// Whether a file was removed or replaced.
+    /// Whether a file was removed, renamed or replaced.
     pub is_removed: bool,
     /// By how many bytes the file whose bytes the disk is has grown since it was measured, or shrunk.
     pub size_difference: i64,
@@ -106,20 +106,34 @@ impl ExportSize {
         }
     }
 
-    /// Says, once, that a file below has been removed: guests do not notice. Looked at when a client comes and leaves, and
-    /// with the size. Blocks as far as a file system does.
+    /// Says, once, that a file below has been removed or is not where it was any more: guests do not notice. Looked at when a
+    /// client comes and leaves, and with the size. Blocks as far as a file system does.
     pub(crate) fn warn_if_removed(&self) -> bool {
-        let removed =
-            self.files().into_iter().find(|file| file.is_removed().is_ok_and(|removed| removed));
-        let Some(file) = removed else { return false };
+        let place = |file: Arc<OpenFile>| {
+            let place = file.look_for_place().unwrap_or(FilePlace::InPlace);
+            (place != FilePlace::InPlace).then_some((file, place))
+        };
+        let export = &self.export;
+        let Some((file, place)) = self.files().into_iter().find_map(place) else {
+            if self.is_removal_told.swap(false, Ordering::Relaxed) {
+                tracing::info!("export {export}: its files are where they were again");
+            }
+            return false;
+        };
         if !self.is_removal_told.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                "export {}: {} was removed or replaced; its client goes on with the old file, which is gone \
-                 when this process ends. As long as it runs, {} is that file",
-                self.export,
-                file.path().display(),
-                file.link().display()
-            );
+            let (path, link) = (file.path().display(), file.link());
+            let link = link.display();
+            match place {
+                FilePlace::InPlace => {}
+                FilePlace::Removed => tracing::warn!(
+                    "export {export}: {path} was removed or replaced; its client goes on with the old file, which is gone \
+                     when this process ends. As long as it runs, {link} is that file"
+                ),
+                FilePlace::Elsewhere => tracing::warn!(
+                    "export {export}: {path} was renamed or replaced; its client goes on with the old file, which the next \
+                     start does not find there. As long as this process runs, {link} is that file"
+                ),
+            }
         }
         true
     }

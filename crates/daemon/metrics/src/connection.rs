@@ -3,7 +3,7 @@
 //! Invariants: one answer for each connection; what it sends after that is read and dropped, so that the answer is not lost
 //! with it (RFC 9112, 9.6).
 //! Threads: the one that answers scrapes, which never waits for a client. Limits: [`READ_MAX`], [`WRITE_MAX`],
-//! [`LINGER_MAX`], [`LINGER_BYTES_MAX`], and those of `request`.
+//! [`WRITE_SURE`], [`LINGER_MAX`], [`LINGER_BYTES_MAX`], and those of `request`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,6 +22,9 @@ const READ_MAX: Duration = Duration::from_secs(5);
 /// How long it may take to read the answer.
 const WRITE_MAX: Duration = Duration::from_secs(10);
 
+/// How long at least it may take from then on, whoever else wants to come.
+const WRITE_SURE: Duration = Duration::from_secs(1);
+
 /// How long it is waited for after that.
 const LINGER_MAX: Duration = Duration::from_secs(1);
 
@@ -38,6 +41,8 @@ pub(crate) struct Connection {
     state: State,
     /// When it is let go.
     deadline: Instant,
+    /// From when on it is let go for another one.
+    sure_until: Instant,
 }
 
 /// How far it has come.
@@ -63,7 +68,8 @@ pub(crate) enum ConnectionFate {
 impl Connection {
     /// A client that has come now.
     pub(crate) fn new(socket: OwnedFd, now: Instant) -> Self {
-        Self { socket, state: State::Reading(Vec::new()), deadline: now + READ_MAX }
+        let deadline = now + READ_MAX;
+        Self { socket, state: State::Reading(Vec::new()), deadline, sure_until: now }
     }
 
     /// What its socket is watched for.
@@ -79,9 +85,10 @@ impl Connection {
         self.deadline
     }
 
-    /// Whether its request has not come yet: such a one is let go for another one.
-    pub(crate) fn is_reading(&self) -> bool {
-        matches!(self.state, State::Reading(_))
+    /// From when on it is let go for another one: at once as long as its request has not come, and soon after the answer
+    /// was there for it to read.
+    pub(crate) fn sure_until(&self) -> Instant {
+        self.sure_until
     }
 
     /// Goes on as far as that is possible now. `metrics` makes the text.
@@ -118,6 +125,7 @@ impl Connection {
                     if let Some(answer) = answer_to(head, metrics) {
                         self.state = State::Writing { answer, written: 0 };
                         self.deadline = now + WRITE_MAX;
+                        self.sure_until = now + WRITE_SURE;
                     }
                 }
                 State::Writing { answer, written } if *written == answer.len() => {

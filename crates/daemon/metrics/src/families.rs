@@ -81,7 +81,7 @@ families! {
     EXPORT_SIZE = Gauge "ringloom_export_size" "bytes" ["export"] "The size of the disk as its clients find it.";
     EXPORT_QUEUES = Gauge "ringloom_export_queues" ["export"] "Queues, or NBD connections, that are served now.";
     EXPORT_IMAGE_REMOVED = Gauge "ringloom_export_image_removed" ["export"]
-        "1 if a file below the export was removed or replaced: its data are gone when the daemon ends.";
+        "1 if a file below the export was removed, renamed or replaced: the next start does not find it.";
     EXPORT_SIZE_DIFFERENCE = Gauge "ringloom_export_size_difference" "bytes" ["export"]
         "By how much the storage has grown, or shrunk if it is negative, since the size of the disk was looked at.";
 

@@ -125,7 +125,7 @@ pub struct BitmapsOfNode {
 pub struct StorageFinding {
     /// The export.
     pub export: String,
-    /// Whether a file below was removed or replaced.
+    /// Whether a file below was removed, renamed or replaced.
     pub is_removed: bool,
     /// By how much it has grown since its size was looked at, or shrunk.
     pub size_difference: i64,

@@ -3,7 +3,8 @@
 //! Invariants: the thread waits in poll and nowhere else, but for the first thread a moment; a client that says nothing, or
 //! does not read, holds up nobody.
 //! Threads: `metrics`; the first one starts and ends it. Limits: [`CONNECTIONS_MAX`] clients; for one more, that is let go
-//! which came first among those whose requests have not come, otherwise it waits to be accepted. See `connection`.
+//! whose request has not come, or which has not read its answer, for the longest; if all of these are new it waits to be
+//! accepted, for a second at most. See `connection`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -107,20 +108,22 @@ impl ServerThread {
             };
             fate == ConnectionFate::Stays && connection.deadline() > now
         });
-        if is_asked { self.accept(now) } else { Ok(()) }
+        // Those whose requests have come meanwhile may read their answers.
+        let has_room = has_room_at(&self.connections).is_none_or(|at| at <= now);
+        if is_asked && has_room { self.accept(now) } else { Ok(()) }
     }
 
     /// Waits for clients; `None` after a signal. Otherwise whether one wants to be accepted, and which of the others can go
     /// on.
     fn wait(&self) -> io::Result<Option<(bool, Vec<bool>)>> {
         let Self { listener, reader, stop, connections, .. } = self;
-        let is_full =
-            connections.len() >= CONNECTIONS_MAX && !connections.iter().any(Connection::is_reading);
-        let accepts = if is_full { PollFlags::empty() } else { PollFlags::IN };
+        let now = reader.clock.now();
+        let room = has_room_at(connections).filter(|at| *at > now);
+        let accepts = if room.is_some() { PollFlags::empty() } else { PollFlags::IN };
         let mut fds = vec![PollFd::new(&stop.bell, PollFlags::IN), PollFd::new(listener, accepts)];
         fds.extend(connections.iter().map(|it| PollFd::new(it, it.wants())));
-        let first = connections.iter().map(Connection::deadline).min();
-        let left = first.map(|at| at.saturating_duration_since(reader.clock.now()));
+        let first = connections.iter().map(Connection::deadline).chain(room).min();
+        let left = first.map(|at| at.saturating_duration_since(now));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         if let Err(errno) = poll(&mut fds, left.as_ref()) {
             return poll_error(errno).map(|()| None);
@@ -147,13 +150,19 @@ impl ServerThread {
 
     fn admit(&mut self, socket: OwnedFd, now: Instant) {
         let connections = &mut self.connections;
-        if connections.len() >= CONNECTIONS_MAX
-            && let Some(first) = connections.iter().position(Connection::is_reading)
+        if let Some(at) = has_room_at(connections)
+            && let Some(first) = connections.iter().position(|it| it.sure_until() == at)
         {
             connections.remove(first);
         }
         connections.push(Connection::new(socket, now));
     }
+}
+
+/// When one of these clients is let go for another one; `None` if there is room for it anyway.
+fn has_room_at(connections: &[Connection]) -> Option<Instant> {
+    let first = || connections.iter().map(Connection::sure_until).min();
+    (connections.len() >= CONNECTIONS_MAX).then(first).flatten()
 }
 
 /// Whether a client has left again before it was accepted.

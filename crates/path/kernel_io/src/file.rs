@@ -7,6 +7,7 @@
 
 mod locks;
 mod options;
+mod place;
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -25,6 +26,8 @@ use rustix::io::{Errno, ReadWriteFlags};
 pub use self::locks::DescriptorInheritError;
 use self::locks::LockState;
 pub use self::options::{Aio, Caching, FileKind, OpenOptions};
+pub use self::place::FilePlace;
+use self::place::place_of;
 use crate::allocation::MissingMethods;
 use crate::bounce::BOUNCE_ALIGNMENT;
 use crate::image_lock::Locking;
@@ -82,6 +85,8 @@ fn has_magic(fd: BorrowedFd<'_>, magics: [u64; 2]) -> bool {
 pub struct OpenFile {
     medium: Medium,
     path: PathBuf,
+    /// Where it has to be, whatever directory the process is in; `None` if that is no path of a file.
+    place: Option<PathBuf>,
     fd: OwnedFd,
     /// See [`OpenFile::measure`].
     bytes: AtomicU64,
@@ -156,6 +161,7 @@ impl OpenFile {
         Ok(Self {
             medium: medium(path, alignments, options.caching),
             path: path.clone(),
+            place: place_of(path),
             residence: StorageBlockingKind::ask(fd.as_fd()),
             supports_nowait_writes: has_magic(fd.as_fd(), NOWAIT_CACHE_MAGICS),
             fd,
@@ -175,12 +181,6 @@ impl OpenFile {
         })
     }
 
-    /// Whether it has no name any more: it is gone as soon as nobody has it open. Blocks as far as the file system does.
-    pub fn is_removed(&self) -> io::Result<bool> {
-        let found = rustix::fs::fstat(&self.fd)?;
-        Ok(self.kind == FileKind::Regular && found.st_nlink == 0)
-    }
-
     /// Where others find it as long as it is open here.
     pub fn link(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.fd.as_raw_fd()).into()
@@ -195,6 +195,7 @@ impl OpenFile {
         Self {
             medium: medium(&path, Alignments::NONE, Caching::Buffered),
             path,
+            place: None,
             identity,
             locking: Locking::Off,
             locks: Mutex::default(),

@@ -50,8 +50,8 @@ pub use engine_kernel::EngineKernel;
 pub use extent::FileExtent;
 pub use fair_share::{FairShareLimit, PartyQueues};
 pub use file::{
-    Aio, Caching, DescriptorInheritError, FileIdentity, FileKind, OpenError, OpenFile, OpenOptions,
-    StorageBlockingKind,
+    Aio, Caching, DescriptorInheritError, FileIdentity, FileKind, FilePlace, OpenError, OpenFile,
+    OpenOptions, StorageBlockingKind,
 };
 pub use files::{FileReplacement, FileReplacementGuard, FileTable};
 pub use image_lock::{ImageLocks, LockError, LockOptions, Locking, Sharing};

@@ -42,6 +42,7 @@ impl Clock for MovedClock {
 struct Bench {
     directory: tempfile::TempDir,
     clock: Arc<MovedClock>,
+    sources: Arc<SourceRegistry>,
     server: MetricsServer,
 }
 
@@ -51,8 +52,9 @@ impl Bench {
         let options = format!("unix:{}", directory.path().join("m").display());
         let mut server = MetricsServer::listen(&MetricsOptions::parse(&options).unwrap()).unwrap();
         let clock = Arc::new(MovedClock(Mutex::new(SystemClock.now())));
+        let sources = Arc::<SourceRegistry>::default();
         let reader = MetricsReader {
-            sources: Arc::<SourceRegistry>::default(),
+            sources: Arc::clone(&sources),
             desk: Arc::new(InventoryDesk::new(Inventory::default(), clock.now()).unwrap()),
             health: Arc::new(Healthy),
             clock: Arc::clone(&clock) as Arc<dyn Clock>,
@@ -60,7 +62,7 @@ impl Bench {
             started: Duration::from_secs(7),
         };
         server.start(reader).unwrap();
-        Self { directory, clock, server }
+        Self { directory, clock, sources, server }
     }
 
     fn path(&self) -> PathBuf {
@@ -139,6 +141,37 @@ fn clients_that_say_nothing_keep_nobody_out() {
     check(&bench.path(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", ok, "ringloom_build_info");
     // Those that came first were let go.
     assert_eq!(rest(&silent[0]), "");
+}
+
+/// Their answers are larger than what the kernel keeps for a client that does not read.
+#[test]
+fn clients_that_do_not_read_their_answers_keep_nobody_out_for_long() {
+    let bench = Bench::new();
+    (0..100).for_each(|number| bench.sources.keep_sums(&format!("vm{number}")));
+    let deaf = || {
+        let mut deaf = connect(&bench.path());
+        deaf.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        // Its answer has begun.
+        deaf.read_exact(&mut [0; 15]).unwrap();
+        deaf
+    };
+    let deaf: Vec<_> = (0..CONNECTIONS_MAX).map(|_| deaf()).collect();
+    let path = bench.path();
+    let start = SystemClock.now();
+    std::thread::scope(|scope| {
+        let scrape = scope.spawn(|| {
+            let ok = "HTTP/1.1 200 OK\r\n";
+            check(&path, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", ok, "ringloom_build_info");
+        });
+        // Whether it comes before this or after it.
+        *bench.clock.0.lock().unwrap() += Duration::from_secs(1);
+        scrape.join().unwrap();
+    });
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    // The first one was let go, and no other.
+    let cut = rest(&deaf[0]);
+    assert!(!cut.ends_with("# EOF\n"), "it has all {} bytes", cut.len());
+    assert!(rest(&deaf[1]).ends_with("\n"));
 }
 
 #[test]

@@ -36,6 +36,15 @@ fn a_raw_file_that_changes_its_size_is_told_and_one_that_goes_too() {
         server.wait_for_log("is as large as its disk again", LIMIT)?;
         let removed = "ringloom_export_image_removed{export=\"e0\"}";
         ensure!(value(&scrape(&socket)?, removed) == Some(0.0), "not there yet");
+        // Another one in its place, itself again, and gone.
+        let other = bench.path("other.img");
+        std::fs::rename(disk.image(), &other)?;
+        std::fs::copy(&other, disk.image())?;
+        wait_for(&socket, removed, 1.0)?;
+        server.wait_for_log(&format!("export e0: {path} was renamed or replaced"), LIMIT)?;
+        std::fs::rename(&other, disk.image())?;
+        wait_for(&socket, removed, 0.0)?;
+        server.wait_for_log("export e0: its files are where they were again", LIMIT)?;
         std::fs::remove_file(disk.image())?;
         wait_for(&socket, removed, 1.0)?;
         server.wait_for_log(&format!("export e0: {path} was removed or replaced"), LIMIT)?;
