@@ -1,13 +1,16 @@
-//! Looks at queues and images all the time, and says what no request tells: a queue in which nothing goes on, a file that was
-//! removed, replaced, or has another size than the disk that it is.
+//! Looks at queues, iothreads and images all the time, and says what no request tells: a queue in which nothing goes on, an
+//! iothread that does not turn, a file that was removed, replaced, or has another size than the disk that it is.
 //!
-//! Where it stands: beside the request path. It reads gauges that queues count anyway, and asks files for their sizes.
+//! Where it stands: beside the request path. It reads gauges that queues count anyway, asks iothreads to turn, and asks files
+//! for their sizes.
 //!
-//! Invariants: whatever storage hangs, queues are looked at: files have threads of their own (`files`).
+//! Invariants: whatever storage or iothread hangs, queues are looked at: nothing here waits for an iothread, and files have
+//! threads of their own (`files`).
 //! Threads: `queue watch` and `file watch`; the first one starts and ends them, and waits for neither.
-//! Limits: [`LOOK_EVERY`]; ten lines in any ten seconds about queues; about a file one line for each change.
+//! Limits: [`LOOK_EVERY`]; ten lines in any ten seconds about queues and iothreads; about a file one line for each change.
 
 mod files;
+mod silence;
 mod stalls;
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -21,10 +24,14 @@ use iothread::{SourceName, SourceRegistry};
 
 use crate::ServedDisks;
 use files::FileWatch;
+use silence::SilenceWatch;
 use stalls::StallWatch;
 
 /// How often is looked.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// At how many looks iothreads are asked to turn, once each: one that sleeps is woken for it.
+const LOOKS_PER_QUESTION: u32 = 2;
 
 /// Watches queues and files until it is dropped.
 #[derive(Debug)]
@@ -95,9 +102,19 @@ fn watch_queues(
     over: &Receiver<()>,
 ) {
     let (mut watch, mut rate) = (StallWatch::default(), LogRateLimit::default());
+    let (mut silence, mut looks) = (SilenceWatch::default(), 0);
     while goes_on(over) {
         let now = clock.now();
         findings.files.supervise(now);
+        for sentence in silence.look(sources.unanswered(now), now) {
+            if let Some(left_out) = rate.admit(now) {
+                tracing::error!("{sentence}{}", LeftOut(left_out));
+            }
+        }
+        if looks % LOOKS_PER_QUESTION == 0 {
+            sources.ask_to_turn(now);
+        }
+        looks = looks.wrapping_add(1);
         let disks = disks.all();
         let mut sources = sources.all();
         // Workers of jobs have names like queues.
@@ -127,7 +144,7 @@ impl std::fmt::Display for LeftOut {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             0 => Ok(()),
-            count => write!(f, " ({count} lines about queues were left out before)"),
+            count => write!(f, " ({count} lines about queues and iothreads were left out before)"),
         }
     }
 }

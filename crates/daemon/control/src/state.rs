@@ -409,6 +409,11 @@ impl DaemonState {
         self.exports.iter().map(|export| Arc::clone(export.disk())).collect()
     }
 
+    /// The time, as all that is served knows it.
+    pub fn clock(&self) -> &dyn Clock {
+        &*self.clock
+    }
+
     /// All iothreads, by their names.
     pub fn iothreads(&self) -> Vec<Arc<Iothread>> {
         let mut all: Vec<_> = self.iothreads.values().cloned().collect();

@@ -8,9 +8,8 @@
 //! Limits: [`INTERVAL_MAX`].
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use block::{Clock, SystemClock};
 use control::DaemonState;
@@ -21,9 +20,6 @@ use sandbox::Sandbox;
 /// The longest time from one word to the next. A process that has taken over is not told what is expected of it, so that a
 /// service should expect no less than twice as much.
 const INTERVAL_MAX: Duration = Duration::from_secs(5);
-
-/// An iothread, and what says that it has turned.
-type Turn = (String, Receiver<()>);
 
 /// The service manager that has started the daemon, if there is one that can be told something.
 pub(crate) fn service_manager() -> Option<Arc<ServiceManager>> {
@@ -73,7 +69,7 @@ impl LivenessReport {
     fn run(self) -> ! {
         loop {
             let next = SystemClock.now() + self.interval;
-            self.wait_for_turns(self.sources.turn_all());
+            self.wait_for_turns();
             self.manager.tell("WATCHDOG=1");
             while let Some(rest) = next.checked_duration_since(SystemClock.now()) {
                 thread::park_timeout(rest);
@@ -81,23 +77,12 @@ impl LivenessReport {
         }
     }
 
-    fn wait_for_turns(&self, turns: Vec<Turn>) {
-        let begun = SystemClock.now();
-        for (name, turned) in turns {
-            let mut is_told = false;
-            while let Err(RecvTimeoutError::Timeout) = turned.recv_timeout(self.interval) {
-                if !is_told {
-                    is_told = true;
-                    tracing::error!("iothread {name} has not turned for {}", seconds_since(begun));
-                }
-            }
-            if is_told {
-                tracing::error!("iothread {name} turns again after {}", seconds_since(begun));
-            }
+    /// Waits until all have turned, or have ended. Which of them has not is said by whoever watches them
+    /// (`control::health`).
+    fn wait_for_turns(&self) {
+        for turned in self.sources.turn_all() {
+            // One that has ended has nothing to answer.
+            let _turned_or_ended = turned.recv();
         }
     }
-}
-
-fn seconds_since(begun: Instant) -> String {
-    format!("{:.1} s", SystemClock.now().saturating_duration_since(begun).as_secs_f64())
 }

@@ -193,6 +193,11 @@ impl Reading {
             let mut times = times.iter();
             times.try_for_each(|(name, it)| all.nanoseconds(&[name], nanoseconds(it.run_delay)))
         })?;
+        write_family(encoder, &families::IOTHREAD_STALLED, |all| {
+            iothreads.iter().try_for_each(|it| {
+                all.number(&[&it.name], it.usage.unanswered(self.at).as_secs_f64())
+            })
+        })?;
         write_family(encoder, &families::IOTHREAD_QUEUES, |all| {
             let queues = self.sums.values().flat_map(|sums| sums.queues.values());
             let served: Vec<&str> = queues.filter_map(|queue| queue.iothread.as_deref()).collect();

@@ -108,6 +108,8 @@ families! {
     IOTHREAD_CPU = Counter "ringloom_iothread_cpu" "seconds" ["iothread"] "For how long the iothread was on a CPU.";
     IOTHREAD_RUN_DELAY = Counter "ringloom_iothread_run_delay" "seconds" ["iothread"]
         "For how long the iothread was ready to run while others had the CPU.";
+    IOTHREAD_STALLED = Gauge "ringloom_iothread_stalled" "seconds" ["iothread"]
+        "For how long the iothread has not turned though it was asked to: nothing that it serves goes on; asked every 4 seconds.";
     IOTHREAD_QUEUES = Gauge "ringloom_iothread_queues" ["iothread"] "Queues of exports that the iothread serves now.";
 
     POOL_IOTHREADS = Gauge "ringloom_pool_iothreads" ["pool"] "Iothreads of the pool that run.";

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use block::Clock;
 use iothread::{ExportSums, SourceName, SourceRegistry};
@@ -46,6 +46,8 @@ pub struct MetricsReader {
 pub(crate) struct Reading {
     pub(crate) version: &'static str,
     pub(crate) started: Duration,
+    /// When it was read.
+    pub(crate) at: Instant,
     pub(crate) inventory: Arc<Inventory>,
     pub(crate) control_age: Duration,
     /// By export.
@@ -67,6 +69,7 @@ impl MetricsReader {
         Reading {
             version: self.version,
             started: self.started,
+            at: self.clock.now(),
             inventory,
             control_age,
             sums: self.sources.sums(),

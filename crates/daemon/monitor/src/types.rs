@@ -435,6 +435,7 @@ structure! {
         "sleep-ns" sleep_ns: u64,
         "cpu-ns" cpu_ns: Option<u64>,
         "run-delay-ns" run_delay_ns: Option<u64>,
+        "stalled-ns" stalled_ns: u64,
     }
 
     /// A pool of iothreads (ringloom's own).

@@ -78,6 +78,8 @@ pub(crate) struct Iothread {
     pub(crate) sleep_ns: u64,
     pub(crate) cpu_ns: Option<u64>,
     pub(crate) run_delay_ns: Option<u64>,
+    /// For how long it has not turned though it was asked to.
+    pub(crate) stalled_ns: u64,
 }
 
 /// A pool of iothreads (`query-ringloom-pools`).

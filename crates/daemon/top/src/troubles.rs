@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::fleet::{Daemon, Fleet, Link};
 use crate::numbers::{self, duration};
 use crate::rates::{IothreadRates, QueueRates, Rates};
-use crate::snapshot::{Job, Snapshot};
+use crate::snapshot::{Iothread, Job, Snapshot};
 
 /// For so long none of the open requests of a queue is answered, before that is told.
 const STALL_TOLD: Duration = Duration::from_secs(2);
@@ -147,6 +147,7 @@ fn of_daemon(daemon: &Daemon, now: Duration, interval: Duration) -> Vec<Trouble>
         found.extend(exports(daemon, last, rates));
         found.extend(iothreads(&rates.iothreads));
     }
+    found.extend(last.iothreads.iter().flatten().filter_map(standing_still));
     found.into_iter().map(|(severity, of, text)| trouble(severity, of, text)).collect()
 }
 
@@ -229,6 +230,14 @@ fn subject(export: &str, all: &[&QueueRates], of: &[&&QueueRates]) -> Subject {
     let queues = of.iter().map(|it| it.queue);
     let queues = if of.len() == all.len() && all.len() > 1 { Vec::new() } else { queues.collect() };
     Subject::Export(export.to_owned(), queues)
+}
+
+/// One that serves nothing just now, whatever it has to serve.
+fn standing_still(iothread: &Iothread) -> Option<Found> {
+    let time = Duration::from_nanos(iothread.stalled_ns);
+    let of = Subject::Iothreads(vec![iothread.name.clone()]);
+    let text = || format!("has not turned for {}: its queues are not served", duration(time));
+    (time >= STALL_TOLD).then(|| (Severity::Bad, of, text()))
 }
 
 /// Those that have no room left, and those that get no CPU; each told once, with the worst of them.

@@ -16,6 +16,7 @@ use kernel_io::Notifier;
 use request_path::{Engine, LaneIndex, Source};
 
 use crate::poll_trial::PollFinding;
+use crate::turn_probe::TurnProbe;
 use crate::{PollSettings, SourceObserver};
 
 /// The identifier of a source in the process, on whichever iothread it is.
@@ -101,6 +102,7 @@ pub(crate) struct Inbox {
     name: String,
     commands: Mutex<Commands>,
     notifier: Arc<Notifier>,
+    probe: Arc<TurnProbe>,
 }
 
 /// What lies in an inbox.
@@ -113,7 +115,20 @@ struct Commands {
 
 impl Inbox {
     pub(crate) fn new(name: &str, notifier: Arc<Notifier>) -> Self {
-        Self { name: name.to_owned(), commands: Mutex::default(), notifier }
+        let (commands, probe) = (Mutex::default(), Arc::default());
+        Self { name: name.to_owned(), commands, notifier, probe }
+    }
+
+    /// What says whether its iothread turns.
+    pub(crate) fn probe(&self) -> &Arc<TurnProbe> {
+        &self.probe
+    }
+
+    /// Asks it to turn, unless it has not done so since it was asked last. Does not wait.
+    pub(crate) fn ask_to_turn(&self, now: Instant) {
+        if let Some(question) = self.probe.ask(now) {
+            self.send(Command::Call(Closure(Box::new(move |_| drop(question)))));
+        }
     }
 
     pub(crate) fn name(&self) -> &str {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use block::{Gauge, GaugeWriter, Gauges, nanoseconds};
 use kernel_io::{SchedstatFile, ThreadClock, ThreadSchedulerTimes};
 
+use crate::turn_probe::TurnProbe;
 use crate::work_alarm::{WorkAlarm, WorkSinceArmed};
 
 /// The statistics of one event loop since its start: time working, polling and sleeping.
@@ -39,6 +40,7 @@ pub struct LoopGauges {
 pub struct IothreadUsage {
     gauges: Gauges<LoopGauges>,
     thread: Arc<ThreadTimes>,
+    probe: Arc<TurnProbe>,
 }
 
 /// Where the times of a thread are read.
@@ -69,8 +71,18 @@ impl ThreadTimes {
 }
 
 impl IothreadUsage {
-    pub(crate) fn new(gauges: Gauges<LoopGauges>, thread: ThreadTimes) -> Self {
-        Self { gauges, thread: Arc::new(thread) }
+    pub(crate) fn new(
+        gauges: Gauges<LoopGauges>,
+        thread: ThreadTimes,
+        probe: &Arc<TurnProbe>,
+    ) -> Self {
+        Self { gauges, thread: Arc::new(thread), probe: Arc::clone(probe) }
+    }
+
+    /// For how long it has not turned though it was asked to; nothing if it has, or was not asked since. What it serves waits
+    /// meanwhile.
+    pub fn unanswered(&self, now: Instant) -> Duration {
+        self.probe.unanswered(now)
     }
 
     /// What it has done.

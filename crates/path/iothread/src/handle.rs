@@ -113,7 +113,7 @@ impl Iothread {
                     Ok(engine) => {
                         tracing::info!("iothread {own_name}: {}", engine.waits_with());
                         let gauges = GaugeWriter::<LoopGauges>::default();
-                        let usage = IothreadUsage::new(gauges.gauges(), times);
+                        let usage = IothreadUsage::new(gauges.gauges(), times, theirs.probe());
                         ready.send(Ok(usage)).expect("the starter waits");
                         let served =
                             EventLoop::new(engine, theirs, settings, clock, (gauges, alarm)).run();

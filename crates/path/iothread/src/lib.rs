@@ -45,6 +45,7 @@ mod poll_trial;
 mod polling;
 mod pool;
 mod source_registry;
+mod turn_probe;
 mod wake_latency;
 mod work_alarm;
 

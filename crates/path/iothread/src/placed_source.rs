@@ -1,10 +1,12 @@
 //! A source that is being served, as all control threads see it: its owner, and whoever watches, moves or stops it.
 //!
-//! Invariants: where the source is, is known under a lock that a move holds from its beginning to its end; so a second
-//! move, a visit or a stop that comes in mid-move waits for that and then goes to the right iothread. A move never waits
-//! for I/O: what is in flight stays behind. A stop waits for all of it, and not under the lock: a move that meets it is
-//! refused at once. A source is stopped once. Limits: a stop waits for storage that is no file for [`STOP_MAX`].
-//! Threads: any control thread; never an iothread, since the methods may wait for one.
+//! Invariants: whoever changes where the source is, or does something with it there, has the lock `changes`, a move from
+//! its beginning to its end; so a second move, a visit or a stop that comes in mid-move waits for that and then goes to the
+//! right iothread. Where it is, is under a lock of its own that nobody holds while an iothread answers: whoever looks never
+//! waits for one, and finds it in mid-move where it was. A move never waits for I/O: what is in flight stays behind. A stop
+//! waits for all of it, and not under `changes`: a move that meets it is refused at once. A source is stopped once.
+//! Limits: a stop waits for storage that is no file for [`STOP_MAX`].
+//! Threads: any control thread; never an iothread, since methods that change something may wait for one.
 
 mod moves;
 
@@ -92,6 +94,9 @@ pub struct PlacedSource {
     id: SourceId,
     name: SourceName,
     nodes: Vec<Arc<dyn Node>>,
+    /// Held by one who changes where it is, or needs that to stay. Taken before `place`.
+    changes: Mutex<()>,
+    /// Changed by whoever has `changes`, and by a stop at its end. Held for a moment only.
     place: Mutex<Placement>,
     /// Notified when it has stopped.
     stopped: Condvar,
@@ -135,8 +140,8 @@ impl PlacedSource {
         let bundle = SourceBundle { id, source, observer, leaving_since, polling };
         heard(&iothread.inbox().ask(|reply| Command::Arrive { bundle, lanes, reply }));
         let place = Placement::Served { now: Arc::clone(iothread), before: Vec::new() };
-        let (place, stopped) = (Mutex::new(place), Condvar::new());
-        let placed = Arc::new(Self { id, name, nodes, place, stopped, gauges });
+        let (changes, place, stopped) = (Mutex::default(), Mutex::new(place), Condvar::new());
+        let placed = Arc::new(Self { id, name, nodes, changes, place, stopped, gauges });
         iothread.sources().enter(&placed);
         placed
     }
@@ -151,12 +156,21 @@ impl PlacedSource {
         &self.gauges
     }
 
-    /// The iothread that serves the source now; `None` if it has stopped.
+    /// The iothread that serves the source now, or in mid-move the one that it leaves; `None` if it has stopped. Waits for
+    /// no iothread.
     pub fn iothread(&self) -> Option<Arc<Iothread>> {
         self.place().iothread().ok().cloned()
     }
 
-    /// The name of the iothread that serves the source, or has served it last.
+    /// Whether an iothread serves it, or this one if one is named. As [`PlacedSource::iothread`], without a handle whose
+    /// drop may wait for the end of an iothread.
+    pub(crate) fn is_served(&self, by: Option<&Arc<Iothread>>) -> bool {
+        let place = self.place();
+        let now = place.iothread().ok();
+        now.is_some_and(|now| by.is_none_or(|by| Arc::ptr_eq(now, by)))
+    }
+
+    /// The name of the iothread that serves the source, or has served it last. Waits for no iothread.
     pub fn iothread_name(&self) -> String {
         match &*self.place() {
             Placement::Served { now, .. } | Placement::Stopping(now) => now.name().to_owned(),
@@ -170,12 +184,15 @@ impl PlacedSource {
     }
 
     /// Has it answer what is finished and show in its gauges all that it has done, soon: beside others that keep its
-    /// iothread busy a quiet source shows its last turns late. Does not wait for that.
+    /// iothread busy a quiet source shows its last turns late. Does not wait for that. In mid-move nothing is done: a
+    /// source that leaves shows all.
     pub fn bring_up_to_date(&self) {
         let show = |source: &mut (dyn Source + 'static), engine: &mut Engine| {
             source.bring_up_to_date(engine);
         };
-        self.post(PostKind::of(&show), Closure(Box::new(show)));
+        if let Ok(_changes) = self.changes.try_lock() {
+            self.post_there(PostKind::of(&show), Closure(Box::new(show)));
+        }
     }
 
     /// Moves the source to another iothread while its client runs. Returns when the other serves it; requests in flight
@@ -189,8 +206,10 @@ impl PlacedSource {
     /// after 30 s, or soon if another stop has given it up and it has carried out nothing since: requests that wait
     /// for it there fail, also those of others. If somebody else has stopped the source or does, waits for that and says so.
     pub fn stop(&self) -> Result<(), SourceStopped> {
+        let changes = self.changes();
         let mut place = self.place();
         let Placement::Served { now, before } = &*place else {
+            drop(changes);
             let is_stopping = |place: &mut Placement| matches!(place, Placement::Stopping(_));
             let over = self.stopped.wait_while(place, is_stopping);
             drop(over.expect("no holder of this lock panics"));
@@ -207,7 +226,7 @@ impl PlacedSource {
         let now = Arc::clone(now);
         let answer = now.inbox().ask(|reply| Command::Stop { id: self.id, reply });
         *place = Placement::Stopping(Arc::clone(&now));
-        drop(place);
+        drop((place, changes));
         let source = self.wait_for_stop(&answer, &used_on);
         let on = now.name().to_owned();
         *self.place() = Placement::Stopped { on, source: Some(source) };
@@ -263,13 +282,22 @@ impl PlacedSource {
         &self,
         visit: impl FnOnce(mpsc::Sender<R>) -> SourceClosure,
     ) -> Result<R, SourceStopped> {
-        let answer = self.ask(self.place().iothread()?, visit);
+        let answer = {
+            let _changes = self.changes();
+            self.ask(self.place().iothread()?, visit)
+        };
         // Of one that stops meanwhile there is none.
         answer.recv().ok().ok_or(SourceStopped)
     }
 
     /// Does something with it, unless it has stopped.
     pub(crate) fn post(&self, kind: PostKind, visit: SourceClosure) {
+        let _changes = self.changes();
+        self.post_there(kind, visit);
+    }
+
+    /// The same for whoever has `changes`.
+    fn post_there(&self, kind: PostKind, visit: SourceClosure) {
         if let Ok(iothread) = self.place().iothread() {
             iothread.inbox().post(self.id, kind, visit);
         }
@@ -283,6 +311,10 @@ impl PlacedSource {
     ) -> mpsc::Receiver<R> {
         let id = self.id;
         at.inbox().ask(|reply| Command::Visit { id, posted: None, visit: visit(reply) })
+    }
+
+    fn changes(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock().expect("no holder of this lock panics")
     }
 
     fn place(&self) -> MutexGuard<'_, Placement> {

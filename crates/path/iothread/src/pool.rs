@@ -20,6 +20,9 @@ pub struct IothreadPool {
     host: ProcessResources,
     polling: PollSettings,
     alarm: Arc<WorkAlarm>,
+    /// Held while an iothread starts, which may wait for others. Taken before `slots`.
+    starts: Mutex<()>,
+    /// Held for a moment only.
     slots: Mutex<Slots>,
 }
 
@@ -43,7 +46,8 @@ impl IothreadPool {
         let alarm = Arc::new(WorkAlarm::default());
         let host = ProcessResources { alarm: Some(Arc::clone(&alarm)), ..host };
         let slots = Slots { running: vec![None; slots.max(1)], home: 0, ending: Vec::new() };
-        let pool = Self { name: name.to_owned(), host, polling, alarm, slots: Mutex::new(slots) };
+        let (name, starts, slots) = (name.to_owned(), Mutex::default(), Mutex::new(slots));
+        let pool = Self { name, host, polling, alarm, starts, slots };
         pool.start(0)?;
         Ok(pool)
     }
@@ -68,7 +72,15 @@ impl IothreadPool {
     /// # Panics
     /// If there is no such slot.
     pub fn start(&self, slot: usize) -> Result<Arc<Iothread>, SpawnError> {
-        self.started(&mut self.lock(), slot)
+        // One at a time, and nobody who looks at the pool waits for it.
+        let _one = self.starts.lock().expect("no holder of this lock panics");
+        if let Some(running) = &self.lock().running[slot] {
+            return Ok(Arc::clone(running));
+        }
+        let name = format!("{}-{slot}", self.name);
+        let iothread = Arc::new(Iothread::spawn(&name, self.host.clone(), self.polling)?);
+        self.lock().running[slot] = Some(Arc::clone(&iothread));
+        Ok(iothread)
     }
 
     /// Has new rings begin on the iothread of that slot, which is started if none runs.
@@ -76,20 +88,10 @@ impl IothreadPool {
     /// # Panics
     /// If there is no such slot.
     pub fn set_home(&self, slot: usize) -> Result<(), SpawnError> {
-        let mut slots = self.lock();
-        self.started(&mut slots, slot)?;
-        slots.home = slot;
+        // One that somebody has does not end.
+        let _started = self.start(slot)?;
+        self.lock().home = slot;
         Ok(())
-    }
-
-    fn started(&self, slots: &mut Slots, slot: usize) -> Result<Arc<Iothread>, SpawnError> {
-        if let Some(running) = &slots.running[slot] {
-            return Ok(Arc::clone(running));
-        }
-        let name = format!("{}-{slot}", self.name);
-        let iothread = Arc::new(Iothread::spawn(&name, self.host.clone(), self.polling)?);
-        slots.running[slot] = Some(Arc::clone(&iothread));
-        Ok(iothread)
     }
 
     /// The iothread on which new rings begin.

@@ -6,10 +6,13 @@
 //! Invariants: a drained section holds for all iothreads of the process, also for those that start while it lasts: they
 //! enter it before anybody can place a source there. The sums of an export only grow as long as they are kept, whatever
 //! sources come and go.
-//! Threads: any control thread. The lock is held while iothreads answer, which never wait for it.
+//! Threads: any control thread. What is drained is under a lock that is held while iothreads answer, which never wait for
+//! it; what is served, and all that is read of it, under one that nobody holds for longer than a moment.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak, mpsc};
+use std::time::{Duration, Instant};
 
 use block::{Gauges, LaneError, Node};
 use request_path::{LatencyTotals, SourceGauges, SourceTotals};
@@ -20,19 +23,29 @@ use crate::{Iothread, PlacedSource};
 /// All sources that the iothreads of a process serve.
 #[derive(Debug, Default)]
 pub struct SourceRegistry {
+    /// Held by whoever begins or ends a drain, and by an iothread that is entered. Taken before `entries`.
+    drains: Mutex<Drains>,
+    /// Held for a moment only.
     entries: Mutex<Entries>,
+    /// How many drains there are now.
+    draining: AtomicUsize,
 }
 
 /// What is known of a process.
 #[derive(Debug, Default)]
-pub(crate) struct Entries {
+struct Entries {
     sources: Vec<EnteredSource>,
     /// What sources that are gone have done, by export.
     kept: BTreeMap<String, KeptSums>,
     inboxes: Vec<Weak<Inbox>>,
-    drains: Vec<Drain>,
-    /// How many drains there were.
-    drains_begun: u64,
+}
+
+/// What is drained now.
+#[derive(Debug, Default)]
+struct Drains {
+    now: Vec<Drain>,
+    /// How many there were.
+    begun: u64,
 }
 
 /// A source that was entered, and what it does, which can be read when it is gone.
@@ -94,15 +107,12 @@ impl SourceRegistry {
     pub fn all(&self) -> Vec<Arc<PlacedSource>> {
         let sources: Vec<_> =
             self.lock().sources.iter().filter_map(|it| it.source.upgrade()).collect();
-        // A move may be under way, whose end the registry need not wait for.
-        sources.into_iter().filter(|source| source.iothread().is_some()).collect()
+        sources.into_iter().filter(|source| source.is_served(None)).collect()
     }
 
     /// The sources that this iothread serves now.
     pub fn served_by(&self, iothread: &Arc<Iothread>) -> Vec<Arc<PlacedSource>> {
-        let is_there = |source: &Arc<PlacedSource>| {
-            source.iothread().is_some_and(|now| Arc::ptr_eq(&now, iothread))
-        };
+        let is_there = |source: &Arc<PlacedSource>| source.is_served(Some(iothread));
         self.all().into_iter().filter(is_there).collect()
     }
 
@@ -148,16 +158,31 @@ impl SourceRegistry {
         sums
     }
 
-    /// Whether any node is drained now, or about to be.
+    /// Whether any node is drained now, or about to be. Waits for no iothread.
     pub fn is_draining(&self) -> bool {
-        !self.lock().drains.is_empty()
+        // Nothing else is read because of it: a drain and whoever moves meanwhile do not harm each other.
+        self.draining.load(Ordering::Relaxed) > 0
     }
 
-    /// Has every iothread turn once: its name, and what says that it has, or that it has ended. Does not wait.
-    pub fn turn_all(&self) -> Vec<(String, mpsc::Receiver<()>)> {
-        let inboxes: Vec<_> = self.lock().inboxes.iter().filter_map(Weak::upgrade).collect();
-        let turn = |inbox: Arc<Inbox>| (inbox.name().to_owned(), inbox.call(|_| ()));
-        inboxes.into_iter().map(turn).collect()
+    /// Has every iothread turn once: what says that it has, or that it has ended. Does not wait.
+    pub fn turn_all(&self) -> Vec<mpsc::Receiver<()>> {
+        self.inboxes().iter().map(|inbox| inbox.call(|_| ())).collect()
+    }
+
+    /// Asks every iothread to turn that has done so since it was asked last. Does not wait.
+    pub fn ask_to_turn(&self, now: Instant) {
+        self.inboxes().iter().for_each(|inbox| inbox.ask_to_turn(now));
+    }
+
+    /// The iothreads that were asked to turn, and have not, with for how long.
+    pub fn unanswered(&self, now: Instant) -> Vec<(String, Duration)> {
+        let of = |inbox: Arc<Inbox>| (inbox.name().to_owned(), inbox.probe().unanswered(now));
+        let all = self.inboxes().into_iter().map(of);
+        all.filter(|(_, time)| !time.is_zero()).collect()
+    }
+
+    fn inboxes(&self) -> Vec<Arc<Inbox>> {
+        self.lock().inboxes.iter().filter_map(Weak::upgrade).collect()
     }
 
     pub(crate) fn enter(&self, source: &Arc<PlacedSource>) {
@@ -175,10 +200,12 @@ impl SourceRegistry {
 
     /// Enters an iothread, on which nothing was placed yet. What is drained now is drained there, too.
     pub(crate) fn enter_iothread(&self, inbox: &Arc<Inbox>) {
+        let mut drains = self.drains();
         let mut entries = self.lock();
         entries.inboxes.retain(|inbox| inbox.strong_count() > 0);
         entries.inboxes.push(Arc::downgrade(inbox));
-        for drain in &mut entries.drains {
+        drop(entries);
+        for drain in &mut drains.now {
             for node in &drain.nodes {
                 // Nothing is in flight there: it does not take long.
                 let _drained = begin_drain(inbox, node).recv();
@@ -192,25 +219,26 @@ impl SourceRegistry {
         &self,
         nodes: Vec<Arc<dyn Node>>,
     ) -> (DrainId, Vec<(DrainedNode, mpsc::Receiver<()>)>) {
-        let mut entries = self.lock();
-        let id = DrainId(entries.drains_begun);
-        entries.drains_begun += 1;
-        let inboxes = entries.inboxes.iter().filter_map(Weak::upgrade).collect();
+        let mut drains = self.drains();
+        let id = DrainId(drains.begun);
+        drains.begun += 1;
+        self.draining.fetch_add(1, Ordering::Relaxed);
+        let inboxes = self.inboxes();
         let drain = Drain { id, nodes, inboxes };
         let begin = |(inbox, node): DrainedNode| {
             let over = begin_drain(&inbox, &node);
             ((inbox, node), over)
         };
         let begun = drain.pairs().map(begin).collect();
-        entries.drains.push(drain);
+        drains.now.push(drain);
         (id, begun)
     }
 
     /// Ends a drain: opens lanes again, on all iothreads or none. If that fails, all is drained as before.
     pub(crate) fn end_drain(&self, id: DrainId) -> Result<(), (String, LaneError)> {
-        let mut entries = self.lock();
-        let place = entries.place(id);
-        let drain = &entries.drains[place];
+        let mut drains = self.drains();
+        let place = drains.place(id);
+        let drain = &drains.now[place];
         for (inbox, node) in drain.pairs() {
             if let Err(error) = heard(&inbox.call(move |engine| engine.prepare_lane(&node))) {
                 drain.withdraw();
@@ -220,20 +248,26 @@ impl SourceRegistry {
         for (inbox, node) in drain.pairs() {
             inbox.call(move |engine| engine.admit(&node));
         }
-        entries.drains.remove(place);
+        drains.now.remove(place);
+        self.draining.fetch_sub(1, Ordering::Relaxed);
         Ok(())
     }
 
     /// Ends a drain that is given up, over or not.
     pub(crate) fn cancel_drain(&self, id: DrainId) {
-        let mut entries = self.lock();
-        let place = entries.place(id);
-        for (inbox, node) in entries.drains.remove(place).pairs() {
+        let mut drains = self.drains();
+        let place = drains.place(id);
+        for (inbox, node) in drains.now.remove(place).pairs() {
             if let Err(error) = heard(&inbox.ask(|reply| Command::CancelDrain { node, reply })) {
                 let cause = &error.source;
                 tracing::error!("iothread {}: {error}: {cause}; requests fail", inbox.name());
             }
         }
+        self.draining.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn drains(&self) -> MutexGuard<'_, Drains> {
+        self.drains.lock().expect("no holder of this lock panics")
     }
 
     fn lock(&self) -> MutexGuard<'_, Entries> {
@@ -256,9 +290,11 @@ impl Entries {
             is_there
         });
     }
+}
 
+impl Drains {
     fn place(&self, id: DrainId) -> usize {
-        let place = self.drains.iter().position(|drain| drain.id == id);
+        let place = self.now.iter().position(|drain| drain.id == id);
         place.expect("a drain is known until it is over")
     }
 }

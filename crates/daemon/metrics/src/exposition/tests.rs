@@ -67,6 +67,7 @@ fn reading(exports: impl Iterator<Item = (String, ExportSums)>) -> Reading {
     Reading {
         version: "0.1.0",
         started: Duration::from_millis(1_700_000_000_500),
+        at: SystemClock.now(),
         inventory: Arc::new(inventory),
         control_age: Duration::ZERO,
         sums,

@@ -158,6 +158,7 @@ pub(super) fn iothreads(
     _: OptionFields,
 ) -> Result<Value, QmpError> {
     let sources = context.state.sources();
+    let now = context.state.clock().now();
     let info = |iothread: &Iothread| {
         let served = sources.iter().filter(|it| it.iothread_name() == iothread.name());
         let (usage, times) = (iothread.usage().gauges(), iothread.usage().thread_times());
@@ -169,6 +170,7 @@ pub(super) fn iothreads(
             sleep_ns: usage.sleep_ns.get(),
             cpu_ns: times.map(|times| nanoseconds(times.cpu)),
             run_delay_ns: times.map(|times| nanoseconds(times.run_delay)),
+            stalled_ns: nanoseconds(iothread.usage().unanswered(now)),
         }
     };
     answer(context.state.iothreads().iter().map(|it| info(it)).collect::<Vec<_>>())

@@ -190,3 +190,19 @@ fn rows_know_their_troubles() {
     assert_eq!(of_iothread(&all, 0, "vm1"), None);
     assert_eq!(of_job(&all, 0, "vm1"), None);
 }
+
+#[test]
+fn an_iothread_that_does_not_turn_is_bad_whatever_it_serves() {
+    let at = |second, stalled_ns| Snapshot {
+        iothreads: Some(vec![Iothread {
+            name: "t0".to_owned(),
+            stalled_ns,
+            ..Iothread::default()
+        }]),
+        ..snapshot(second, Vec::new())
+    };
+    check(vec![at(0, 0), at(1, 1_000_000)], &[]);
+    let text = "iothread t0: has not turned for 12 s: its queues are not served";
+    check(vec![at(0, 0), at(1, 12_000_000_000)], &[(Severity::Bad, text)]);
+    check(vec![at(0, 12_000_000_000)], &[(Severity::Bad, text)]);
+}

@@ -32,13 +32,16 @@ pub fn move_many(moves: &[SourceMove]) -> Vec<Result<(), MoveError>> {
     move_all(&pairs)
 }
 
-/// A move that has begun: whose place is locked until it is over.
+/// A move that has begun: nobody else changes where its source is until it is over.
 struct PendingMove<'a> {
+    // Dropped before a handle of an iothread, whose end may be waited for.
+    _changes: MutexGuard<'a, ()>,
     /// Its place in the list.
     number: usize,
     source: &'a PlacedSource,
+    /// Which iothread serves it.
+    from: Arc<Iothread>,
     to: &'a Arc<Iothread>,
-    place: MutexGuard<'a, Placement>,
 }
 
 /// The same for sources that somebody else holds.
@@ -51,10 +54,13 @@ pub(super) fn move_all(moves: &[(&PlacedSource, &Arc<Iothread>)]) -> Vec<Result<
     let mut pending = Vec::with_capacity(order.len());
     for number in order {
         let (source, to) = moves[number];
-        let place = source.place();
-        match &*place {
+        let changes = source.changes();
+        match &*source.place() {
             Placement::Served { now, .. } if Arc::ptr_eq(now, to) => {}
-            Placement::Served { .. } => pending.push(PendingMove { number, source, to, place }),
+            Placement::Served { now, .. } => {
+                let from = Arc::clone(now);
+                pending.push(PendingMove { _changes: changes, number, source, from, to });
+            }
             Placement::Stopping(_) | Placement::Stopped { .. } => {
                 results[number] = Err(SourceStopped.into());
             }
@@ -88,26 +94,16 @@ pub(super) fn move_all(moves: &[(&PlacedSource, &Arc<Iothread>)]) -> Vec<Result<
 }
 
 impl PendingMove<'_> {
-    /// Which iothread serves it.
-    fn now(&self) -> &Arc<Iothread> {
-        match &*self.place {
-            Placement::Served { now, .. } => now,
-            Placement::Stopping(_) | Placement::Stopped { .. } => {
-                unreachable!("its place is locked")
-            }
-        }
-    }
-
     /// Asks its front end whether it may leave.
     fn ask_leave(&self) -> mpsc::Receiver<Option<&'static str>> {
         let stays = |reply: mpsc::Sender<_>| -> SourceClosure {
             Closure(Box::new(move |source, _| answer(&reply, source.stays())))
         };
-        self.source.ask(self.now(), stays)
+        self.source.ask(&self.from, stays)
     }
 
     fn hear_leave(&self, answer: &mpsc::Receiver<Option<&'static str>>) -> Result<(), MoveError> {
-        let iothread = || self.now().name().to_owned();
+        let iothread = || self.from.name().to_owned();
         heard(answer).map_or(Ok(()), |why| Err(MoveError::Stays { iothread: iothread(), why }))
     }
 
@@ -122,20 +118,19 @@ impl PendingMove<'_> {
 
     fn ask_depart(&self, lanes: Vec<LaneIndex>) -> mpsc::Receiver<()> {
         let (id, to) = (self.source.id, Arc::clone(self.to.inbox()));
-        self.now().inbox().ask(|reply| Command::Depart { id, to, lanes, reply })
+        self.from.inbox().ask(|reply| Command::Depart { id, to, lanes, reply })
     }
 
     /// It is served by the other one now.
-    fn note(mut self) {
-        let Placement::Served { now, before } = &mut *self.place else {
-            unreachable!("its place is locked")
+    fn note(self) {
+        let mut place = self.source.place();
+        let Placement::Served { now, before } = &mut *place else {
+            unreachable!("a stop waits for the end of a move")
         };
-        let left = std::mem::replace(now, Arc::clone(self.to));
-        let inbox = Arc::downgrade(left.inbox());
+        // If `from` is its last handle, its end is waited for when nobody waits for this.
+        *now = Arc::clone(self.to);
+        let inbox = Arc::downgrade(self.from.inbox());
         before.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&inbox));
         before.push(inbox);
-        drop(self.place);
-        // If this was its last handle, its end is waited for.
-        drop(left);
     }
 }

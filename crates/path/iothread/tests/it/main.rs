@@ -28,6 +28,7 @@ mod registry;
 mod retire;
 mod setup;
 mod socket;
+mod standstill;
 mod streams;
 mod syncs;
 mod twice;

@@ -2,6 +2,7 @@
 //! gets no answer.
 
 use testkit::client::{Request, Segment};
+use testkit::process::Program;
 
 use super::*;
 
@@ -106,6 +107,77 @@ fn a_queue_without_an_answer_is_shown_and_told() {
             );
             server.wait_for_log("export e1: queue 0 goes on, after ", 3 * LIMIT)?;
         }
+        drop(client);
+        stop(server, &[&socket]).map(drop)
+    });
+}
+
+/// Has a thread of a process wait for so long before its next calls that may sleep.
+fn hold_up(server: &Server, thread: &str, time: Duration) -> Result<Program> {
+    let tasks = format!("/proc/{}/task", server.pid());
+    let mut found = None;
+    for task in std::fs::read_dir(&tasks)? {
+        let task = task?;
+        if std::fs::read_to_string(task.path().join("comm"))?.trim() == thread {
+            found = Some(task.file_name().to_string_lossy().into_owned());
+        }
+    }
+    let task = found.with_context(|| format!("no thread is called {thread}"))?;
+    let calls = "io_uring_enter,epoll_wait,epoll_pwait,epoll_pwait2";
+    let inject = format!("inject={calls}:delay_enter={}:when=1", time.as_micros());
+    let words =
+        ["-qq", "-o", "/dev/null", "-p", &task, "-e", &format!("trace={calls}"), "-e", &inject];
+    let strace = Program::named("strace", "strace", &words);
+    ensure!(strace.missing().is_none(), "strace is not installed");
+    Ok(strace)
+}
+
+/// The thread is held up by its tracer, as by a system call that does not return.
+#[test]
+fn an_iothread_that_stands_still_is_shown_while_a_move_waits_for_it() {
+    const STILL: Duration = Duration::from_secs(12);
+    let bench = Bench::new().expect("a directory");
+    with(&ringloom(), |_| {
+        let other = [
+            "--chardev",
+            &format!("socket,id=top,path={},server=on,wait=off", bench.text("top.sock")),
+        ];
+        let (server, socket) = (
+            start(&bench, &[&other[..], &["--monitor", "chardev=top,readonly=on"]].concat())?,
+            bench.path("m.sock"),
+        );
+        let client = write(&disk(&bench), 4)?;
+        let stalled = "ringloom_iothread_stalled_seconds{iothread=\"t0\"}";
+        ensure!(value(&scrape(&socket)?, stalled).is_some_and(|it| it < 1.0), "it stands still");
+        let mut qmp = QmpClient::connect(&monitor_socket(&bench))?;
+        let mut held = hold_up(&server, "IO t0", STILL)?.spawn(&[])?;
+        let text = poll_until("t0 to stand still", LIMIT, || {
+            let text = scrape(&socket)?;
+            Ok(value(&text, stalled).is_some_and(|it| it >= 1.0).then_some(text))
+        })?;
+        let healthy = "ringloom_iothread_stalled_seconds{iothread=\"t1\"}";
+        ensure!(value(&text, healthy).is_some_and(|it| it < 1.0), "{text}");
+        let iothreads = QmpClient::connect(&bench.path("top.sock"))?
+            .execute("query-ringloom-iothreads", &json!({}))?;
+        ensure!(iothreads[0]["stalled-ns"].as_u64() > Some(1_000_000_000), "{iothreads}");
+        std::thread::scope(|scope| -> Result<()> {
+            let to = json!({"export": "e0", "queue": 0, "iothread": "t1"});
+            let moving = scope.spawn(move || qmp.execute("ringloom-move-queue", &to));
+            let age = "ringloom_control_age_seconds";
+            let text = poll_until("the first thread to wait", LIMIT, || {
+                let text = scrape(&socket)?;
+                Ok(value(&text, age).is_some_and(|it| it >= 0.5).then_some(text))
+            })?;
+            ensure!(!moving.is_finished(), "nothing was tried");
+            ensure!(value(&text, stalled).is_some_and(|it| it >= 1.0), "{text}");
+            ensure!(value(&text, WRITES) == Some(4.0), "{text}");
+            moving.join().expect("it panics only with this test")?;
+            Ok(())
+        })?;
+        server.wait_for_log("iothread t0 has not turned for ", LIMIT)?;
+        server.wait_for_log("iothread t0 turns again after ", LIMIT)?;
+        wait_for(&socket, "ringloom_queue_info{export=\"e0\",queue=\"0\",iothread=\"t1\"}", 1.0)?;
+        held.kill()?;
         drop(client);
         stop(server, &[&socket]).map(drop)
     });
