@@ -103,6 +103,7 @@ fn inventory(state: &DaemonState, monitors: Option<&mut Monitors>) -> Inventory 
         let jobs = monitors.jobs(state).into_iter().map(job).collect();
         (jobs, thresholds(state, monitors.thresholds_exceeded(state)))
     });
+    let remotes = state.graph().remotes(SystemClock.now()).into_iter();
     Inventory {
         exports: state.exports().iter().map(|export| served(state, export)).collect(),
         iothreads: iothreads.collect(),
@@ -113,6 +114,7 @@ fn inventory(state: &DaemonState, monitors: Option<&mut Monitors>) -> Inventory 
             negotiating: load.negotiating,
             connected_max: load.connected_max,
         }),
+        nbd_nodes: remotes.map(|it| (it.node, it.disconnected)).collect(),
         bitmaps: bitmaps(state),
         thresholds,
     }

@@ -45,7 +45,7 @@ pub use filters::FilterKind;
 use filters::ImplicitFilter;
 pub use named_files::NamedFilesPolicy;
 pub use named_files::{NamedFileError, NamedFileRefusal, NamedFileRole};
-pub use remotes::RemoteFlushError;
+pub use remotes::{RemoteCondition, RemoteFlushError};
 pub use reopen::NodeReopening;
 use root::Root;
 pub use storage_files::StorageFiles;

@@ -23,7 +23,7 @@ pub use graph::{
     AccessBefore, DelayBefore, DelayError, EdgeChange, ExportStorage, FilterKind, Graph,
     GraphChange, GraphChangeRefusal, GraphError, GraphPath, ImageCreationError, ImageMaker,
     NamedFileError, NamedFileRefusal, NamedFileRole, NamedFilesPolicy, NodeDescription, NodeInfo,
-    NodeReopening, RemoteFlushError, StorageFiles,
+    NodeReopening, RemoteCondition, RemoteFlushError, StorageFiles,
 };
 pub use model::{
     Activity, ChildRole, Edge, ExportAddress, GraphModel, JobFilter, ModelError, NODE, NewExport,

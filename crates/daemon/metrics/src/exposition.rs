@@ -258,6 +258,10 @@ impl Reading {
         write_family(encoder, &families::NBD_CONNECTIONS_MAX, |all| {
             server.iter().try_for_each(|it| all.count(&[], it.connected_max))
         })?;
+        write_family(encoder, &families::NBD_NODE_DISCONNECTED, |all| {
+            let mut nodes = self.inventory.nbd_nodes.iter();
+            nodes.try_for_each(|(node, time)| all.number(&[node], time.as_secs_f64()))
+        })?;
         write_family(encoder, &families::BITMAPS, |all| {
             bitmaps.iter().try_for_each(|it| all.count(&[&it.node], it.count))
         })?;

@@ -132,6 +132,9 @@ families! {
     NBD_CONNECTIONS_MAX = Gauge "ringloom_nbd_connections_max" []
         "How many clients of the NBD server may be connected to exports.";
 
+    NBD_NODE_DISCONNECTED = Gauge "ringloom_nbd_node_disconnected" "seconds" ["node"]
+        "For how long a node on an NBD server has lacked a connection that it needs; 0 if it has all.";
+
     BITMAPS = Gauge "ringloom_bitmaps" ["node"] "Dirty bitmaps of the node.";
     BITMAP_MEMORY = Gauge "ringloom_bitmap_memory" "bytes" ["node"] "Memory that the dirty bitmaps of the node take at most.";
     THRESHOLD_EXCEEDED = Counter "ringloom_write_threshold_exceeded" ["node"]

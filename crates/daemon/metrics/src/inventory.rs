@@ -29,6 +29,8 @@ pub struct Inventory {
     pub jobs: Vec<JobEntry>,
     /// The NBD server, if there is one.
     pub nbd_server: Option<NbdServerLoad>,
+    /// The nodes on NBD servers, and for how long each has lacked a connection.
+    pub nbd_nodes: Vec<(String, Duration)>,
     /// The nodes that have dirty bitmaps.
     pub bitmaps: Vec<BitmapsOfNode>,
     /// The nodes whose write threshold was exceeded, and how often.

@@ -116,8 +116,8 @@ pub(crate) const COMMANDS: &[Command] = {
         BlockDeviceInfo, BlockDirtyBitmapSha256, BlockExportInfo, BlockGraph, BlockInfo,
         BlockJobInfo, BlockStats, ChardevBackendInfo, ChardevInfo, ChardevReturn, CommandInfo,
         JobInfo, ObjectPropertyInfo, ObjectTypeInfo, QapiType, RingloomIothreadInfo,
-        RingloomLogInfo, RingloomPoolInfo, RingloomQueueInfo, SchemaInfo, SnapshotInfo,
-        VersionInfo,
+        RingloomLogInfo, RingloomNbdNodeInfo, RingloomPoolInfo, RingloomQueueInfo, SchemaInfo,
+        SnapshotInfo, VersionInfo,
     };
     use Arguments::{Blockdev, Export, Keys as Table, None as Nothing, Object};
     use graph::DELAY_SET;
@@ -325,6 +325,12 @@ pub(crate) const COMMANDS: &[Command] = {
             placement::iothreads,
         ),
         asks("query-ringloom-log", Nothing, RingloomLogInfo::describe, log::query),
+        asks(
+            "query-ringloom-nbd-nodes",
+            Nothing,
+            Vec::<RingloomNbdNodeInfo>::describe,
+            nodes::of_nbd,
+        ),
         asks("query-ringloom-pools", Nothing, Vec::<RingloomPoolInfo>::describe, placement::pools),
         asks(
             "query-ringloom-queues",

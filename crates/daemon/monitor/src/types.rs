@@ -458,6 +458,13 @@ structure! {
         "note" note: Option<String>,
     }
 
+    /// A node on an NBD server (ringloom's own).
+    struct RingloomNbdNodeInfo {
+        "node-name" node_name: String,
+        "server" server: String,
+        "disconnected-ns" disconnected_ns: u64,
+    }
+
     /// What is logged (ringloom's own).
     struct RingloomLogInfo {
         "level" level: &'static str,

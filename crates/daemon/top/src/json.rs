@@ -60,6 +60,7 @@ fn trouble(it: &Trouble) -> Value {
         }
         Subject::Iothreads(names) => value["iothreads"] = names.clone().into(),
         Subject::Job(id) => value["job"] = id.as_str().into(),
+        Subject::Node(name) => value["node"] = name.as_str().into(),
     }
     value
 }

@@ -24,6 +24,17 @@ pub(crate) struct Snapshot {
     pub(crate) iothreads: Option<Vec<Iothread>>,
     pub(crate) pools: Vec<Pool>,
     pub(crate) jobs: Vec<Job>,
+    pub(crate) nbd_nodes: Vec<NbdNode>,
+}
+
+/// A node on an NBD server (`query-ringloom-nbd-nodes`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub(crate) struct NbdNode {
+    pub(crate) node_name: String,
+    pub(crate) server: String,
+    /// For how long it has lacked a connection that it needs.
+    pub(crate) disconnected_ns: u64,
 }
 
 /// An export (`query-block-exports`).
@@ -144,6 +155,7 @@ pub(crate) struct Replies {
     pub(crate) pools: Option<Vec<Value>>,
     pub(crate) jobs: Option<Vec<Value>>,
     pub(crate) block_jobs: Option<Vec<Value>>,
+    pub(crate) nbd_nodes: Option<Vec<Value>>,
 }
 
 impl Replies {
@@ -164,6 +176,7 @@ impl Replies {
             iothreads: list("query-ringloom-iothreads", self.iothreads)?,
             pools: list("query-ringloom-pools", self.pools)?.unwrap_or_default(),
             jobs,
+            nbd_nodes: list("query-ringloom-nbd-nodes", self.nbd_nodes)?.unwrap_or_default(),
         })
     }
 }
@@ -190,6 +203,7 @@ mod tests {
             pools: some(json!({"name": "p", "exports": [{"export": "e", "gain-max": 0.5}]})),
             jobs: some(json!({"id": "j", "type": "backup", "status": "running"})),
             block_jobs: some(json!({"device": "j", "speed": 5, "io-status": "ok"})),
+            nbd_nodes: some(json!({"node-name": "n", "disconnected-ns": 7})),
             iothreads: None,
         };
         let found = replies.read(Duration::ZERO).expect("it is understood");
@@ -198,6 +212,7 @@ mod tests {
         assert_eq!((queues[0].requests(), queues[0].latency[0].count), (2, 3));
         assert_eq!(found.iothreads, None);
         assert_eq!(found.pools[0].exports[0].gain_max, Some(0.5));
+        assert_eq!(found.nbd_nodes[0].disconnected_ns, 7);
         assert_eq!((found.jobs[0].speed, found.jobs[0].io_status.as_str()), (5, "ok"));
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::fleet::{Daemon, Fleet, Link};
 use crate::numbers::{self, duration};
 use crate::rates::{IothreadRates, QueueRates, Rates};
-use crate::snapshot::{Iothread, Job, Snapshot};
+use crate::snapshot::{Iothread, Job, NbdNode, Snapshot};
 
 /// For so long none of the open requests of a queue is answered, before that is told.
 const STALL_TOLD: Duration = Duration::from_secs(2);
@@ -56,6 +56,7 @@ pub(crate) enum Subject {
     Export(String, Vec<u64>),
     Iothreads(Vec<String>),
     Job(String),
+    Node(String),
 }
 
 impl Trouble {
@@ -77,6 +78,7 @@ impl Trouble {
                 names => format!("iothreads {}", names.join(", ")),
             },
             Subject::Job(id) => format!("job {id}"),
+            Subject::Node(name) => format!("node {name}"),
         };
         if fleet.all().len() > 1 { format!("{daemon}: {own}") } else { own }
     }
@@ -148,6 +150,7 @@ fn of_daemon(daemon: &Daemon, now: Duration, interval: Duration) -> Vec<Trouble>
         found.extend(iothreads(&rates.iothreads));
     }
     found.extend(last.iothreads.iter().flatten().filter_map(standing_still));
+    found.extend(last.nbd_nodes.iter().filter_map(disconnected));
     found.into_iter().map(|(severity, of, text)| trouble(severity, of, text)).collect()
 }
 
@@ -230,6 +233,13 @@ fn subject(export: &str, all: &[&QueueRates], of: &[&&QueueRates]) -> Subject {
     let queues = of.iter().map(|it| it.queue);
     let queues = if of.len() == all.len() && all.len() > 1 { Vec::new() } else { queues.collect() };
     Subject::Export(export.to_owned(), queues)
+}
+
+/// A node whose requests wait for a server, or fail.
+fn disconnected(node: &NbdNode) -> Option<Found> {
+    let time = Duration::from_nanos(node.disconnected_ns);
+    let text = || format!("no connection to {} for {}", node.server, duration(time));
+    (time >= STALL_TOLD).then(|| (Severity::Bad, Subject::Node(node.node_name.clone()), text()))
 }
 
 /// One that serves nothing just now, whatever it has to serve.

@@ -143,7 +143,8 @@ impl<T: Fn(News) -> bool> Watcher<T> {
         let pools = asked("query-ringloom-pools")?;
         let jobs = asked("query-jobs")?;
         let block_jobs = asked("query-block-jobs")?;
-        Replies { exports, queues, iothreads, pools, jobs, block_jobs }.read(at)
+        let nbd_nodes = asked("query-ringloom-nbd-nodes")?;
+        Replies { exports, queues, iothreads, pools, jobs, block_jobs, nbd_nodes }.read(at)
     }
 }
 

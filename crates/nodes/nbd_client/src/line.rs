@@ -100,6 +100,8 @@ pub(crate) struct Line {
     sequence: u64,
     /// Until when requests wait for a connection; `None` while nothing has gone wrong.
     patience: Option<Instant>,
+    /// Whether the connection was lost, or could not be made, and is not there again.
+    is_lost: bool,
     pause: Duration,
     ended: Vec<EndedRequest>,
     has_more: bool,
@@ -140,6 +142,7 @@ impl Line {
             on_wire: 0,
             sequence: 0,
             patience: None,
+            is_lost: false,
             pause: PAUSE,
             ended: Vec::new(),
             has_more: false,
@@ -274,6 +277,7 @@ impl Line {
                     tracing::info!("disk {}: connected again", self.remote.medium.name());
                 }
                 self.state = LineState::Up(UpLink::new(connected));
+                self.found();
             }
             Some(Err(error)) => self.attempt_failed(&error, now),
         }
@@ -288,9 +292,24 @@ impl Line {
 
     fn attempt_failed(&mut self, error: &ConnectError, now: Instant) {
         self.say(now, &format!("no connection: {}", chain(error)));
+        self.lost(now);
         self.patience.get_or_insert(now + self.remote.reconnect_delay);
         self.state = LineState::Pausing(now + self.pause);
         self.pause = (self.pause * 2).min(PAUSE_MAX);
+    }
+
+    /// There is no connection: whoever watches the node sees it.
+    fn lost(&mut self, now: Instant) {
+        if !std::mem::replace(&mut self.is_lost, true) {
+            self.remote.line_lost(now);
+        }
+    }
+
+    /// There is one again, or nobody needs one.
+    fn found(&mut self) {
+        if std::mem::take(&mut self.is_lost) {
+            self.remote.line_found();
+        }
     }
 
     /// Says something of the connection, at a bounded rate.
@@ -455,6 +474,7 @@ impl Line {
         };
         self.say(now, &format!("connection lost: {}{then}", chain(fault)));
         self.patience.get_or_insert(now + self.remote.reconnect_delay);
+        self.lost(now);
         // A server that ends each connection is not asked as fast as it can do that.
         if has_answered {
             self.attempt();
@@ -496,6 +516,7 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
+        self.found();
         for slot in 0..u32::try_from(self.slots.len()).expect("slots are numbered by u32") {
             if self.slots[slot as usize].is_some() {
                 self.forget_unknown(slot);

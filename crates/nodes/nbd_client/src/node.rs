@@ -9,7 +9,7 @@ mod flush;
 use std::io;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use block::{
     Access, BatchPieces, BlockLimits, ByteCount, ChannelId, Claim, ClaimError, DiscardPolicy,
@@ -83,6 +83,12 @@ impl NbdNode {
     /// Server and export, as messages call them.
     pub fn uri(&self) -> &str {
         self.remote.medium.name()
+    }
+
+    /// For how long a connection that is needed has been lost, or could not be made; nothing if all are there. While nobody
+    /// uses the node, nobody knows.
+    pub fn disconnected(&self, now: Instant) -> Duration {
+        self.remote.disconnected(now)
     }
 }
 

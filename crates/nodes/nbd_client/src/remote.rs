@@ -62,6 +62,15 @@ pub(crate) struct Remote {
     pub(crate) shared: Option<SharedLine>,
     spares: Mutex<Vec<Connected>>,
     lines: AtomicU64,
+    lost: Mutex<LostLines>,
+}
+
+/// Connections of a node that were lost, or could not be made, and are not there again.
+#[derive(Debug, Default)]
+struct LostLines {
+    count: usize,
+    /// Since when there are some.
+    since: Option<Instant>,
 }
 
 impl Remote {
@@ -89,12 +98,38 @@ impl Remote {
             shared: is_shared.then(SharedLine::default),
             spares: Mutex::new(vec![first]),
             lines: AtomicU64::new(0),
+            lost: Mutex::default(),
         }))
     }
 
     /// A number for a line, which no other one has.
     pub(crate) fn line_number(&self) -> u64 {
         self.lines.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A line has no connection any more, of which that was not said yet.
+    pub(crate) fn line_lost(&self, now: Instant) {
+        let mut lost = self.lost();
+        lost.count += 1;
+        lost.since.get_or_insert(now);
+    }
+
+    /// One of which that was said has a connection again, or is gone.
+    pub(crate) fn line_found(&self) {
+        let mut lost = self.lost();
+        lost.count -= 1;
+        if lost.count == 0 {
+            lost.since = None;
+        }
+    }
+
+    /// For how long there have been lines without a connection.
+    pub(crate) fn disconnected(&self, now: Instant) -> Duration {
+        self.lost().since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    fn lost(&self) -> MutexGuard<'_, LostLines> {
+        self.lost.lock().expect("no holder of this lock panics")
     }
 
     /// Whether there are changes that only a flush makes durable.

@@ -6,6 +6,7 @@
 use std::io;
 use std::sync::Arc;
 use std::thread::{Builder, Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
 
 use block::Node;
 use nbd_client::NbdNode;
@@ -20,7 +21,32 @@ pub struct RemoteFlushError {
     source: io::Error,
 }
 
+/// A disk of a server, as whoever watches it sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteCondition {
+    /// The node.
+    pub node: String,
+    /// Server and export.
+    pub uri: String,
+    /// For how long a connection that is needed has not been there; nothing if all are.
+    pub disconnected: Duration,
+}
+
 impl Graph {
+    /// How it is with the connections to servers, by node. Waits for nothing.
+    pub fn remotes(&self, now: Instant) -> Vec<RemoteCondition> {
+        let remotes = self.vertices.values().filter_map(|vertex| vertex.made.remote.as_ref());
+        let mut all: Vec<_> = remotes
+            .map(|remote| RemoteCondition {
+                node: remote.name().to_owned(),
+                uri: remote.uri().to_owned(),
+                disconnected: remote.disconnected(now),
+            })
+            .collect();
+        all.sort_by(|one, other| one.node.cmp(&other.node));
+        all
+    }
+
     /// Makes durable what was written to disks of servers. Blocks, as long as the slowest of them may take.
     pub fn flush_remotes(&self) -> Vec<RemoteFlushError> {
         let remotes = self.vertices.values().filter_map(|vertex| vertex.made.remote.as_ref());

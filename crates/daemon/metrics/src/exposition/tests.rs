@@ -59,6 +59,7 @@ fn reading(exports: impl Iterator<Item = (String, ExportSums)>) -> Reading {
         pools: vec![pool],
         jobs: vec![job],
         nbd_server: Some(NbdServerLoad { connected: 5, negotiating: 1, connected_max: 100 }),
+        nbd_nodes: vec![("far".to_owned(), Duration::from_millis(1500))],
         bitmaps: vec![BitmapsOfNode { node: "n".to_owned(), count: 2, bytes: 4096 }],
         thresholds: vec![("n".to_owned(), 1)],
     };
@@ -100,6 +101,7 @@ fn a_reading_is_written_with_all_its_labels() {
         "ringloom_job_length_bytes{job_id=\"job0\",type=\"mirror\"} 400",
         "ringloom_nbd_connections{state=\"connected\"} 5",
         "ringloom_nbd_connections_max 100",
+        "ringloom_nbd_node_disconnected_seconds{node=\"far\"} 1.5",
         "ringloom_write_threshold_exceeded_total{node=\"n\"} 1",
         "# UNIT ringloom_queue_bytes bytes",
     ];

@@ -1,20 +1,32 @@
 //! Nodes: `blockdev-add`, `blockdev-del`, `blockdev-set-active`, `block_resize`, `block-set-write-threshold`,
-//! `ringloom-delay-set`.
+//! `ringloom-delay-set`, `query-ringloom-nbd-nodes`.
 
-use graph::{Activity, Blockdev, NODE};
+use block::nanoseconds;
+use graph::{Activity, Blockdev, NODE, RemoteCondition};
 use serde_json::Value;
 use syntax::{Keys, OptionFields, ValueType, optional, required};
 
 use super::mirror::policy;
-use super::{CommandContext, done};
+use super::{CommandContext, answer, done};
 use crate::inbox::Message;
 use crate::qmp_error::QmpError;
+use crate::types::RingloomNbdNodeInfo;
 
 pub(super) static DEL: Keys = Keys {
     of: "blockdev-del",
     supported: &[&[required("node-name", ValueType::Text)]],
     later: &[],
 };
+
+pub(super) fn of_nbd(context: &mut CommandContext<'_>, _: OptionFields) -> Result<Value, QmpError> {
+    let remotes = context.state.graph().remotes(context.state.clock().now()).into_iter();
+    let info = |it: RemoteCondition| RingloomNbdNodeInfo {
+        node_name: it.node,
+        server: it.uri,
+        disconnected_ns: nanoseconds(it.disconnected),
+    };
+    answer(remotes.map(info).collect::<Vec<_>>())
+}
 
 pub(super) fn add(
     context: &mut CommandContext<'_>,

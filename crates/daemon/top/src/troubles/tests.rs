@@ -3,7 +3,7 @@
 use super::*;
 use crate::fleet::News;
 use crate::histogram::Bucket;
-use crate::snapshot::{Export, Iothread, Queue};
+use crate::snapshot::{Export, Iothread, NbdNode, Queue};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -205,4 +205,19 @@ fn an_iothread_that_does_not_turn_is_bad_whatever_it_serves() {
     let text = "iothread t0: has not turned for 12 s: its queues are not served";
     check(vec![at(0, 0), at(1, 12_000_000_000)], &[(Severity::Bad, text)]);
     check(vec![at(0, 12_000_000_000)], &[(Severity::Bad, text)]);
+}
+
+#[test]
+fn a_node_without_its_server_is_bad_after_a_moment() {
+    let at = |second, disconnected_ns| Snapshot {
+        nbd_nodes: vec![NbdNode {
+            node_name: "far".to_owned(),
+            server: "nbd://h:1/e".to_owned(),
+            disconnected_ns,
+        }],
+        ..snapshot(second, Vec::new())
+    };
+    check(vec![at(0, 0), at(1, 900_000_000)], &[]);
+    let text = "node far: no connection to nbd://h:1/e for 9 s";
+    check(vec![at(0, 9_000_000_000)], &[(Severity::Bad, text)]);
 }

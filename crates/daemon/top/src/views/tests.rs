@@ -54,6 +54,7 @@ pub(crate) fn snapshot(second: u64) -> Snapshot {
                 note: Some("2 iothreads (was 1): +90 %".to_owned()),
             }],
         }],
+        nbd_nodes: Vec::new(),
         jobs: vec![Job {
             id: "backup-vm1".to_owned(),
             kind: "backup".to_owned(),

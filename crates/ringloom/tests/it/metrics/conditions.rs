@@ -182,3 +182,47 @@ fn an_iothread_that_stands_still_is_shown_while_a_move_waits_for_it() {
         stop(server, &[&socket]).map(drop)
     });
 }
+
+/// A disk of a server that is killed under its client, and comes back.
+#[test]
+fn a_server_that_is_lost_is_shown_until_it_is_back() {
+    let bench = Bench::new().expect("a directory");
+    with(&ringloom(), |_| {
+        let far = bench.path("far.sock");
+        let serve = || {
+            let words = ["-f", "--exit-with-parent", "-U", &bench.text("far.sock"), "memory", "1M"];
+            Program::named("nbdkit", "nbdkit", &words).start(&[], std::slice::from_ref(&far))
+        };
+        let mut kit = serve()?;
+        let node = format!(
+            "nbd,node-name=far,reconnect-delay=60,server.type=unix,server.path={}",
+            far.display()
+        );
+        let export = format!(
+            "vhost-user-blk,id=e1,node-name=far,writable=on,addr.type=unix,addr.path={}",
+            bench.text("e1.sock")
+        );
+        let more = ["--blockdev", &node, "--export", &export];
+        let (server, socket) = (start(&bench, &more)?, bench.path("m.sock"));
+        let mut client = Client::connect(&bench.path("e1.sock"), Shape::small())?;
+        client.write(0, &[0x21; 4096], 0)?;
+        let line = "ringloom_nbd_node_disconnected_seconds{node=\"far\"}";
+        ensure!(value(&scrape(&socket)?, line) == Some(0.0), "it is connected");
+        kit.kill()?;
+        std::fs::remove_file(&far)?;
+        poll_until("the loss of the server", LIMIT, || {
+            Ok(value(&scrape(&socket)?, line).is_some_and(|it| it >= 2.0).then_some(()))
+        })?;
+        let mut qmp = QmpClient::connect(&monitor_socket(&bench))?;
+        let nodes = qmp.execute("query-ringloom-nbd-nodes", &json!({}))?;
+        ensure!(nodes[0]["node-name"] == "far", "{nodes}");
+        ensure!(nodes[0]["server"].as_str().is_some_and(|it| it.contains("far.sock")), "{nodes}");
+        ensure!(nodes[0]["disconnected-ns"].as_u64() >= Some(2_000_000_000), "{nodes}");
+        let mut kit = serve()?;
+        wait_for(&socket, line, 0.0)?;
+        drop(client);
+        let log = stop(server, &[&socket])?;
+        ensure!(log.contains("connected again"), "{log}");
+        kit.kill()
+    });
+}
