@@ -53,6 +53,8 @@ struct SizeListener {
     channel: Option<Arc<BackendChannel>>,
     /// The size that it was told last.
     announced: Option<DiskSize>,
+    /// The size of which it was sent news, and has not asked since: news of the same are not sent again.
+    news: Option<DiskSize>,
 }
 
 impl ExportSize {
@@ -186,14 +188,15 @@ impl ExportSize {
 
     /// The front end wants to hear of changes here.
     pub(crate) fn set_channel(&self, channel: Arc<BackendChannel>) {
-        self.listener().channel = Some(channel);
+        let mut listener = self.listener();
+        (listener.channel, listener.news) = (Some(channel), None);
     }
 
     /// Looks, and says how large the disk is: the front end asks. Blocks as far as a file system does.
     pub(crate) fn answer(&self) -> DiskSize {
         let mut listener = self.listener();
         let size = self.look();
-        listener.announced = Some(size);
+        (listener.announced, listener.news) = (Some(size), None);
         size
     }
 
@@ -226,14 +229,17 @@ impl ExportSize {
     /// Looks, and tells the front end if the disk is not as large as it was told. Blocks as far as a file
     /// system does.
     pub fn review(&self) {
-        let listener = self.listener();
+        let mut listener = self.listener();
         let size = self.look();
-        if listener.announced == Some(size) {
+        if listener.announced == Some(size) || listener.news == Some(size) {
             return;
         }
         let Some(channel) = &listener.channel else { return };
         match channel.config_changed() {
-            Ok(()) => tracing::debug!("export {}: the front end is told of the size", self.export),
+            Ok(()) => {
+                tracing::debug!("export {}: the front end is told of the size", self.export);
+                listener.news = Some(size);
+            }
             // One that does not listen finds out when it asks.
             Err(error) => {
                 tracing::debug!("export {}: the front end does not hear: {error}", self.export);

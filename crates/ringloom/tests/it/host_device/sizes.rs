@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -159,6 +160,13 @@ fn a_front_end_that_comes_back_is_told_unless_it_asks_first() {
         hear(&mut channel, &bed)?;
         ensure!(is_silent(&mut channel)?, "told twice, for two queues");
         ensure!(read(&mut returns, MIB)?.is_ok(), "a read");
+        // As if other devices of the host had changed: the size is looked at, and is no news.
+        let name = bed.device.path().file_name().context("a name")?;
+        let event = Path::new("/sys/class/block").join(name).join("uevent");
+        (0..3).try_for_each(|_| std::fs::write(&event, "change")).context("send an event")?;
+        bed.device.resize(&bed.image, 8 * MIB as u64)?;
+        hear(&mut channel, &bed)?;
+        ensure!(is_silent(&mut channel)?, "told more than once");
         drop(returns);
         stop(bed.server, &[&bed.socket]).map(drop)
     });
