@@ -45,7 +45,7 @@ struct Shared {
     sources: Arc<SourceRegistry>,
     clock: Arc<dyn Clock>,
     exports: Mutex<Exports>,
-    mode: PoolMode,
+    mode: Mutex<PoolMode>,
     is_over: AtomicBool,
 }
 
@@ -90,7 +90,7 @@ impl PlacedPool {
             sources: Arc::clone(sources),
             clock: Arc::clone(clock),
             exports: Mutex::default(),
-            mode,
+            mode: Mutex::new(mode),
             is_over: AtomicBool::new(false),
         });
         let theirs = Arc::clone(&shared);
@@ -130,7 +130,13 @@ impl PlacedPool {
 
     /// Whether its rings are moved as the load asks.
     pub(crate) fn mode(&self) -> PoolMode {
-        self.shared.mode
+        *self.shared.mode()
+    }
+
+    /// From now on its rings are moved as the load asks, or stay where they are. What is being tried is taken back.
+    pub(crate) fn set_mode(&self, mode: PoolMode) {
+        *self.shared.mode() = mode;
+        self.shared.pool.alarm().call();
     }
 
     /// The exports as they are placed now.
@@ -167,11 +173,15 @@ impl Shared {
     fn mode_of(&self, export: &PoolExport) -> DiskMode {
         if self.sources.is_draining() || export.migration.is_set() {
             DiskMode::Suspended
-        } else if self.mode == PoolMode::Frozen {
+        } else if *self.mode() == PoolMode::Frozen {
             DiskMode::Frozen
         } else {
             DiskMode::Auto
         }
+    }
+
+    fn mode(&self) -> MutexGuard<'_, PoolMode> {
+        self.mode.lock().expect("no holder of this lock panics")
     }
 
     fn exports(&self) -> MutexGuard<'_, Exports> {

@@ -122,6 +122,14 @@ pub(crate) enum Word {
         #[arg(value_name = "N")]
         iothread: String,
     },
+    /// Have a pool place queues as the load asks, or leave them where they are
+    Placement {
+        /// The pool
+        pool: String,
+        /// auto: queues are placed; frozen: they stay, but for those that are pinned
+        #[arg(value_enum)]
+        mode: PlacementMode,
+    },
     /// Carry out a QMP command and print what it returns
     Qmp {
         /// The command, as query-block-exports
@@ -134,6 +142,25 @@ pub(crate) enum Word {
     Events,
     /// End the daemon: it finishes what is open and flushes
     Quit,
+}
+
+/// What a pool does with queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PlacementMode {
+    /// Places them
+    Auto,
+    /// Leaves them where they are
+    Frozen,
+}
+
+impl PlacementMode {
+    /// The word of a pool's `mode`.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Frozen => "frozen",
+        }
+    }
 }
 
 /// What can be listed.

@@ -266,3 +266,17 @@ pub fn pin(client: &mut QmpClient, id: &str, queue: Option<u16>, iothread: &str)
     };
     carry_out(client, "ringloom-pin-queue", arguments, &said)
 }
+
+/// Has a pool place queues (`auto`) or leave them where they are (`frozen`), also after a restart.
+///
+/// # Errors
+/// If the daemon refuses it, or if there is no such pool.
+pub fn placement(client: &mut QmpClient, pool: &str, mode: &str) -> Result<Answer> {
+    check_object(client, "iothread-pool", pool)?;
+    let mode = set(client, pool, "mode", Some(mode.into()))?;
+    let does = match mode.as_str() {
+        Some("frozen") => "queues stay where they are",
+        _ => "queues are placed as the load asks",
+    };
+    Ok(Answer::said(&format!("pool {pool}: {does}"), json!({"id": pool, "mode": mode})))
+}

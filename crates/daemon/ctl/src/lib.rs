@@ -27,7 +27,7 @@ mod units;
 mod usage;
 
 pub use arguments::CtlArgs;
-pub use changes::{move_to, pin};
+pub use changes::{move_to, pin, placement};
 pub use client::{QmpClient, Refusal, printable, write};
 pub use run::{CtlEnd, daemon_socket, print, run};
 pub use table::Answer;

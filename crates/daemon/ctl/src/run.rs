@@ -131,6 +131,7 @@ fn carry_out(client: &mut QmpClient, word: &Word) -> Result<Answer> {
         Word::Pin { target: (export, queue), iothread } => {
             changes::pin(client, export, *queue, iothread)
         }
+        Word::Placement { pool, mode } => changes::placement(client, pool, mode.word()),
         Word::Qmp { command, arguments } => {
             let json = client.ask(command, arguments)?;
             Ok(Answer::said(&format!("{json:#}"), json))

@@ -56,6 +56,19 @@ pub enum ObjectKind {
 }
 
 impl ObjectOptions {
+    /// What it says of a pool of iothreads, if it is one.
+    pub fn pool(&self) -> Option<&PoolOptions> {
+        match &self.kind {
+            ObjectKind::IothreadPool(pool) => Some(pool),
+            ObjectKind::Iothread(_)
+            | ObjectKind::ThrottleGroup(_)
+            | ObjectKind::Secret(_)
+            | ObjectKind::MainLoop
+            | ObjectKind::TlsCredsX509(_)
+            | ObjectKind::Authorization(_) => None,
+        }
+    }
+
     /// The same as JSON, from which it is read again; but the bytes of a secret.
     pub fn written(&self) -> Map<String, Value> {
         let mut written = match &self.kind {

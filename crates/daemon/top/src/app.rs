@@ -185,6 +185,7 @@ impl App {
             }
             Command::Move => self.ask_move(now),
             Command::Pin => self.ask_pin(now),
+            Command::Place => self.ask_placement(now),
         }
         Action::Nothing
     }
@@ -282,6 +283,23 @@ impl App {
         self.prompt = Some(Prompt::new(question, String::new(), choices));
     }
 
+    fn ask_placement(&mut self, now: Duration) {
+        let Some((key, _, daemon)) = self.chosen_queue(now) else {
+            return self.say("choose an export or a queue first (1, 2)");
+        };
+        let mut pools = daemon.last.iter().flat_map(|it| &it.pools);
+        let pool = pools.find(|it| it.exports.iter().any(|of| of.export == key.name));
+        let Some(pool) = pool else {
+            return self.say(&format!("choose another one: no pool places {}", key.name));
+        };
+        let (pool, mode) = (pool.name.clone(), pool.mode.clone());
+        // What would be a change comes first.
+        let mut choices = ["frozen", "auto"].map(str::to_owned).to_vec();
+        choices.sort_by_key(|choice| mode.as_ref() == Some(choice));
+        let question = Question::Place { daemon: key.daemon, pool };
+        self.prompt = Some(Prompt::new(question, String::new(), choices));
+    }
+
     /// Takes a key of a line that is typed.
     fn type_key(&mut self, key: KeyEvent) -> Action {
         let Some(mut prompt) = self.prompt.take() else { return Action::Nothing };
@@ -301,14 +319,17 @@ impl App {
 }
 
 fn order(prompt: Prompt) -> Action {
-    let iothread = prompt.text;
+    let answer = prompt.text;
     match prompt.question {
+        Question::Place { daemon, pool } => {
+            Action::Order(daemon, Order::Place { pool, mode: answer })
+        }
         Question::Filter { .. } => Action::Nothing,
         Question::Move { daemon, export, queue } => {
-            Action::Order(daemon, Order::Move { export, queue, iothread })
+            Action::Order(daemon, Order::Move { export, queue, iothread: answer })
         }
         Question::Pin { daemon, export, queue } => {
-            Action::Order(daemon, Order::Pin { export, queue, iothread })
+            Action::Order(daemon, Order::Pin { export, queue, iothread: answer })
         }
     }
 }

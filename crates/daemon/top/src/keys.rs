@@ -29,6 +29,7 @@ pub(crate) enum Command {
     Slower,
     Move,
     Pin,
+    Place,
     Suspend,
     Redraw,
 }
@@ -92,6 +93,7 @@ pub(crate) const BINDINGS: &[Binding] = &[
     binding(&[plain('-')], Command::Slower, "", ""),
     binding(&[plain('m')], Command::Move, "m", "move to another iothread"),
     binding(&[plain('p')], Command::Pin, "p", "pin a queue in its pool"),
+    binding(&[plain('F')], Command::Place, "F", "freeze placement, or not"),
     binding(&[control('z')], Command::Suspend, "Ctrl-Z", "suspend (fg: back)"),
     binding(&[control('l')], Command::Redraw, "Ctrl-L", "draw all of it anew"),
 ];

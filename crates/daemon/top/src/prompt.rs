@@ -14,6 +14,8 @@ pub(crate) enum Question {
     Move { daemon: usize, export: String, queue: Option<u16> },
     /// The number of an iothread in the pool.
     Pin { daemon: usize, export: String, queue: u16 },
+    /// Whether a pool moves queues.
+    Place { daemon: usize, pool: String },
 }
 
 /// The line, while it is typed.
@@ -53,6 +55,9 @@ impl Prompt {
             }
             Question::Pin { export, queue, .. } => {
                 format!("pin queue {queue} of {export}, also after a restart, to iothread number: ")
+            }
+            Question::Place { pool, .. } => {
+                format!("placement by pool {pool}, also after a restart (auto, frozen): ")
             }
         }
     }

@@ -31,6 +31,8 @@ pub(crate) enum Order {
     Move { export: String, queue: Option<u16>, iothread: String },
     /// A queue stays on the iothread of that number, or `none`.
     Pin { export: String, queue: u16, iothread: String },
+    /// A pool places queues, or does not.
+    Place { pool: String, mode: String },
     /// Another time between two looks.
     Interval(Duration),
 }
@@ -84,7 +86,7 @@ impl<T: Fn(News) -> bool> Watcher<T> {
         while let Some(order) = self.next_order(end)? {
             match order {
                 Order::Interval(interval) => self.interval = interval,
-                Order::Move { .. } | Order::Pin { .. } => {
+                Order::Move { .. } | Order::Pin { .. } | Order::Place { .. } => {
                     self.say(News::Done(Err("the daemon is gone".to_owned())))?;
                 }
             }
@@ -153,6 +155,7 @@ fn carry_out(client: &mut QmpClient, order: &Order) -> Result<String> {
     let answer = match order {
         Order::Move { export, queue, iothread } => ctl::move_to(client, export, *queue, iothread)?,
         Order::Pin { export, queue, iothread } => ctl::pin(client, export, Some(*queue), iothread)?,
+        Order::Place { pool, mode } => ctl::placement(client, pool, mode)?,
         Order::Interval(_) => return Ok(String::new()),
     };
     Ok(answer.text.trim_end().to_owned())

@@ -3,7 +3,7 @@
 //! Invariants: all threads of a pool run on its CPUs, also those that start late: they are started by the thread that places
 //! rings, and inherit them.
 
-use graph::PoolOptions;
+use graph::{PoolMode, PoolOptions};
 use iothread::IothreadPool;
 use kernel_io::{CpuList, NumaTopology};
 use placement::PoolSettings;
@@ -41,6 +41,20 @@ impl DaemonState {
             self.pools.insert(id.to_owned(), pool);
         }
         Ok(&self.pools[id])
+    }
+
+    /// Has a pool place queues as the load asks, or leave them where they are.
+    pub(super) fn set_pool_mode(&mut self, id: &str, mode: PoolMode) {
+        if let Some(unused) = self.unused_pools.get_mut(id) {
+            unused.mode = mode;
+        }
+        if let Some(pool) = self.pools.get(id).filter(|pool| pool.mode() != mode) {
+            pool.set_mode(mode);
+            match mode {
+                PoolMode::Auto => tracing::info!("pool {id}: queues are placed"),
+                PoolMode::Frozen => tracing::info!("pool {id}: queues stay where they are"),
+            }
+        }
     }
 
     /// Makes a pool of iothreads, and starts what places rings on them, on the CPUs of the calling thread.

@@ -12,7 +12,7 @@ use exports::{
 };
 use graph::{
     Blockdev, DelayError, EdgeChange, Graph, ModelError, NodeReopening, ObjectKind, ObjectOptions,
-    ServerAddress,
+    PoolOptions, ServerAddress,
 };
 
 use iothread::MoveError;
@@ -180,10 +180,13 @@ impl DaemonState {
     pub fn change_object(&mut self, object: &ObjectOptions) -> Result<(), ControlError> {
         let missing = || ModelError::NoObject(object.id.clone());
         let before = self.objects.get(&object.id).cloned().ok_or_else(missing)?;
-        let is_fixed = match object.kind {
+        let is_fixed = match &object.kind {
             ObjectKind::Iothread(_) | ObjectKind::ThrottleGroup(_) => false,
-            ObjectKind::IothreadPool(_)
-            | ObjectKind::Secret(_)
+            ObjectKind::IothreadPool(pool) => {
+                let is_changeable = |before: &PoolOptions| pool.is_but_for_mode(before);
+                !before.pool().is_some_and(is_changeable)
+            }
+            ObjectKind::Secret(_)
             | ObjectKind::MainLoop
             | ObjectKind::TlsCredsX509(_)
             | ObjectKind::Authorization(_) => true,
@@ -201,8 +204,8 @@ impl DaemonState {
                 self.iothreads[&object.id].set_polling(settings(*polling));
             }
             ObjectKind::ThrottleGroup(limits) => self.graph.set_limits(&object.id, *limits),
-            ObjectKind::IothreadPool(_)
-            | ObjectKind::Secret(_)
+            ObjectKind::IothreadPool(options) => self.set_pool_mode(&object.id, options.mode),
+            ObjectKind::Secret(_)
             | ObjectKind::MainLoop
             | ObjectKind::TlsCredsX509(_)
             | ObjectKind::Authorization(_) => {}

@@ -90,6 +90,12 @@ enum CpusError {
 }
 
 impl PoolOptions {
+    /// Whether it is the same but for the mode, which alone can be changed.
+    pub fn is_but_for_mode(&self, other: &Self) -> bool {
+        let mode = self.mode;
+        *self == Self { mode, ..other.clone() }
+    }
+
     /// All that was said, by key.
     pub(super) fn written(&self) -> Map<String, Value> {
         let Self { min, max, cpus, budget, mode, prefer, polling } = self;

@@ -141,7 +141,13 @@ fn queues_are_moved_and_pinned_after_a_question() {
     type_text(&mut app, "m");
     assert_eq!(press(&mut app, &[KeyCode::Esc]), Action::Nothing);
     assert_eq!(app.prompt, None);
-    for keys in ["p", "3m", "4p"] {
+    // What is not so is offered first.
+    type_text(&mut app, "1F");
+    assert_eq!(app.prompt.as_ref().map(|it| it.choices.join(" ")), Some("frozen auto".to_owned()));
+    press(&mut app, &[KeyCode::Tab]);
+    let order = Order::Place { pool: "p".to_owned(), mode: "frozen".to_owned() };
+    assert_eq!(press(&mut app, &[KeyCode::Enter]), Action::Order(0, order));
+    for keys in ["p", "3m", "4p", "4F"] {
         type_text(&mut app, keys);
         assert!(app.message.as_ref().is_some_and(|it| it.text.starts_with("choose ")), "{keys}");
     }

@@ -150,6 +150,53 @@ fn queues_stay_where_they_are_pinned(program: &Program) -> Result<()> {
     Ok(())
 }
 
+/// A pool leaves queues where they are from now on, and after a restart, until it may place them again.
+fn placement_is_frozen(program: &Program) -> Result<()> {
+    let bench = Bench::new()?;
+    let socket = bench.path("e.sock");
+    let sockets = std::slice::from_ref(&socket);
+    image::create_filled(&bench.path("disk"), 1 << 20, 0x51)?;
+    let mode = |qmp: &mut QmpClient| -> Result<Value> {
+        let of_object = qmp.execute("qom-get", &json!({"path": "p", "property": "mode"}))?;
+        let pools = qmp.execute("query-ringloom-pools", &json!({}))?;
+        ensure!(pools[0]["mode"] == of_object, "{pools} and {of_object}");
+        Ok(of_object)
+    };
+    let set = |mode: &str| json!({"path": "/objects/p", "property": "mode", "value": mode});
+    let (server, mut qmp) = start(program, &bench, &line(&bench), sockets)?;
+    qmp.execute("object-add", &json!({"qom-type": "iothread-pool", "id": "p", "max": 2}))?;
+    // Also before an export uses it.
+    qmp.execute("qom-set", &set("frozen"))?;
+    let served = json!({"node-name": "disk", "iothread": "p", "force": true});
+    qmp.execute("x-blockdev-set-iothread", &served)?;
+    ensure!(mode(&mut qmp)? == "frozen", "it is not frozen");
+    qmp.execute("qom-set", &set("auto"))?;
+    ensure!(mode(&mut qmp)? == "auto", "it is frozen");
+    qmp.execute("qom-set", &set("frozen"))?;
+    server.wait_for_log("pool p: queues stay where they are", STOP_LIMIT)?;
+    let max = json!({"path": "p", "property": "max", "value": 1});
+    for (wrong, expected) in [(set("still"), "'mode'"), (max, "'p'")] {
+        let (_, desc) = qmp.refused("qom-set", &wrong)?;
+        ensure!(desc.contains(expected), "{desc}");
+    }
+    // Pins count all the same.
+    let mut client = Client::connect(&socket, Shape { queues: 2, ..Shape::small() })?;
+    qmp.execute("ringloom-pin-queue", &json!({"export": "e", "queue": 1, "iothread": 1}))?;
+    stays(&mut client, &mut qmp)?;
+    drop((client, qmp));
+    stop(server, &[&socket, &monitor_socket(&bench)])?;
+
+    let (server, mut qmp) = start(program, &bench, &line(&bench), sockets)?;
+    ensure!(mode(&mut qmp)? == "frozen", "it is forgotten");
+    drop(qmp);
+    stop(server, &[&socket]).map(drop)
+}
+
+#[test]
+fn placement_is_frozen_by_a_command_and_stays_so() {
+    with(&ringloom(), placement_is_frozen);
+}
+
 #[test]
 fn queues_of_pools_stay_where_commands_pin_them() {
     with(&ringloom(), queues_stay_where_they_are_pinned);

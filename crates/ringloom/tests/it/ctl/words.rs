@@ -261,6 +261,12 @@ fn queues_move(program: &Program) -> Result<()> {
     check_refused(&bench, &socket, "pin vm1:0 2", 1, "there is no iothread of pool 'p' 2")?;
     check_refused(&bench, &socket, "pin vm1:0 x", 1, "'x' is no number of an iothread")?;
     check(&bench, &socket, "pin vm1:0 none", "export vm1: queue 0 is placed by its pool\n")?;
+    let frozen = "pool p: queues stay where they are\n";
+    check(&bench, &socket, "placement p frozen", frozen)?;
+    let placed = "pool p: queues are placed as the load asks\n";
+    check(&bench, &socket, "placement p auto", placed)?;
+    check_refused(&bench, &socket, "placement t0 auto", 1, "there is no iothread-pool 't0'")?;
+    check_refused(&bench, &socket, "placement p still", 2, "still")?;
     said(&bench, &socket, "move vm1 none")?;
     client.write(4096, &[0x12; 4096], 0)?;
     drop(client);
