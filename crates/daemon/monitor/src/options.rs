@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use exports::{check_socket_path, descriptor_number, path_of_listener};
 use syntax::{
     ArgumentError, Key, Keys, OptionFields, ValueType, is_identifier, optional, required,
+    socket_mode,
 };
 
 /// The keys of `--monitor`.
@@ -270,10 +271,9 @@ fn socket(fields: &mut OptionFields) -> Result<ChardevKind, ArgumentError> {
     {
         return Err(ArgumentError::own(ChardevError::Inherited));
     }
-    let mode = fields.text("mode")?.map(|text| {
-        let mode = u32::from_str_radix(&text, 8).ok().filter(|mode| *mode <= 0o777);
-        mode.ok_or_else(|| ArgumentError::own(ChardevError::Mode(text)))
-    });
+    let mode = fields
+        .text("mode")?
+        .map(|text| socket_mode(&text).ok_or_else(|| ArgumentError::own(ChardevError::Mode(text))));
     let (mode, group) = (mode.transpose()?, fields.text("group")?);
     Ok(ChardevKind::Socket { path, descriptor, role, mode, group })
 }

@@ -162,15 +162,16 @@ impl CommonOptions {
         Ok(shared)
     }
 
-    /// Metrics that others can reach are asked for, wherever on the line.
+    /// Metrics that others can reach are asked for where their address is said: on the line, wherever, or in a file. A file does
+    /// not say it for an address of the line.
     fn check_metrics(&self, words: &[ParsedOption]) -> Result<(), CommandLineError> {
         let is = |name| move |word: &&ParsedOption| word.name == OptionKind::Shared(name);
-        let words = || words.iter();
-        if words().any(|word| is(EitherFormOption::MetricsInsecure)(&word)) {
+        let word = words.iter().rfind(is(EitherFormOption::Metrics));
+        let Some((word, metrics)) = word.zip(self.plan.metrics.as_ref()) else { return Ok(()) };
+        let covers = |said: &ParsedOption| said.place.is_none() || word.place.is_some();
+        if words.iter().filter(is(EitherFormOption::MetricsInsecure)).any(covers) {
             return Ok(());
         }
-        let word = words().rfind(is(EitherFormOption::Metrics));
-        let Some((word, metrics)) = word.zip(self.plan.metrics.as_ref()) else { return Ok(()) };
         metrics.check_is_local().map_err(|fault| word.wrong(fault))
     }
 

@@ -31,6 +31,9 @@ pub(super) fn words(file: &Rc<ConfigText>) -> Result<Vec<ParsedOption>, ConfigEr
     Ok(reader.words)
 }
 
+/// The argument of an option without one that a file says is not to be: nothing, but said.
+pub(super) const SWITCHED_OFF: &str = "false";
+
 /// Collects the words of a file.
 struct Reader<'a> {
     file: &'a Rc<ConfigText>,
@@ -148,9 +151,8 @@ impl Reader<'_> {
         let given = item.as_value().ok_or_else(wrong)?;
         let text = match (given.as_bool(), given.as_integer(), given.as_str()) {
             (Some(flag), _, _) if form == ValueForm::Flag => {
-                if flag {
-                    self.push(known, OsString::new(), format!("'{key}'"), start, Vec::new());
-                }
+                let argument = if flag { OsString::new() } else { SWITCHED_OFF.into() };
+                self.push(known, argument, format!("'{key}'"), start, Vec::new());
                 return Ok(());
             }
             (Some(true), _, _) if form.takes_switch() => "on".to_owned(),

@@ -224,6 +224,55 @@ fn what_the_line_says_wins() {
     assert_eq!(kept.nbd_server.unwrap()["addr"]["type"], "inet");
 }
 
+/// The names of the nodes of a file and a line, in the order in which they are made.
+#[track_caller]
+fn nodes(text: &str, line: &[&str]) -> Vec<String> {
+    let kept = with_line(text, line).configuration();
+    kept.nodes.iter().map(|it| it["node-name"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn nodes_are_made_in_the_order_in_which_they_need_each_other() {
+    let raw = |name: &str, file: &str| {
+        format!("[[blockdev]]\ndriver = \"raw\"\nnode-name = \"{name}\"\nfile = {file}\n")
+    };
+    let null = "[[blockdev]]\ndriver = \"null-co\"\nnode-name = \"n\"\n";
+    assert_eq!(
+        nodes(&[&raw("a", "\"b\""), &raw("b", "\"n\""), null].concat(), &[]),
+        ["n", "b", "a"]
+    );
+    // What they need not, stays.
+    let other = null.replace("\"n\"", "\"m\"");
+    assert_eq!(nodes(&[&other, null, &raw("a", "\"n\"")].concat(), &[]), ["m", "n", "a"]);
+    // One on the line that takes the place of one in the file may stand on others of the line, and be stood on.
+    let file = [null, &raw("a", "\"n\"")].concat();
+    let line = ["--blockdev=null-co,node-name=x", "--blockdev=raw,node-name=n,file=x"];
+    assert_eq!(nodes(&file, &line), ["x", "n", "a"]);
+    // And on what is inside another one.
+    let inside = "{ driver = \"null-co\", node-name = \"i\" }";
+    assert_eq!(nodes(&[raw("a", "\"i\""), raw("b", inside)].concat(), &[]), ["b", "a"]);
+    refuse(
+        &[raw("a", "\"b\""), raw("b", "\"a\"")].concat(),
+        &[],
+        "F:5:1: [[blockdev]] 'b': node 'b' would stand on itself: b -> a -> b",
+    );
+}
+
+#[test]
+fn a_file_does_not_speak_for_addresses_of_the_line() {
+    let address = "192.0.2.1:9476";
+    let both = format!("metrics = \"{address}\"\nmetrics-insecure = true\n");
+    let metrics =
+        |text: &str, line: &[&str]| with_line(text, line).metrics.map(|it| it.address.to_string());
+    assert_eq!(metrics(&both, &[NULL]).as_deref(), Some(address));
+    let asked = format!("metrics = \"{address}\"\n");
+    assert_eq!(metrics(&asked, &[NULL, "--metrics-insecure"]).as_deref(), Some(address));
+    let of_line = format!("--metrics={address}");
+    let (_file, option) = file("metrics-insecure = true\n");
+    let said = as_line(&[&option, NULL, &of_line]).map(|_| ()).unwrap_err();
+    assert!(said.contains("can be reached from other hosts"), "{said}");
+}
+
 #[test]
 fn several_files_add_up_and_none_wins() {
     let (_disk, disk) =
@@ -244,6 +293,17 @@ fn several_files_add_up_and_none_wins() {
             place(&first, "1:11")
         ),
     );
+    let (first, yes) = file("daemonize = true\n");
+    let (second, no) = file("daemonize = false\n");
+    refuse_line(
+        &[&yes, &no, NULL],
+        &format!(
+            "{}: 'daemonize' is said at {} already; only the command line can change it",
+            place(&second, "1:1"),
+            place(&first, "1:1")
+        ),
+    );
+    assert_eq!(plan(&[&no, NULL, "--daemonize"]).daemonize, Daemonize::Background);
     // What the line says, no file says any more; but the files still contradict each other.
     let node = "[[blockdev]]\ndriver = \"null-co\"\nnode-name = \"n\"\n";
     refuse(

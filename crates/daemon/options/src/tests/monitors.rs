@@ -54,6 +54,11 @@ fn monitors_have_character_devices_of_their_own() {
         "--chardev socket,id=c,path=s,server=on,mode=888: parameter mode expects permission bits in octal, \
          0 to 0777, not '888'",
     );
+    refuse(
+        &["--chardev=socket,id=c,path=s,server=on,mode=+7"],
+        "--chardev socket,id=c,path=s,server=on,mode=+7: parameter mode expects permission bits in octal, \
+         0 to 0777, not '+7'",
+    );
 }
 
 #[test]
