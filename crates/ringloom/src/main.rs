@@ -50,8 +50,11 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
         Ok(ServeCommand::Version) => return output::print(&options::version()),
         Ok(ServeCommand::Config(text)) => return output::print(&text),
         Ok(ServeCommand::Serve(plan)) => plan,
-        Err(error) => return output::fail(program, &error),
+        Err(error) => return refuse(program, &error, error.is_of_configuration()),
     };
+    if let Err(error) = daemon::check_service(&plan) {
+        return refuse(program, &error, true);
+    }
     if let Err(error) = close_inherited(&plan) {
         return output::fail(program, &error);
     }
@@ -72,6 +75,13 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
             output::fail(program, &error)
         }
     }
+}
+
+/// Exits with 2 if that can only be changed by somebody who edits a configuration: a service manager need not try again. What is
+/// wrong with a line is 1, as in qemu-storage-daemon.
+fn refuse(program: &str, error: &(dyn Error + 'static), is_of_configuration: bool) -> ExitCode {
+    let code = output::fail(program, error);
+    if is_of_configuration { ExitCode::from(2) } else { code }
 }
 
 /// Says what a line of `serve` would do; the exit code is 1 if it would fail.

@@ -20,3 +20,4 @@ mod uevents;
 pub use check::{CheckReport, check};
 pub use log::{Log, LogEvent, LogFileError, Severity};
 pub use serve::{ServeError, close_inherited, serve};
+pub use service_manager::{BackgroundService, check_service};

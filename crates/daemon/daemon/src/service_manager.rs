@@ -15,11 +15,29 @@ use block::{Clock, SystemClock};
 use control::DaemonState;
 use host::ServiceManager;
 use iothread::SourceRegistry;
+use options::{Daemonize, Plan, TakeoverMode};
 use sandbox::Sandbox;
 
 /// The longest time from one word to the next. A process that has taken over is not told what is expected of it, so that a
 /// service should expect no less than twice as much.
 const INTERVAL_MAX: Duration = Duration::from_secs(5);
+
+/// The service manager that has started the process waits for that, and not for one in the background.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "--daemonize (daemonize = true): a service manager has started this process and waits for it, not for another one in the \
+     background: leave it out"
+)]
+pub struct BackgroundService;
+
+/// Refuses to go to the background below a service manager that waits for this process. One that only takes another's place
+/// tells it which process goes on.
+pub fn check_service(plan: &Plan) -> Result<(), BackgroundService> {
+    let is_wrong = plan.daemonize == Daemonize::Background
+        && plan.takeover == TakeoverMode::Never
+        && ServiceManager::waits_for_this();
+    if is_wrong { Err(BackgroundService) } else { Ok(()) }
+}
 
 /// The service manager that has started the daemon, if there is one that can be told something.
 pub(crate) fn service_manager() -> Option<Arc<ServiceManager>> {

@@ -23,6 +23,9 @@ const WATCHDOG_MICROSECONDS: &str = "WATCHDOG_USEC";
 /// The variable that says which process is meant by that, if one is.
 const WATCHDOG_PROCESS: &str = "WATCHDOG_PID";
 
+/// The variable that says which process it has started itself, and not one of that.
+const STARTED_PROCESS: &str = "SYSTEMD_EXEC_PID";
+
 /// The service manager that has started this process.
 #[derive(Debug)]
 pub struct ServiceManager {
@@ -42,6 +45,13 @@ impl ServiceManager {
         socket.set_nonblocking(true)?;
         let watchdog = watchdog_of(|name| env::var(name).ok(), std::process::id());
         Ok(Some(Self { socket, watchdog, is_deaf: AtomicBool::new(false) }))
+    }
+
+    /// Whether one has started this process itself, and waits until it is told that this process is ready.
+    pub fn waits_for_this() -> bool {
+        let is_this = |named: String| named.parse() == Ok(std::process::id());
+        env::var_os(SOCKET).is_some_and(|name| !name.is_empty())
+            && env::var(STARTED_PROCESS).is_ok_and(is_this)
     }
 
     /// Within which time it expects to hear that this process is alive, if it said so to this process. One that is started

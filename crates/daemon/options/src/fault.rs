@@ -2,7 +2,10 @@
 //!
 //! A [`CommandLineError`] says which argument, its source what is wrong with it; whoever prints joins the chain.
 
+use std::error::Error;
 use std::fmt::{self, Display};
+use std::io;
+use std::iter;
 use std::path::PathBuf;
 
 use syntax::{ArgumentError, Hint, NameList};
@@ -49,6 +52,19 @@ pub enum CommandLineError {
     /// The line as a whole is wrong.
     #[error(transparent)]
     Line(#[from] CommandLineSyntaxError),
+}
+
+impl CommandLineError {
+    /// Whether a configuration file is wrong in itself: no system call has failed, so that it stays wrong until somebody
+    /// changes it.
+    pub fn is_of_configuration(&self) -> bool {
+        let is_there = match self {
+            Self::InFile { .. } | Self::Config(_) => true,
+            Self::Argument { .. } | Self::Image { .. } | Self::Line(_) => false,
+        };
+        let mut causes = iter::successors(self.source(), |&error| error.source());
+        is_there && !causes.any(|error| error.is::<io::Error>() || error.is::<rustix::io::Errno>())
+    }
 }
 
 impl From<ConfigError> for CommandLineError {

@@ -127,10 +127,46 @@ fn check_tells_what_is_wrong_with_a_file_and_where() {
     let text = "[[blockdev]]\ndriver = \"file\"\nnode-name = \"n\"\nfilenmae = \"x\"\n";
     std::fs::write(bench.path("a.toml"), text).expect("a file");
     let words = ["--config".to_owned(), "a.toml".to_owned()];
-    for command in ["check", "serve"] {
+    for (command, status) in [("check", 1), ("serve", 2)] {
         let exit = ask(&bench, command, &words).expect("it ends");
         let expected = "a.toml:4:1: [[blockdev]] 'n': unknown option 'filenmae' of --blockdev driver=file; did you mean \
                         'filename'?\n";
-        assert!(exit.status.code() == Some(1) && exit.stderr.ends_with(expected), "{exit:?}");
+        assert!(exit.status.code() == Some(status) && exit.stderr.ends_with(expected), "{exit:?}");
     }
+}
+
+/// A process that a service manager has started, as its variables say, and waits for.
+fn under_manager(bench: &Bench, words: &[&str]) -> Result<Exit> {
+    let script =
+        format!("SYSTEMD_EXEC_PID=$$ exec {} serve \"$@\"", env!("CARGO_BIN_EXE_ringloom"));
+    let shell = Program::named("sh", "/bin/sh", &["-c", &script, "sh"]);
+    let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+    let shell = shell.with_variable("NOTIFY_SOCKET", &bench.text("manager"));
+    shell.in_directory(bench.path("")).refusal(&words, LIMIT)
+}
+
+/// What somebody has to change is not tried again and again by a service manager, which the exit status tells.
+#[test]
+fn a_configuration_that_is_wrong_in_itself_has_an_exit_status_of_its_own() {
+    with(&ringloom(), |_| {
+        let bench = Bench::new()?;
+        let check = |text: &str, status: i32, said: &str| -> Result<()> {
+            std::fs::write(bench.path("w.toml"), text)?;
+            let exit = ask(&bench, "serve", &["--config".to_owned(), "w.toml".to_owned()])?;
+            ensure!(exit.status.code() == Some(status) && exit.stderr.contains(said), "{exit:?}");
+            Ok(())
+        };
+        check("imgae = \"x\"\n", 2, "did you mean 'image'?")?;
+        check("image = \"nowhere\"\nsocket = \"s\"\n", 1, "could not open 'nowhere'")?;
+        let served = "image = \"i\"\nsocket = \"s\"\n";
+        testkit::image::create_sparse(&bench.path("i"), 1 << 20)?;
+        std::fs::write(bench.path("d.toml"), format!("{served}daemonize = true\n"))?;
+        let exit = under_manager(&bench, &["--config", "d.toml"])?;
+        let said = "a service manager has started this process and waits for it";
+        ensure!(exit.status.code() == Some(2) && exit.stderr.contains(said), "{exit:?}");
+        // One that takes another's place tells which process goes on; here it has none to tell.
+        let exit = under_manager(&bench, &["--config", "d.toml", "--takeover", "--socket-mode=x"])?;
+        ensure!(!exit.stderr.contains(said), "{exit:?}");
+        Ok(())
+    });
 }

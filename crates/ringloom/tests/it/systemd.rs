@@ -164,9 +164,18 @@ fn fails_clearly(system: &Systemd) -> Result<()> {
     // One whose configuration is wrong is not tried again at all.
     std::fs::write(system.path("/etc/ringloom/vm3.toml"), "imgae = \"x\"\n")?;
     ensure!(!system.run(&["systemctl", "start", "ringloom@vm3"])?.status.success(), "it serves");
+    // Not only for the moment.
+    ensure!(system.property("ringloom@vm3", "ActiveState")? == "failed", "it will be tried again");
+    ensure!(system.property("ringloom@vm3", "ExecMainStatus")? == "2", "another exit status");
     ensure!(system.property("ringloom@vm3", "NRestarts")? == "0", "it is tried again");
     let journal = system.journal("ringloom@vm3")?;
     ensure!(journal.contains("vm3.toml:1:1") && journal.contains("image"), "{journal}");
+    let text = format!("daemonize = true\n{CONFIGURATION}");
+    std::fs::write(system.path("/etc/ringloom/vm3.toml"), text)?;
+    ensure!(!system.run(&["systemctl", "start", "ringloom@vm3"])?.status.success(), "it serves");
+    ensure!(system.property("ringloom@vm3", "ActiveState")? == "failed", "it will be tried again");
+    let journal = system.journal("ringloom@vm3")?;
+    ensure!(journal.contains("a service manager has started this process"), "{journal}");
     Ok(())
 }
 

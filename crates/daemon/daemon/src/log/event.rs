@@ -3,7 +3,7 @@
 //! A sentence begins with what it is about, as `export vm1: the client has left`. From there come the fields that a journal
 //! and a program which reads JSON can be asked for.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use options::LogFormat;
 
@@ -49,7 +49,7 @@ impl LogEvent {
             LogFormat::Text => {
                 let level = level.to_uppercase();
                 let time = if with_time { format!("{time} ") } else { String::new() };
-                format!("{time}{level:>5} {text}\n")
+                format!("{time}{level:>5} {}\n", OneLine(text))
             }
         }
     }
@@ -63,6 +63,22 @@ impl LogEvent {
         let _infallible = write!(line, ",\"message\":{}", serde_json::Value::from(text.as_str()));
         line.push_str("}\n");
         line
+    }
+}
+
+/// A text as one line that no terminal obeys: whoever named a file or a client chose what is in it.
+pub(super) struct OneLine<'a>(pub(super) &'a str);
+
+impl fmt::Display for OneLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for part in self.0.split_inclusive(char::is_control) {
+            let plain = part.trim_end_matches(char::is_control);
+            f.write_str(plain)?;
+            part[plain.len()..]
+                .chars()
+                .try_for_each(|char| write!(f, "{}", char.escape_default()))?;
+        }
+        Ok(())
     }
 }
 
@@ -107,6 +123,13 @@ mod tests {
         let text = |with_time| event.line(LogFormat::Text, with_time);
         assert_eq!(text(false), " WARN export e: the disk is full\n");
         assert_eq!(text(true), "2026-11-27T11:00:00.000001Z  WARN export e: the disk is full\n");
+    }
+
+    #[test]
+    fn a_line_is_one_whatever_is_said() {
+        let event = event("disk /a\u{1b}[2J\nb\u{9b}\t\r\u{7f}ü\n: gone");
+        let line = event.line(LogFormat::Text, false);
+        assert_eq!(line, " WARN disk /a\\u{1b}[2J\\nb\\u{9b}\\t\\r\\u{7f}ü\\n: gone\n");
     }
 
     #[test]

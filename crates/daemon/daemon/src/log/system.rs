@@ -12,7 +12,7 @@ use std::os::unix::net::UnixDatagram;
 use rustix::fs::fstat;
 use rustix::net::{SendFlags, send};
 
-use super::event::{LogEvent, subject};
+use super::event::{LogEvent, OneLine, subject};
 
 /// systemd's journal, in its own protocol.
 const JOURNAL: &str = "/run/systemd/journal/socket";
@@ -79,6 +79,7 @@ fn datagram(protocol: Protocol, event: &LogEvent, process: u32) -> Vec<u8> {
     let severity = *severity as u8;
     match protocol {
         Protocol::Syslog => {
+            let text = OneLine(text);
             format!("<{}>{NAME}[{process}]: {text}", FACILITY | severity).into_bytes()
         }
         Protocol::Journal => {
@@ -110,6 +111,9 @@ mod tests {
         let event = said(Severity::Warning, "export e: the disk is full");
         let found = datagram(Protocol::Syslog, &event, 42);
         assert_eq!(found, b"<28>ringloom[42]: export e: the disk is full");
+        let event = said(Severity::Warning, "export e: a\n<0>b");
+        let found = datagram(Protocol::Syslog, &event, 42);
+        assert_eq!(found, b"<28>ringloom[42]: export e: a\\n<0>b");
     }
 
     #[test]

@@ -443,6 +443,27 @@ fn sources_that_contradict_each_other_are_named() {
     );
 }
 
+/// Whether a file is wrong in itself, or may be right another time.
+#[test]
+fn what_only_a_change_of_the_file_helps_against_is_known() {
+    let is_lasting = |text: &str| {
+        let (_file, option) = file(text);
+        let said = crate::parse([OsString::from(option), OsString::from(NULL)]);
+        said.expect_err("it is wrong").is_of_configuration()
+    };
+    for wrong in
+        ["pidfiel = 1", "pidfile = 1", "a =", "state-reset = true", "[[object]]\nid = \"t\""]
+    {
+        assert!(is_lasting(wrong), "{wrong}");
+    }
+    let missing = "[[blockdev]]\ndriver = \"file\"\nnode-name = \"x\"\nfilename = \"nowhere\"\n";
+    assert!(!is_lasting(missing));
+    let said = crate::parse(["--config=nowhere.toml", NULL].map(OsString::from));
+    assert!(!said.expect_err("it is not there").is_of_configuration());
+    let said = crate::parse(["--blockdev=null-co"].map(OsString::from));
+    assert!(!said.expect_err("a line").is_of_configuration());
+}
+
 #[test]
 fn files_that_are_none_or_others_may_write_are_told_of() {
     refuse_line(
