@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod blk;
+mod config;
 mod guest;
 mod input;
 mod must_fail;
@@ -24,6 +25,7 @@ mod session;
 mod takeover;
 
 pub use blk::blk_decode;
+pub use config::config_file;
 pub use must_fail::must_fail;
 pub use nbd::{nbd_negotiation, nbd_transmission};
 pub use nbd_client::nbd_client;

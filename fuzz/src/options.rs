@@ -35,7 +35,7 @@ pub fn options_keyval(data: &[u8]) {
 }
 
 /// What comes of it: the plan, or the sentences about what is wrong.
-fn said(line: Vec<OsString>) -> Result<options::ServeCommand, String> {
+pub(crate) fn said(line: Vec<OsString>) -> Result<options::ServeCommand, String> {
     options::parse(line).map_err(|error| {
         let first: Option<&dyn Error> = Some(&error);
         let causes = iter::successors(first, |&error| error.source());

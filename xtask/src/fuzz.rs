@@ -30,6 +30,7 @@ pub(crate) const TARGETS: &[&str] = &[
     "nbd_negotiation",
     "nbd_transmission",
     "options_keyval",
+    "config_file",
     "qmp",
     "packed_ring",
     "split_ring",

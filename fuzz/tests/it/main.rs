@@ -51,6 +51,11 @@ fn kept_command_lines_are_understood_or_refused() {
 }
 
 #[test]
+fn kept_configurations_are_understood_or_refused() {
+    check("config_file", fuzz::config_file);
+}
+
+#[test]
 fn kept_messages_are_understood_or_refused() {
     check("qmp", fuzz::qmp);
 }
