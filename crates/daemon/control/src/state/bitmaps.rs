@@ -30,6 +30,17 @@ pub enum ExportedBitmapError {
     TooMany(usize),
 }
 
+impl ExportedBitmapError {
+    /// Whether the bitmap is gone, as one that was in memory alone is after a restart, or one of a daemon that was killed.
+    fn is_of_lost_bitmap(&self) -> bool {
+        match self {
+            Self::Missing(_) | Self::NoNode(_) => true,
+            Self::Refused(BitmapRefusal::Missing(_) | BitmapRefusal::Inconsistent(_)) => true,
+            Self::Refused(_) | Self::Enabled(_) | Self::TooMany(_) => false,
+        }
+    }
+}
+
 impl DaemonState {
     /// Has the bitmaps of an image be in memory as long as the claim is held, if they can be; afterwards they are in the image
     /// again, unless somebody else uses it.
@@ -71,13 +82,16 @@ impl DaemonState {
         };
         let mut shown = Vec::new();
         for wanted in &own.bitmaps {
-            match (take(wanted), own.missing_bitmaps) {
-                (Ok(bitmap), _) => shown.push(bitmap),
-                (Err(error), MissingBitmaps::Refused) => return Err(error),
-                (Err(error), MissingBitmaps::LeftOut) => {
+            match take(wanted) {
+                Ok(bitmap) => shown.push(bitmap),
+                Err(error)
+                    if own.missing_bitmaps == MissingBitmaps::LeftOut
+                        && error.is_of_lost_bitmap() =>
+                {
                     let (id, name) = (&options.id, &wanted.name);
                     tracing::warn!("export {id}: does not show bitmap '{name}' any more: {error}");
                 }
+                Err(error) => return Err(error),
             }
         }
         Ok(shown)

@@ -166,6 +166,15 @@ fn a_bitmap_of_a_killed_daemon_can_only_be_removed() {
     killed().unwrap_or_else(|error| panic!("{error:#}"));
 }
 
+/// A daemon gets an NBD server, and an image as node `d`.
+fn begin_nbd(daemon: &mut Daemon) -> Result<()> {
+    let address = json!({"type": "unix", "data": {"path": daemon.nbd_socket()}});
+    daemon.run("nbd-server-start", json!({"addr": address}))?;
+    let file = json!({"driver": "file", "filename": daemon.bench.text("a.qcow2")});
+    daemon.run("blockdev-add", json!({"driver": "qcow2", "node-name": "d", "file": file}))?;
+    Ok(())
+}
+
 /// An export that is kept shows what is left of its bitmaps.
 fn shown_again() -> Result<()> {
     let bench = Bench::new()?;
@@ -175,10 +184,7 @@ fn shown_again() -> Result<()> {
     let server = start(&bench)?;
     let client = QmpClient::connect(&monitor_socket(&bench))?;
     let mut daemon = Daemon { bench, server, client };
-    let address = json!({"type": "unix", "data": {"path": daemon.nbd_socket()}});
-    daemon.run("nbd-server-start", json!({"addr": address}))?;
-    let file = json!({"driver": "file", "filename": daemon.bench.text("a.qcow2")});
-    daemon.run("blockdev-add", json!({"driver": "qcow2", "node-name": "d", "file": file}))?;
+    begin_nbd(&mut daemon)?;
     daemon.bitmap("add", &json!({"name": "stored", "persistent": true}))?;
     daemon.bitmap("add", &json!({"name": "lost"}))?;
     let export = json!({
@@ -204,6 +210,31 @@ fn shown_again() -> Result<()> {
         ensure!(is_shown && bitmaps[0]["count"] == 65536, "round {round}: {bitmaps}");
     }
     ended(daemon).map(drop)
+}
+
+/// What is wrong with a bitmap that is there is no reason to leave it out: its client would take everything for clean.
+fn not_left_out() -> Result<()> {
+    let bench = Bench::new()?;
+    qemu_img(&bench, "create -q -f qcow2 a.qcow2 8M")?;
+    qemu_img(&bench, "bitmap --add --disable a.qcow2 stored")?;
+    let arguments = [monitor(&bench), state(&bench)].concat();
+    let server = ringloom().start(&arguments, &[monitor_socket(&bench)])?;
+    let client = QmpClient::connect(&monitor_socket(&bench))?;
+    let mut daemon = Daemon { bench, server, client };
+    begin_nbd(&mut daemon)?;
+    let export = json!({"type": "nbd", "id": "d", "node-name": "d", "bitmaps": ["stored"]});
+    daemon.run("block-export-add", export)?;
+    let bench = ended(daemon)?;
+    qemu_img(&bench, "bitmap --enable a.qcow2 stored")?;
+    let refused = ringloom().refusal(&arguments, Duration::from_secs(10))?;
+    let said = "Enabled bitmap 'stored' incompatible with readonly export";
+    ensure!(refused.stderr.contains(said), "{refused:?}");
+    Ok(())
+}
+
+#[test]
+fn an_export_that_is_kept_leaves_no_bitmap_out_that_is_there() {
+    not_left_out().unwrap_or_else(|error| panic!("{error:#}"));
 }
 
 #[test]
