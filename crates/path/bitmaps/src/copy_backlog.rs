@@ -5,8 +5,9 @@
 //!
 //! Invariants: of the same bytes one copy is under way at a time, and no write that holds their range. A claim cleans its
 //! bytes before they are read, and has its range until they are on the target; what it does not finish is dirty again. Of an
-//! instant a claim has only what is pending, which it is until a claim or a write has it on the target.
-//! Threads: any. Limits: the memory of two bitmaps; as many claims as there are requests of workers.
+//! instant a claim has only what is pending, which it is until a claim or a write has it on the target. Where all that is
+//! pending is to be copied, one bitmap says both, and what is claimed is known by its range alone.
+//! Threads: any. Limits: the memory of two bitmaps, or one; as many claims as there are requests of workers.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -24,7 +25,8 @@ const LOOKS_MAX: usize = 64;
 /// What is left of a copy.
 #[derive(Debug)]
 pub struct CopyBacklog {
-    dirty: DirtyBitmap,
+    /// That of what is pending, if all of that is to be copied.
+    dirty: Arc<DirtyBitmap>,
     kind: BacklogKind,
     ranges: RangeLock,
     /// Where a worker looks next.
@@ -82,7 +84,7 @@ impl CopyBacklog {
     /// With these dirty bytes.
     pub fn new(dirty: DirtyBitmap) -> Result<Arc<Self>, BitmapError> {
         let written = DirtyBitmap::new(dirty.size(), dirty.granularity())?;
-        Ok(Self::of(dirty, BacklogKind::Current(written), RangeLock::default()))
+        Ok(Self::of(Arc::new(dirty), BacklogKind::Current(written), RangeLock::default()))
     }
 
     /// With these dirty bytes of a disk as it was at an instant, of which only the source has what is pending; of the same
@@ -92,10 +94,15 @@ impl CopyBacklog {
         pending: Arc<DirtyBitmap>,
         ranges: RangeLock,
     ) -> Arc<Self> {
-        Self::of(dirty, BacklogKind::Instant(pending), ranges)
+        Self::of(Arc::new(dirty), BacklogKind::Instant(pending), ranges)
     }
 
-    fn of(dirty: DirtyBitmap, kind: BacklogKind, ranges: RangeLock) -> Arc<Self> {
+    /// The same where all that is pending is to be copied.
+    pub fn of_whole_instant(pending: Arc<DirtyBitmap>, ranges: RangeLock) -> Arc<Self> {
+        Self::of(Arc::clone(&pending), BacklogKind::Instant(pending), ranges)
+    }
+
+    fn of(dirty: Arc<DirtyBitmap>, kind: BacklogKind, ranges: RangeLock) -> Arc<Self> {
         Arc::new(Self {
             dirty,
             kind,
@@ -114,6 +121,11 @@ impl CopyBacklog {
     /// Whether the disk is copied as it was at an instant: guests wait for who has a claim on what they write.
     pub fn is_of_instant(&self) -> bool {
         matches!(self.kind, BacklogKind::Instant(_))
+    }
+
+    /// Whether a claim leaves its bytes dirty until it is finished.
+    fn is_whole(&self) -> bool {
+        matches!(&self.kind, BacklogKind::Instant(pending) if Arc::ptr_eq(pending, &self.dirty))
     }
 
     /// What is dirty.
@@ -264,12 +276,17 @@ impl CopyBacklog {
         *self.claims() += 1;
         self.claimed_bytes.fetch_add(bytes.end - bytes.start, Ordering::Relaxed);
         self.cursor.store(bytes.end, Ordering::Relaxed);
-        self.dirty.clear(bytes.clone());
+        if !self.is_whole() {
+            self.dirty.clear(bytes.clone());
+        }
         Some(bytes)
     }
 
     /// How many bytes are left, those that are being copied among them. About so many while others work.
     pub fn left_bytes(&self) -> u64 {
+        if self.is_whole() {
+            return self.dirty.count_bytes();
+        }
         let claimed = self.claimed_bytes.load(Ordering::Relaxed);
         self.dirty.count_bytes().saturating_add(claimed)
     }
@@ -431,6 +448,37 @@ mod tests {
         assert!(matches!(backlog.claim(GRANULE, Waker::noop()), ClaimResult::Nothing));
         assert!(!pending.is_any_dirty(0..8 * GRANULE));
         assert_eq!(backlog.left_bytes(), 0);
+    }
+
+    #[test]
+    fn of_a_whole_instant_one_bitmap_says_what_is_pending_and_what_is_left() {
+        let size = DiskSize(ByteCount(8 * GRANULE));
+        let bitmap = DirtyBitmap::new(size, Granularity::new(GRANULE).unwrap()).unwrap();
+        let (pending, ranges) = (Arc::new(bitmap), RangeLock::default());
+        pending.set_all();
+        let backlog = CopyBacklog::of_whole_instant(Arc::clone(&pending), ranges.clone());
+        let first = claimed(&backlog, 2);
+        let second = claimed(&backlog, 4);
+        assert_eq!((first.bytes(), second.bytes()), (0..2 * GRANULE, 2 * GRANULE..6 * GRANULE));
+        assert!(pending.is_dirty(0), "a guest might change it before it is copied");
+        assert_eq!(backlog.left_bytes(), 8 * GRANULE);
+        // A guest has one of the last copied.
+        let held = ranges.try_lock(6 * GRANULE..7 * GRANULE, Waker::noop()).unwrap();
+        backlog.copied(6 * GRANULE..7 * GRANULE);
+        drop(held);
+        assert_eq!((backlog.copied_bytes(), backlog.left_bytes()), (GRANULE, 7 * GRANULE));
+        let third = claimed(&backlog, 4);
+        assert_eq!(third.bytes(), 7 * GRANULE..8 * GRANULE);
+        assert!(matches!(backlog.claim(GRANULE, Waker::noop()), ClaimResult::Wait));
+        first.finish(GRANULE);
+        drop(first);
+        let again = claimed(&backlog, 2);
+        assert_eq!(again.bytes(), 0..2 * GRANULE);
+        for claim in [again, second, third] {
+            claim.finish(claim.bytes().end - claim.bytes().start);
+        }
+        assert!(matches!(backlog.claim(GRANULE, Waker::noop()), ClaimResult::Nothing));
+        assert_eq!((backlog.left_bytes(), pending.count_granules()), (0, 0));
     }
 
     #[test]

@@ -87,7 +87,19 @@ impl SnapshotState {
     /// If a job copies it already.
     pub fn begin_job(&self, dirty: DirtyBitmap) -> Arc<CopyBacklog> {
         let (pending, locks) = (Arc::clone(&self.pending), self.locks.clone());
-        let backlog = CopyBacklog::of_instant(dirty, pending, locks);
+        self.begin(CopyBacklog::of_instant(dirty, pending, locks))
+    }
+
+    /// The same of a job that copies all that is kept.
+    ///
+    /// # Panics
+    /// If a job copies it already.
+    pub fn begin_job_of_all(&self) -> Arc<CopyBacklog> {
+        let (pending, locks) = (Arc::clone(&self.pending), self.locks.clone());
+        self.begin(CopyBacklog::of_whole_instant(pending, locks))
+    }
+
+    fn begin(&self, backlog: Arc<CopyBacklog>) -> Arc<CopyBacklog> {
         self.job.set(Arc::clone(&backlog)).expect("a snapshot has one job");
         backlog
     }
@@ -156,10 +168,11 @@ impl SnapshotState {
 
     /// These whole clusters, which the caller has locked, are on the target, or need not be there.
     pub fn set_preserved(&self, clusters: Range<u64>) {
-        self.pending.clear(clusters.clone());
+        // The job counts what it has not copied.
         if let Some(job) = self.job.get() {
-            job.copied(clusters);
+            job.copied(clusters.clone());
         }
+        self.pending.clear(clusters);
     }
 
     /// These whole clusters, which the caller has locked, are not read any more.

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Weak};
 
-use bitmaps::{CopyBacklog, DirtyBitmap, FrozenBitmap, NodeBitmaps};
+use bitmaps::{DirtyBitmap, FrozenBitmap, NodeBitmaps};
 use block::{Access, ByteOffset, Child, Claim, DiscardPolicy, FailKind, Node, Rights};
 use copy::{
     BacklogCopy, BacklogEnd, BacklogLimits, CopyAction, CopyError, CopyJob, CopySettings, CopySide,
@@ -128,7 +128,6 @@ struct Freeze {
     of: Arc<NodeBitmaps>,
     name: String,
     state: Arc<SnapshotState>,
-    backlog: Arc<CopyBacklog>,
     /// Whether it says what is copied.
     is_source: bool,
     /// Once it is.
@@ -154,8 +153,8 @@ impl<A: AtOnce<Error: From<BlockJobError>>> AtOnce for AtInstant<'_, A> {
             match freeze.of.freeze(&freeze.name) {
                 Ok(frozen) => {
                     if freeze.is_source {
+                        // What is kept is what the job copies.
                         freeze.state.keep(frozen.bits());
-                        freeze.backlog.dirty().merge(frozen.bits());
                     }
                     freeze.frozen = Some(frozen);
                 }
@@ -283,19 +282,19 @@ impl DaemonState {
         target_unit: u64,
         observer: &Arc<dyn JobObserver>,
     ) -> Result<Arc<CopyJob>, BlockJobError> {
-        let dirty = DirtyBitmap::new(state.size(), state.cluster())?;
-        let (scan, end) = match &options.sync {
+        let nothing = || DirtyBitmap::new(state.size(), state.cluster());
+        let (scan, end, backlog) = match &options.sync {
             BackupSync::Bitmap => {
                 // It is filled when nothing is in flight.
                 state.keep_nothing();
-                (None, BacklogEnd::WhenEmpty)
+                (None, BacklogEnd::WhenEmpty, state.begin_job_of_all())
             }
-            BackupSync::Full => {
-                dirty.set_all();
-                (None, BacklogEnd::WhenEmpty)
+            BackupSync::Full => (None, BacklogEnd::WhenEmpty, state.begin_job_of_all()),
+            BackupSync::Top => {
+                let scan = Some(ScanFilter::AllocatedAbove(1));
+                (scan, BacklogEnd::WhenEmpty, state.begin_job(nothing()?))
             }
-            BackupSync::Top => (Some(ScanFilter::AllocatedAbove(1)), BacklogEnd::WhenEmpty),
-            BackupSync::Changed => (None, BacklogEnd::WhenCancelled),
+            BackupSync::Changed => (None, BacklogEnd::WhenCancelled, state.begin_job(nothing()?)),
         };
         let settings = CopySettings {
             action: CopyAction::Copy,
@@ -311,7 +310,7 @@ impl DaemonState {
         let chunk_bytes = limited(options.chunk_max);
         let chunk_bytes = chunk_bytes - chunk_bytes % state.cluster_bytes();
         let backlog = BacklogCopy {
-            backlog: state.begin_job(dirty),
+            backlog,
             scan,
             end,
             on_source_error: options.on_source_error,
@@ -401,10 +400,8 @@ impl DaemonState {
         let Some(BackupBitmap { name, .. }) = &backup.options.bitmap else { return Ok(None) };
         let is_source = backup.options.sync == BackupSync::Bitmap;
         let of = Arc::clone(self.graph.bitmaps(&backup.options.source)?);
-        let backlog = &backup.copy.backlog().expect("a backup has one").backlog;
         let (name, state) = (name.clone(), Arc::clone(&backup.state));
-        let backlog = Arc::clone(backlog);
-        Ok(Some(Freeze { of, name, state, backlog, is_source, frozen: None }))
+        Ok(Some(Freeze { of, name, state, is_source, frozen: None }))
     }
 
     /// Has the workers of a backup begin. What was done at its instant stays even if that fails, since guests have gone on with
