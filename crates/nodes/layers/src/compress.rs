@@ -26,6 +26,7 @@ const THREADS_MAX: usize = 4;
 pub struct CompressNode {
     node: Arc<dyn Node>,
     cluster: NonZeroU32,
+    pool: Arc<ComputePool>,
     threads: Arc<dyn ComputeThreads>,
 }
 
@@ -33,8 +34,17 @@ impl CompressNode {
     /// Over that node, which compresses so many bytes together, a power of two. Fails if there are no threads to be had for that.
     pub fn new(node: Arc<dyn Node>, cluster: NonZeroU32) -> io::Result<Self> {
         let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let threads = Arc::new(ComputePool::start("compress", cpus.min(THREADS_MAX))?);
-        Ok(Self { node, cluster, threads })
+        let pool = Arc::new(ComputePool::start("compress", cpus.min(THREADS_MAX))?);
+        Ok(Self { node, cluster, threads: Arc::clone(&pool) as _, pool })
+    }
+
+    /// The same node, with the same threads, for those who come first: what they write is compressed before all that waits for
+    /// that.
+    #[must_use]
+    pub fn first(&self) -> Self {
+        let (node, pool) = (Arc::clone(&self.node), Arc::clone(&self.pool));
+        let threads = Arc::new(ComputePool::first(&pool));
+        Self { node, cluster: self.cluster, pool, threads }
     }
 
     /// The same over a node in the place of that one.

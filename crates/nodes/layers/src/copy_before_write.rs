@@ -196,7 +196,8 @@ impl Node for CopyBeforeWriteNode {
     fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         self.state.check_size(self, self.child.node().size())?;
         let source = snapshot::open_child(&self.child, io)?;
-        let target = snapshot::open_child(&self.target, io)?;
+        // Another disk: how this one is to be stored is nothing to it.
+        let target = snapshot::open_child(&self.target, &io.plain())?;
         let below = self.child.node().open_lane(io)?;
         let unit = u64::from(self.target.node().limits().allocation_unit.get());
         let tasks = PreservingTasks::new(source, target, Arc::clone(&self.state), unit);

@@ -75,7 +75,8 @@ impl Node for MirrorNode {
 
     fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let source = self.child.node().open_lane(io)?;
-        let target = self.target.open_lane(io)?;
+        // Another disk: how the source is to be stored is nothing to it.
+        let target = self.target.open_lane(&io.plain())?;
         let (backlog, is_blocking) = (Arc::clone(&self.backlog), Arc::clone(&self.is_blocking));
         Ok(Box::new(MirrorLane::new(source, target, io, backlog, is_blocking)))
     }

@@ -362,9 +362,14 @@ impl ClusterAllocator {
     ) -> Result<(), FailKind> {
         if self.discards == FreedClusterDiscards::Passed {
             let mut unused: Vec<HostClusters> = Vec::new();
-            for cluster in clusters.freed.iter().flat_map(|freed| freed.clusters.clone()) {
+            let freed = clusters.freed.iter().flat_map(|freed| freed.clusters.clone());
+            let mut freed: Vec<u64> = freed.collect();
+            freed.sort_unstable();
+            // Of one that several compressed clusters are in, several references may go.
+            for references in freed.chunk_by(|one, other| one == other) {
+                let (cluster, going) = (references[0], references.len() as u64);
                 // Others may be a snapshot's as well.
-                if refcounts.get(storage, cluster).await? != 1 {
+                if refcounts.get(storage, cluster).await? != going {
                     continue;
                 }
                 match unused.last_mut() {

@@ -87,7 +87,8 @@ impl LaneContext {
         Self { compression: Some(Arc::clone(threads)), ..self.clone() }
     }
 
-    /// The same for the lanes below a format, which decides itself what they are asked.
+    /// The same for lanes of other disks: those below a format, which decides itself what they are asked, and those to which
+    /// a filter copies.
     #[must_use]
     pub fn plain(&self) -> Self {
         Self { compression: None, ..self.clone() }

@@ -1,6 +1,7 @@
 //! Threads that compute for lanes, such as compressing clusters.
 //!
-//! Where it stands: a task hands work over ([`block::compute()`]), so that nobody else on its iothread waits for it.
+//! Where it stands: a task hands work over ([`block::compute()`]), so that nobody else on its iothread waits for it. What a
+//! guest waits for is handed over to [`ComputePool::first`].
 //!
 //! Threads: those that it starts, all at once, by whoever makes it: they are behind its fences, and on its CPUs. They end when it
 //! is dropped and what was handed over is done; nobody waits for that. Limits: as many threads as its maker says; how much
@@ -17,6 +18,10 @@ use block::{ComputeThreads, ComputeWork};
 /// Threads that take work from one queue.
 pub struct ComputePool(Arc<Shared>);
 
+/// The same threads for those who come first: their work is taken before all that waits.
+#[derive(Debug)]
+pub struct ComputeFirst(Arc<ComputePool>);
+
 struct Shared {
     queue: Mutex<Queue>,
     called: Condvar,
@@ -24,6 +29,8 @@ struct Shared {
 
 #[derive(Default)]
 struct Queue {
+    /// What comes before the rest.
+    first: VecDeque<ComputeWork>,
     work: VecDeque<ComputeWork>,
     is_over: bool,
 }
@@ -37,6 +44,11 @@ impl ComputePool {
             thread::Builder::new().name(name.to_owned()).spawn(move || shared.work())?;
         }
         Ok(pool)
+    }
+
+    /// The threads of a pool for those who come first: whoever waits for a guest's request, beside others who have much to do.
+    pub fn first(pool: &Arc<Self>) -> ComputeFirst {
+        ComputeFirst(Arc::clone(pool))
     }
 }
 
@@ -55,8 +67,9 @@ impl Shared {
     fn next(&self) -> Option<ComputeWork> {
         let mut queue = self.queue();
         loop {
-            if let Some(work) = queue.work.pop_front() {
-                return Some(work);
+            let Queue { first, work, .. } = &mut *queue;
+            if let Some(next) = first.pop_front().or_else(|| work.pop_front()) {
+                return Some(next);
             }
             if queue.is_over {
                 return None;
@@ -73,6 +86,14 @@ impl ComputeThreads for ComputePool {
     }
 }
 
+impl ComputeThreads for ComputeFirst {
+    fn run(&self, work: ComputeWork) {
+        let Self(pool) = self;
+        pool.0.queue().first.push_back(work);
+        pool.0.called.notify_one();
+    }
+}
+
 impl Drop for ComputePool {
     fn drop(&mut self) {
         self.0.queue().is_over = true;
@@ -82,7 +103,8 @@ impl Drop for ComputePool {
 
 impl fmt::Debug for ComputePool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ComputePool({} waiting)", self.0.queue().work.len())
+        let queue = self.0.queue();
+        write!(f, "ComputePool({} waiting)", queue.first.len() + queue.work.len())
     }
 }
 
@@ -100,6 +122,26 @@ mod tests {
         for (number, square) in (0..).zip(all) {
             assert_eq!(block_on(square), number * number);
         }
+    }
+
+    #[test]
+    fn those_who_come_first_wait_for_nothing_but_what_has_begun() {
+        let pool = Arc::new(ComputePool::start("first", 1).unwrap());
+        let (go_on, held) = std::sync::mpsc::channel::<()>();
+        let (told, heard) = std::sync::mpsc::channel();
+        let begun = compute(&*pool, move || held.recv().unwrap());
+        for number in [2, 3, 4] {
+            let told = told.clone();
+            drop(compute(&*pool, move || told.send(number).unwrap()));
+        }
+        for number in [0, 1] {
+            let told = told.clone();
+            drop(compute(&ComputePool::first(&pool), move || told.send(number).unwrap()));
+        }
+        go_on.send(()).unwrap();
+        block_on(begun);
+        drop((pool, told));
+        assert!(heard.iter().eq(0..5));
     }
 
     #[test]

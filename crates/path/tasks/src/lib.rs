@@ -21,7 +21,7 @@ pub use child_io::{
     AsyncChild, ChildMapAnswer, ChildMapReply, CompletionNotice, HeldChildOperation, NoticeReply,
     extent,
 };
-pub use compute_threads::ComputePool;
+pub use compute_threads::{ComputeFirst, ComputePool};
 pub use control_executor::ControlExecutor;
 pub use executor::{AsyncMutex, AsyncMutexGuard, TaskExecutor, block_on};
 pub use map_batch::{ChildMapBatch, is_over};

@@ -105,6 +105,8 @@ pub struct BlockJobProgress {
 pub(super) struct BlockJob {
     // Dropped in this order: nothing is in flight when claims are given back.
     workers: Vec<PlacedFrontEnd<CopyWorker>>,
+    /// What the workers have lanes on.
+    nodes: Vec<Arc<dyn Node>>,
     copy: Arc<CopyJob>,
     work: JobWork,
     /// The node that is copied, which may have a filter for it.
@@ -213,15 +215,16 @@ impl DaemonState {
         Ok(rest)
     }
 
-    /// What the exports above the sources of jobs stand on: their lanes are open on the targets, too.
-    pub(super) fn exports_beside(&self, ids: &BTreeSet<String>) -> Vec<Arc<dyn Node>> {
-        let jobs = self.jobs.iter().filter(|(id, _)| ids.contains(*id));
+    /// What has lanes beside the nodes of jobs in the graph: what the exports above their sources stand on, whose lanes are open on
+    /// the targets, too; and what workers have in the place of a target, as one that compresses.
+    pub(super) fn served_beside(&self, ids: &BTreeSet<String>) -> Vec<Arc<dyn Node>> {
+        let jobs = || self.jobs.iter().filter(|(id, _)| ids.contains(*id));
         let above =
             |job: &BlockJob| self.graph.model().exports_above(&NodeUser::Node(job.source.clone()));
-        let exports: BTreeSet<String> = jobs.flat_map(|(_, job)| above(job)).collect();
+        let exports: BTreeSet<String> = jobs().flat_map(|(_, job)| above(job)).collect();
         let disks = self.exports.iter().map(|export| export.disk());
-        let disks = disks.filter(|disk| exports.contains(&disk.id));
-        disks.map(|disk| Arc::clone(&disk.node)).collect()
+        let disks = disks.filter(|disk| exports.contains(&disk.id)).map(|disk| &disk.node);
+        disks.chain(jobs().flat_map(|(_, job)| &job.nodes)).map(Arc::clone).collect()
     }
 
     /// The jobs that a daemon which is killed leaves half done.
@@ -358,7 +361,7 @@ impl DaemonState {
         let job = self.jobs.get_mut(id).expect("it was added");
         let workers = place_workers(id, &job.copy, nodes, iothreads, observer)?;
         job.working = workers.len();
-        job.workers = workers;
+        (job.workers, job.nodes) = (workers, nodes.to_vec());
         self.keep_jobs()
     }
 
@@ -442,6 +445,7 @@ impl BlockJob {
     fn new(copy: Arc<CopyJob>, work: JobWork, source: &str, claims: Vec<Claim>) -> Self {
         Self {
             workers: Vec::new(),
+            nodes: Vec::new(),
             copy,
             work,
             source: source.to_owned(),

@@ -406,7 +406,7 @@ impl DaemonState {
         change: GraphChange,
     ) -> Result<GraphTransaction<'_>, GraphChangeError> {
         let rest = self.rest_jobs(&change.jobs)?;
-        let beside = self.exports_beside(&change.jobs);
+        let beside = self.served_beside(&change.jobs);
         let Self { exports, sources, graph, files, .. } = self;
         let hand_over = files.hand_over(change.successions.clone());
         let disks = exports.iter().map(|export| &**export.disk());
@@ -421,7 +421,10 @@ impl DaemonState {
         let mut nodes: Vec<_> = above.iter().map(|above| Arc::clone(&above.disk.node)).collect();
         nodes.extend(graph.nodes_of_jobs(&change.jobs));
         let is_counted = |node: &Arc<dyn Node>| nodes.iter().any(|it| Arc::ptr_eq(it, node));
-        let beside: Vec<_> = beside.into_iter().filter(|node| !is_counted(node)).collect();
+        let mut beside: Vec<_> = beside.into_iter().filter(|node| !is_counted(node)).collect();
+        // Two jobs may be below one export.
+        beside.sort_by_key(|node| Arc::as_ptr(node).addr());
+        beside.dedup_by(|one, other| Arc::ptr_eq(one, other));
         nodes.extend(beside);
         let drained = Some(DrainedSection::begin(sources, nodes, DRAIN_MAX, &SystemClock)?);
         if leaves_node {

@@ -101,11 +101,14 @@ async fn write_compressed(
         clusters.push(NewCluster { cluster, compressed: compressing.await });
     }
     let _claimed = core.image.claim(clusters_of(core, &guest)).await;
+    // All that are compressed share a sync, also those that are no neighbours.
+    let compressed: Vec<_> = clusters.iter().filter(|new| new.compressed.is_some()).collect();
+    if !compressed.is_empty() {
+        store(core, &compressed).await?;
+    }
     for run in clusters.chunk_by(|one, next| one.compressed.is_some() == next.compressed.is_some())
     {
-        if run[0].compressed.is_some() {
-            store(core, run).await?;
-        } else {
+        if run[0].compressed.is_none() {
             store_plain(core, run, &guest, &bytes).await?;
         }
     }
@@ -173,18 +176,19 @@ async fn store_plain(
     change.conclude(core, written).await
 }
 
-/// Writes neighbours that are compressed, and has the tables name them. They are claimed.
-async fn store(core: &LaneCore, run: &[NewCluster]) -> Result<(), FailKind> {
+/// Writes clusters that are compressed, in the order of the disk, and has the tables name them. They are claimed.
+async fn store(core: &LaneCore, all: &[&NewCluster]) -> Result<(), FailKind> {
     let (geometry, space) = (core.image.geometry, core.image.space()?);
-    let last = geometry.start_of(run[run.len() - 1].cluster);
-    let before = look(core, &(geometry.start_of(run[0].cluster)..last + 1)).await?;
-    for NewCluster { cluster, .. } in run {
+    let last = geometry.start_of(all[all.len() - 1].cluster);
+    let mut before = look(core, &(geometry.start_of(all[0].cluster)..last + 1)).await?;
+    before.retain(|(cluster, _)| all.binary_search_by_key(cluster, |new| new.cluster).is_ok());
+    for NewCluster { cluster, .. } in all {
         core.ensure_table(*cluster).await?;
     }
-    let packed = |new: &NewCluster| new.compressed.as_ref().map_or(0, |bytes| bytes.len() as u64);
-    let counts: Vec<u64> = run.iter().map(packed).collect();
+    let packed = |new: &&NewCluster| new.compressed.as_ref().map_or(0, |bytes| bytes.len() as u64);
+    let counts: Vec<u64> = all.iter().map(packed).collect();
     let starts = core.image.take_bytes(&core.file, &counts).await?;
-    let entries = write_durably(core, run, &starts).await;
+    let entries = write_durably(core, all, &starts).await;
     let entries = match entries {
         Ok(entries) => entries,
         Err(kind) => {
@@ -216,12 +220,12 @@ async fn store(core: &LaneCore, run: &[NewCluster]) -> Result<(), FailKind> {
 /// will say.
 async fn write_durably(
     core: &LaneCore,
-    run: &[NewCluster],
+    all: &[&NewCluster],
     starts: &[u64],
 ) -> Result<Vec<(GuestCluster, RawL2Entry)>, FailKind> {
-    let mut entries = Vec::with_capacity(run.len());
+    let mut entries = Vec::with_capacity(all.len());
     let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
-    for (NewCluster { cluster, compressed }, start) in run.iter().zip(starts) {
+    for (NewCluster { cluster, compressed }, start) in all.iter().zip(starts) {
         let bytes = compressed.as_deref().unwrap_or_default();
         let entry = core.image.geometry.compressed(*start, bytes.len() as u64);
         entries.push((*cluster, entry.ok_or(FailKind::NoSpace)?));

@@ -393,3 +393,27 @@ fn damaged_clusters_fail_their_reads_and_no_others() -> Result<()> {
     }
     Ok(())
 }
+
+/// All that is in a cluster of the file goes at once: its space is given back, as that of a cluster which is not shared.
+#[test]
+fn the_space_of_compressed_clusters_that_go_together_is_given_back() -> Result<()> {
+    if qemu::is_missing() {
+        return Ok(());
+    }
+    let directory = tempfile::tempdir()?;
+    let name = "together.qcow2";
+    make(directory.path(), name, 0x90, "cluster_size=64k")?;
+    let before = fs::read(directory.path().join(name))?;
+    let mut bench = Bench::open(&[&directory.path().join(name)], Access::ReadWrite)?;
+    let zero = Operation::WriteZeroes(bench.extent(0, SIZE), ZeroTerms::UNMAP, Durability::Cached);
+    for operation in [zero, Operation::Flush] {
+        bench.change(operation, &[]).map_err(|kind| anyhow::anyhow!("{operation:?}: {kind:?}"))?;
+    }
+    let after = bench.close();
+    let used = |bytes: &[u8]| {
+        bytes.chunks(65536).filter(|cluster| cluster.iter().any(|byte| *byte != 0)).count()
+    };
+    // The header, tables and refcounts stay.
+    ensure!(used(&before) > 20 && used(&after) < 8, "{} and {}", used(&before), used(&after));
+    Ok(())
+}

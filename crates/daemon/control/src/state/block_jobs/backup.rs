@@ -232,11 +232,15 @@ impl DaemonState {
             edge("target", ChildRole::JobTarget, target),
         ];
         let mut nodes = self.graph.add_job(id, edges, name)?;
+        let mut for_guests = Arc::clone(&nodes[1]);
         if let Some(compress) = compress {
-            nodes[1] = Arc::new(compress.over(Arc::clone(&nodes[1])));
+            let compress = compress.over(Arc::clone(&nodes[1]));
+            // Guests wait for what they have copied, and nobody for what the job copies.
+            for_guests = Arc::new(compress.first());
+            nodes[1] = Arc::new(compress);
         }
         let kept = Arc::clone(&state);
-        let (target, clock) = (Child::new(Arc::clone(&nodes[1])), Arc::clone(&self.clock));
+        let (target, clock) = (Child::new(for_guests), Arc::clone(&self.clock));
         let change = self.graph.put_filter(source, FilterKind::Job, |child| {
             let (access, state) = (child.node().access(), (state, clock));
             let policies = (access, DiscardPolicy::Unmap);

@@ -172,3 +172,105 @@ fn as_the_peer(ringloom: &Program, peer: &Program) -> Result<()> {
 fn as_much_is_compressed_as_with_the_peer() {
     with(&Program::qemu_storage_daemon(), |peer| as_the_peer(&ringloom(), peer));
 }
+
+/// The target of a compressed backup, below a filter, is kept as it was: what that copies is stored as always.
+fn only_its_own_target(program: &Program) -> Result<()> {
+    let bench = Bench::new()?;
+    let bytes = write_disk(&bench, 4096)?;
+    let (server, mut qmp) = start(program, &bench, &[], &[])?;
+    let disk = json!({"driver": "file", "node-name": "d", "filename": bench.text("disk")});
+    qmp.execute("blockdev-add", &disk)?;
+    for name in ["t", "scratch"] {
+        add_image(&mut qmp, &bench, name, ("compat=1.1", bytes))?;
+    }
+    qmp.execute("object-add", &json!({"qom-type": "throttle-group", "id": "g"}))?;
+    let filter = json!({
+        "driver": "throttle", "node-name": "f", "throttle-group": "g", "file": "t",
+    });
+    qmp.execute("blockdev-add", &filter)?;
+    // Whoever reads it has what is put below claimed.
+    let address = json!({"type": "unix", "data": {"path": bench.text("nbd")}});
+    qmp.execute("nbd-server-start", &json!({"addr": address}))?;
+    let export = json!({"type": "nbd", "id": "x", "node-name": "f"});
+    qmp.execute("block-export-add", &export)?;
+    let mut job = json!({
+        "job-id": "j", "device": "d", "target": "f", "sync": "full", "compress": true,
+    });
+    qmp.execute("blockdev-backup", &job)?;
+    qmp.event("BLOCK_JOB_COMPLETED")?;
+    // What it writes over is to be text, and not zeroes.
+    job["speed"] = (1 << 18).into();
+    qmp.execute("blockdev-backup", &job)?;
+    let kept = json!({
+        "driver": "copy-before-write", "node-name": "kept", "file": "t", "target": "scratch",
+    });
+    qmp.execute("blockdev-add", &kept)?;
+    let inserted = json!({"node": "t", "filter": "kept", "ringloom-volatile": true});
+    qmp.execute("ringloom-insert-filter", &inserted)?;
+    qmp.execute("block-job-set-speed", &json!({"device": "j", "speed": 0}))?;
+    let end = qmp.event("BLOCK_JOB_COMPLETED")?["data"].clone();
+    ensure!(end["error"].is_null() && end["len"] == end["offset"], "{end}");
+    drop(qmp);
+    stop(server, &[&monitor_socket(&bench)])?;
+    ensure!(compressed_clusters(&bench, "t")? > 0, "nothing is compressed");
+    let found = counted(&bench, "scratch")?;
+    ensure!(found["allocated-clusters"].as_u64() > Some(4), "nothing was kept: {found}");
+    ensure!(found["compressed-clusters"].as_u64().unwrap_or(0) == 0, "{found}");
+    qemu_img(&bench, "compare -q -f raw -F qcow2 disk t").map(drop)
+}
+
+#[test]
+fn what_a_filter_keeps_of_a_compressed_target_is_stored_as_always() {
+    with(&ringloom(), only_its_own_target);
+}
+
+/// Clusters that shrink and clusters that do not, by turns: those of a request share a sync.
+fn few_syncs(program: &Program) -> Result<()> {
+    let bench = Bench::new()?;
+    const CLUSTER: usize = 4096;
+    let mut disk = vec![b'a'; 1 << 20];
+    let mut rng = Rng::new(0x5e7);
+    disk.chunks_mut(CLUSTER).step_by(2).for_each(|cluster| rng.fill(cluster));
+    std::fs::write(bench.path("disk"), &disk)?;
+    qemu_img(&bench, "create -q -f qcow2 -o cluster_size=4k t 1M")?;
+    // A server's disk does not grow.
+    std::fs::File::options().write(true).open(bench.path("t"))?.set_len(4 << 20)?;
+    let (socket, log) = (bench.path("kit.sock"), bench.text("kit.log"));
+    let words = ["--filter=log", "file", &bench.text("t"), &format!("logfile={log}")];
+    let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+    let options = ["-f", "--exit-with-parent", "-U", &bench.text("kit.sock")];
+    let kit = Program::named("nbdkit", "nbdkit", &options).start(&words, &[socket])?;
+    let connects = ["--allow-connect", "localhost:1"].map(str::to_owned);
+    let (server, mut qmp) = start(program, &bench, &connects, &[])?;
+    let file = json!({"driver": "file", "node-name": "d", "filename": bench.text("disk")});
+    qmp.execute("blockdev-add", &file)?;
+    let place = json!({"type": "unix", "path": bench.text("kit.sock")});
+    let target = json!({
+        "driver": "qcow2", "node-name": "t", "file": {"driver": "nbd", "server": place},
+    });
+    qmp.execute("blockdev-add", &target)?;
+    let syncs = || -> Result<usize> {
+        let log = std::fs::read_to_string(&log)?;
+        Ok(log.lines().filter(|line| line.contains(" Flush ")).count())
+    };
+    let before = syncs()?;
+    let job = json!({
+        "job-id": "j", "device": "d", "target": "t", "sync": "full", "compress": true,
+        "x-perf": {"max-workers": 1},
+    });
+    qmp.execute("blockdev-backup", &job)?;
+    let end = qmp.event("BLOCK_JOB_COMPLETED")?["data"].clone();
+    ensure!(end["error"].is_null(), "{end}");
+    let count = syncs()? - before;
+    // 128 clusters are compressed, in requests of 64 clusters at least.
+    ensure!((1..48).contains(&count), "{count} syncs");
+    drop(qmp);
+    stop(server, &[&monitor_socket(&bench)])?;
+    drop(kit);
+    qemu_img(&bench, "compare -q -f raw -F qcow2 disk t").map(drop)
+}
+
+#[test]
+fn compressed_clusters_of_a_request_share_a_sync() {
+    with(&ringloom(), few_syncs);
+}
