@@ -360,6 +360,18 @@ impl GraphModel {
         }
     }
 
+    /// Whether a job writes to a node that stands on what it copies.
+    pub fn is_job_overlay(&self, user: &NodeUser) -> bool {
+        self.uses.is_job_overlay(user)
+    }
+
+    /// What a node is to a job that writes to it while it copies that source.
+    pub fn role_of_target(&self, target: &str, source: &str) -> ChildRole {
+        let below = self.below(&NodeUser::Node(target.to_owned()));
+        let is_source = |edge: &Edge| edge.role == ChildRole::Backing && edge.node == source;
+        if below.iter().any(is_source) { ChildRole::JobOverlay } else { ChildRole::JobTarget }
+    }
+
     /// Takes a job away, if it is there.
     pub fn remove_job(&mut self, id: &str) {
         self.job_filters.remove(id);

@@ -135,6 +135,7 @@ impl Graph {
                 | ChildRole::AtInstant
                 | ChildRole::JobSource
                 | ChildRole::JobTarget
+                | ChildRole::JobOverlay
                 | ChildRole::JobBase => false,
             };
             match self.below(at).iter().find(leads_down) {

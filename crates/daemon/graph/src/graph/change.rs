@@ -173,7 +173,9 @@ impl Graph {
         from: &str,
         to: &str,
     ) -> Result<GraphChange, GraphChangeRefusal> {
-        let is_other = |(user, _): &(NodeUser, String)| *user != NodeUser::Job(job.to_owned());
+        // What goes there may stand on what it takes the place of.
+        let stays = [NodeUser::Job(job.to_owned()), NodeUser::Node(to.to_owned())];
+        let is_other = |(user, _): &(NodeUser, String)| !stays.contains(user);
         let users = self.model.users_of(from).into_iter().filter(is_other);
         let moved = users.map(|(user, key)| EdgeChange { user, key, by: Some(to.to_owned()) });
         self.end_job(job, &moved.collect::<Vec<_>>())

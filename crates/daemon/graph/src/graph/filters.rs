@@ -4,7 +4,8 @@
 //! Where it stands: those above the node stand on the uppermost filter of it, whatever they name; the lowest stands on the
 //! node. No state file knows of them.
 //!
-//! Invariants: a node has at most one filter of each kind, the lower kinds below the others.
+//! Invariants: a node has at most one filter of each kind, the lower kinds below the others. An image that a job writes to while it
+//! stands on what the job copies stays below the filters that come meanwhile.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -104,7 +105,9 @@ impl Graph {
         if let Some(above) = self.vertices[name].filters.get(place) {
             return vec![above.place_below(node)];
         }
+        // What a filter writes to does not stand on it.
         let users = self.model.users_of(name).into_iter();
+        let users = users.filter(|(user, _)| !self.model.is_job_overlay(user));
         let put = |(user, key): (NodeUser, String)| {
             let child = Arc::clone(self.place(&user, &key));
             ChangedPlace::Node { child, node: Arc::clone(node) }

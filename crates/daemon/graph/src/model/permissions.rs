@@ -27,6 +27,9 @@ pub enum ChildRole {
     JobSource,
     /// A job writes it: others may only read it.
     JobTarget,
+    /// A job writes to it, and it stands on the source as its backing file, which others change: what it shows there is right for
+    /// the job alone, so nobody else may use it.
+    JobOverlay,
     /// A job writes to it what those above it in its chain have anyway.
     JobBase,
     /// The same as the first, and what is about to be changed in it is read before: others may not change it as soon as the user
@@ -48,6 +51,7 @@ impl ChildRole {
             | Self::Data
             | Self::CopiedTo
             | Self::JobTarget
+            | Self::JobOverlay
             | Self::JobBase
             | Self::Preserved
             | Self::PreservedTo => true,
@@ -65,6 +69,7 @@ impl ChildRole {
             | Self::Backing
             | Self::JobSource
             | Self::JobTarget
+            | Self::JobOverlay
             | Self::JobBase
             | Self::PreservedTo
             | Self::AtInstant => false,
@@ -78,6 +83,7 @@ impl ChildRole {
             | Self::Data
             | Self::CopiedTo
             | Self::JobTarget
+            | Self::JobOverlay
             | Self::JobBase
             | Self::PreservedTo => true,
             Self::Filtered

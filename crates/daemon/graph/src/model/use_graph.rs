@@ -311,6 +311,15 @@ impl UseGraph {
                 let uses = Permissions::WRITES.and(Permission::Resize);
                 Rights { uses, shares: kept }
             }
+            (ChildRole::JobOverlay, _) => {
+                let uses = Permissions::WRITES.and(Permission::Resize);
+                Rights { uses, shares: Permissions::NONE }
+            }
+            // The job that writes there bears with it.
+            (ChildRole::Backing, _) if self.is_job_overlay(&above.user) => {
+                let resizes = Permissions::NONE.and(Permission::Resize);
+                Rights { uses: reads, shares: Permissions::ALL.without(resizes) }
+            }
             // As long as nobody needs the image, it does not matter what becomes of what it stands on.
             (ChildRole::Backing, _) if uses == Permissions::NONE => {
                 Rights { uses, shares: Permissions::ALL }
@@ -338,6 +347,13 @@ impl UseGraph {
                 Rights { uses, shares: kept }
             }
         }
+    }
+
+    /// Whether a job writes to a node that stands on what it copies.
+    pub(super) fn is_job_overlay(&self, user: &NodeUser) -> bool {
+        let NodeUser::Node(name) = user else { return false };
+        let mut above = self.above.get(name).into_iter().flatten();
+        above.any(|edge| edge.role == ChildRole::JobOverlay)
     }
 
     fn has_users(&self, user: &NodeUser) -> bool {

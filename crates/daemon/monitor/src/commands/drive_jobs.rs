@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use control::StatePolicy;
 use graph::{Blockdev, file_kind};
+use jobs::JobKind;
 use kernel_io::FileKind;
 use serde_json::{Map, Value, json};
 use syntax::{Key, Keys, OptionFields, ValueType, optional, required};
@@ -54,8 +55,8 @@ struct FileTarget {
     format: String,
     /// Whether it is made.
     is_new: bool,
-    /// The node that shows where the target has nothing, if any does.
-    backing: Option<String>,
+    /// The node that shows where the target has nothing, if any does; of a file that is there, unless its image says it.
+    backing: Option<Option<String>>,
     /// What the node is to be called.
     name: String,
 }
@@ -74,7 +75,7 @@ pub(super) fn drive_mirror(
             let desc = "a node-name must be provided when replacing a named node of the graph";
             return Err(QmpError::generic(desc));
         }
-        let target = FileTarget::read(context, &mut fields, sync, name)?;
+        let target = FileTarget::read(context, &mut fields, (JobKind::Mirror, sync), name)?;
         let (source, target) = target.open(context, preparation)?;
         let owned = Some(target.clone());
         let ends = MirrorEnds { source, target, sync, filter: None, owned };
@@ -97,7 +98,7 @@ impl Preparation {
         fields: &mut OptionFields,
     ) -> Result<(), QmpError> {
         let sync = fields.word("sync")?;
-        let target = FileTarget::read(context, fields, sync, None)?;
+        let target = FileTarget::read(context, fields, (JobKind::Backup, sync), None)?;
         let (source, target) = target.open(context, self)?;
         let mut backup = read(context, fields, (source, target.clone()), sync)?;
         backup.owned = Some(target);
@@ -110,7 +111,7 @@ impl FileTarget {
     fn read(
         context: &CommandContext<'_>,
         fields: &mut OptionFields,
-        sync: Option<&str>,
+        (job, sync): (JobKind, Option<&str>),
         name: Option<String>,
     ) -> Result<Self, QmpError> {
         let source = mirror::node(context, fields, "device")?;
@@ -132,10 +133,8 @@ impl FileTarget {
             }
         };
         let backing = match sync {
-            Some("none") => {
-                let desc = "sync=none with a file as target is not supported yet";
-                return Err(QmpError::generic(desc));
-            }
+            // It shows what was not copied, as the source has it.
+            Some("none") => Some(source.clone()),
             Some("top") => graph.model().backing_chain(&source).get(1).cloned(),
             _ => None,
         };
@@ -146,6 +145,13 @@ impl FileTarget {
                 free_node_name(context, |number| format!("target{number}-{stem}"))
             }
         };
+        // As in QEMU: what a mirror is put on has that below already.
+        let is_overlay = job == JobKind::Backup && sync == Some("none");
+        if is_overlay && !is_new && format == "raw" {
+            let desc = format!("Driver 'raw' of node '{name}' does not support backing files");
+            return Err(QmpError::generic(desc));
+        }
+        let backing = (is_new || is_overlay).then_some(backing);
         if graph.node(&name).is_ok() {
             return Err(QmpError::generic(format!("Duplicate nodes with node-name='{name}'")));
         }
@@ -161,10 +167,11 @@ impl FileTarget {
         let Self { source, path, format, is_new, backing, name } = self;
         if is_new {
             let bytes = context.state.graph().node(&source)?.size();
-            let made = make_file(context, (&path, &format), bytes, backing.as_deref())?;
+            let below = backing.as_ref().and_then(Option::as_deref);
+            let made = make_file(context, (&path, &format), bytes, below)?;
             preparation.files.extend(made);
         }
-        let node = node_of(context, &source, (&name, &path, &format), is_new.then_some(backing));
+        let node = node_of(context, &source, (&name, &path, &format), backing);
         let blockdev = Blockdev::read(OptionFields::of_json(node))?;
         blockdev.check_files()?;
         // A job that is killed leaves a target that nobody is to need: a restart knows it only if something stands on it.

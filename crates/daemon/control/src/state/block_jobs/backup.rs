@@ -229,7 +229,7 @@ impl DaemonState {
         let name = name.map(|name| JobFilter { target: Some(target.clone()), ..name });
         let edges = vec![
             edge("source", ChildRole::JobSource, source),
-            edge("target", ChildRole::JobTarget, target),
+            edge("target", self.graph.model().role_of_target(target, source), target),
         ];
         let mut nodes = self.graph.add_job(id, edges, name)?;
         let mut for_guests = Arc::clone(&nodes[1]);

@@ -96,10 +96,11 @@ impl DaemonState {
         let MirrorOptions { id, source, target, .. } = options;
         let bytes = self.check_mirror(source, target)?;
         let replaced = options.replaces.as_deref().unwrap_or(source);
-        self.check_replaced(source, replaced)?;
+        self.check_replaced((source, target), replaced)?;
         let (scan, role) = match options.sync {
             MirrorSync::Top => (Some(ScanFilter::AllocatedAbove(1)), ChildRole::JobTarget),
-            MirrorSync::Full | MirrorSync::New => (None, ChildRole::JobTarget),
+            MirrorSync::Full => (None, ChildRole::JobTarget),
+            MirrorSync::New => (None, self.graph.model().role_of_target(target, source)),
             MirrorSync::Commit => {
                 let depth = self.check_chain(source, target)?;
                 (Some(ScanFilter::AllocatedAbove(depth)), ChildRole::JobBase)
@@ -152,7 +153,7 @@ impl DaemonState {
             return Err(BlockJobError::Itself);
         }
         let (wanted, found) = self.check_ends(source, target)?;
-        self.check_root(source)?;
+        self.check_root(source, target)?;
         if found < wanted {
             let (target, node) = (target.to_owned(), source.to_owned());
             return Err(BlockJobError::TooSmall { target, found, node, wanted });
@@ -161,7 +162,11 @@ impl DaemonState {
     }
 
     /// Whether what stands on a node may go on on a copy of the source: it must show the source's bytes, and nothing else.
-    fn check_replaced(&self, source: &str, replaced: &str) -> Result<(), BlockJobError> {
+    fn check_replaced(
+        &self,
+        (source, target): (&str, &str),
+        replaced: &str,
+    ) -> Result<(), BlockJobError> {
         self.graph.node(replaced)?;
         let (mut at, mut way) = (source, Vec::new());
         while at != replaced {
@@ -182,13 +187,14 @@ impl DaemonState {
                 return Err(BlockJobError::ReplacedInUse { node, user, mirrored });
             }
         }
-        self.check_root(replaced)
+        self.check_root(replaced, target)
     }
 
-    /// Whether no image stands on a node as its backing file.
-    fn check_root(&self, node: &str) -> Result<(), BlockJobError> {
-        let is_backing =
-            |(user, key): &(NodeUser, String)| matches!(user, NodeUser::Node(_)) && key == BACKING;
+    /// Whether no image but the target stands on a node as its backing file.
+    fn check_root(&self, node: &str, target: &str) -> Result<(), BlockJobError> {
+        let is_backing = |(user, key): &(NodeUser, String)| {
+            matches!(user, NodeUser::Node(name) if name != target) && key == BACKING
+        };
         if self.graph.model().users_of(node).iter().any(is_backing) {
             return Err(BlockJobError::NoRoot(node.to_owned()));
         }
@@ -271,7 +277,7 @@ impl DaemonState {
         };
         is_equal()?;
         if end == MirrorEnd::Switch && replaced != source {
-            self.check_replaced(&source, &replaced)?;
+            self.check_replaced((&source, &target), &replaced)?;
         }
         // Almost all of it while guests run.
         let failed = |source| BlockJobError::Flush { target: target.clone(), source };
