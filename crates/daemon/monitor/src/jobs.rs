@@ -11,6 +11,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::FailKind;
 use control::{
@@ -31,6 +32,9 @@ use crate::events::{
 };
 use crate::inbox::{InboxSender, Message};
 use crate::qmp_error::QmpError;
+
+/// How long is waited for what a job has begun that is given up.
+const GIVE_UP_MAX: Duration = Duration::from_secs(1);
 
 /// What clients are told of a job.
 pub(crate) type Events = Vec<(&'static str, Value)>;
@@ -217,7 +221,12 @@ impl Jobs {
                 entry.end_if_wished(state);
             }
             JobNews::DiskFailed(error, action) => events.extend(entry.failed(state, error, action)),
-            JobNews::WorkerEnded(CopyEnd::Failed(error)) => {
+            JobNews::WorkerEnded(_) | JobNews::Quiet if entry.is_given_up() => {
+                entry.end_given_up(state, Duration::ZERO);
+            }
+            JobNews::Quiet => {}
+            JobNews::Failed(_) if entry.is_given_up() => {}
+            JobNews::Failed(error) | JobNews::WorkerEnded(CopyEnd::Failed(error)) => {
                 entry.abort(state, JobEnd::Failed(error.to_string()));
             }
             JobNews::NotServed(sentence) => entry.abort(state, JobEnd::Failed(sentence)),
@@ -435,10 +444,32 @@ impl JobEntry {
         }
     }
 
-    /// Ends without its result.
+    /// Ends without its result, at once or when what it has begun is over.
     fn abort(&mut self, state: &mut DaemonState, end: JobEnd) {
+        if self.is_given_up() {
+            return;
+        }
         self.look(state);
+        self.job.work_ended(end);
+        if !self.end_given_up(state, GIVE_UP_MAX) {
+            let id = self.job.id();
+            tracing::warn!(
+                "block job '{id}': its target has requests in flight; it ends after them"
+            );
+        }
+    }
+
+    /// Whether it is over as soon as what it has begun is.
+    fn is_given_up(&self) -> bool {
+        self.job.status() == JobStatus::Aborting
+    }
+
+    /// Ends a job that was given up, if what it has begun is over within that time; whether it is.
+    fn end_given_up(&mut self, state: &mut DaemonState, limit: Duration) -> bool {
         let id = self.job.id();
+        if !state.give_up_block_job(id, limit) {
+            return false;
+        }
         if let Err(error) = state.abort_block_job(id) {
             tracing::error!(
                 "block job '{id}': {}; what it has put on its source stays until a restart",
@@ -446,8 +477,8 @@ impl JobEntry {
             );
         }
         self.let_go(state);
-        self.job.work_ended(end);
         self.job.aborted();
+        true
     }
 
     /// Its work is over: the node that was made for it is gone, unless somebody uses it.

@@ -36,7 +36,7 @@ use lane::CopyBeforeWriteLane;
 use preserving::PreservingTasks;
 use snapshot::SnapshotNode;
 pub use snapshot::{NoSnapshot, SnapshotAccessNode};
-pub use state::SnapshotState;
+pub use state::{SnapshotNews, SnapshotState};
 
 /// What is copied at a time, within a cluster or over several.
 const CHUNK_BYTES: u64 = 1 << 20;

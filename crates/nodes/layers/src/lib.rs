@@ -24,7 +24,7 @@ mod throttle;
 pub use compress::CompressNode;
 pub use copy_before_write::{
     CbwErrorPolicy, CopyBeforeWriteError, CopyBeforeWriteNode, CopyBeforeWriteSettings, NoSnapshot,
-    SnapshotAccessNode, SnapshotState,
+    SnapshotAccessNode, SnapshotNews, SnapshotState,
 };
 pub use copy_on_read::{CopyOnReadNode, CopySource};
 pub use delay::{

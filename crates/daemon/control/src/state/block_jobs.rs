@@ -19,6 +19,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bitmaps::FrozenBitmap;
 use block::{Claim, Node};
@@ -60,6 +61,10 @@ pub enum JobNews {
     WorkerEnded(CopyEnd),
     /// It has begun, and nothing can work on it: why.
     NotServed(String),
+    /// It cannot be finished, though what its workers have begun may go on.
+    Failed(CopyError),
+    /// It was given up, and what guests' changes had copied for it is over.
+    Quiet,
 }
 
 /// Hears what happens to a job. Called by iothreads: it must not block.
@@ -146,6 +151,8 @@ struct BackupWork {
     bytes: Option<u64>,
     /// The bitmap that says what it copies.
     bitmap: Option<JobBitmap>,
+    /// What guests have copied before they change it.
+    state: Arc<SnapshotState>,
 }
 
 /// The bitmap of a backup, what becomes of it, and what of it is left.
@@ -287,10 +294,26 @@ impl DaemonState {
         Some(BlockJobProgress { current, total: current.saturating_add(left) })
     }
 
+    /// Has a job begin nothing more, and guests go on that wait for it. Whether all is over that it had begun, for which this
+    /// waits no longer than that; otherwise its end is told ([`JobNews::WorkerEnded`], [`JobNews::Quiet`]), and ask again: a
+    /// target that hangs would have the end of the job wait, and everybody with it.
+    pub fn give_up_block_job(&mut self, id: &str, limit: Duration) -> bool {
+        let Some(job) = self.jobs.get_mut(id) else { return true };
+        let JobWork::Backup(BackupWork { state, .. }) = &job.work else { return true };
+        job.copy.cancel();
+        state.give_up();
+        let backlog = job.copy.backlog().map(|it| &it.backlog);
+        let is_quiet = backlog.is_none_or(|backlog| backlog.wait_unclaimed(limit));
+        is_quiet && !state.is_copying()
+    }
+
     /// Ends a job without its result: the guests stay where they are. Blocks, as long as the longest request in flight, or 30
     /// seconds.
     pub fn abort_block_job(&mut self, id: &str) -> Result<(), GraphChangeError> {
         let Some(job) = self.jobs.get_mut(id) else { return Ok(()) };
+        if let JobWork::Backup(BackupWork { state, .. }) = &job.work {
+            state.give_up();
+        }
         job.stop_work();
         if let JobWork::Mirror { filter, .. } = &job.work {
             filter.set_mode(layers::MirrorMode::Background);

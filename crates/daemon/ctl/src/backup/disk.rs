@@ -12,6 +12,9 @@ use crate::client::QmpClient;
 use crate::inventory::{Inventory, prefixed, text};
 use crate::usage::wrong;
 
+/// For how long a guest's change waits for its copy, in seconds: then the backup fails.
+const CBW_TIMEOUT_S: u64 = 30;
+
 /// The longest name of a bitmap.
 const BITMAP_NAME_MAX: usize = 1023;
 
@@ -117,6 +120,7 @@ impl DiskCopy {
         let mut job = json!({
             "job-id": self.job(), "device": node, "target": self.target, "sync": "full",
             "speed": speed, "auto-dismiss": false, "on-cbw-error": "break-snapshot",
+            "cbw-timeout": CBW_TIMEOUT_S,
         });
         if let Choice::Incremental { bitmap, .. } = &self.choice {
             job["sync"] = "bitmap".into();

@@ -2,6 +2,7 @@
 //! `transaction`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use control::{
     BackupBitmap, BackupChanges, BackupOptions, BackupSync, BitmapSync, JobObserver, StatePolicy,
@@ -28,6 +29,7 @@ pub(super) const BACKUP_KEYS: &[Key] = &[
     optional("on-source-error", ON_ERROR),
     optional("on-target-error", ON_ERROR),
     optional("on-cbw-error", ValueType::Word(&["break-guest-write", "break-snapshot"])),
+    optional("cbw-timeout", ValueType::Number),
     optional("x-perf", ValueType::Object(&PERF)),
     FILTER_NAME,
 ];
@@ -141,6 +143,8 @@ pub(super) fn read(
         Some("break-snapshot") => CbwErrorPolicy::BreakSnapshot,
         _ => CbwErrorPolicy::BreakGuestWrite,
     };
+    let timeout = fields.number_u32("cbw-timeout")?.filter(|seconds| *seconds > 0);
+    let cbw_timeout = timeout.map(|seconds| Duration::from_secs(seconds.into()));
     let (workers_max, chunk_max, min_cluster_bytes) = performance(fields)?;
     let (on_source_error, on_target_error) =
         (error_policy(fields, "on-source-error")?, error_policy(fields, "on-target-error")?);
@@ -157,6 +161,7 @@ pub(super) fn read(
         on_source_error,
         on_target_error,
         on_cbw_error,
+        cbw_timeout,
         workers_max,
         chunk_max,
         min_cluster_bytes,

@@ -2,7 +2,7 @@
 //!
 //! Where it stands: guests' requests go to one lane of the child, copies read another one.
 //!
-//! Limits: a task for each change that waits, or has waited until its time was over.
+//! Limits: a task for each change that waits, and for [`LATE_COPIES_MAX`] that have waited until their time was over.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -20,6 +20,10 @@ use super::{CbwErrorPolicy, CopyBeforeWriteSettings};
 
 /// How much later than its timeout a change may fail.
 const SLACK: Duration = Duration::from_millis(50);
+
+/// How many copies may go on whose changes have failed because their time was over; as long as there are more, others fail at
+/// once.
+const LATE_COPIES_MAX: usize = 4096;
 
 /// A change that waits until its clusters are preserved.
 #[derive(Debug)]
@@ -43,6 +47,8 @@ pub(super) struct CopyBeforeWriteLane {
     /// By the number of the task; those of longer ago first, as are the deadlines.
     waiting: BTreeMap<u64, WaitingChange>,
     next: u64,
+    /// How many copies go on for which nobody waits any more.
+    late_copies: usize,
     /// What is asked below late. Empty between calls.
     asked: Vec<Mapping>,
 }
@@ -58,7 +64,20 @@ impl CopyBeforeWriteLane {
         let (waiting, next, asked) = (BTreeMap::new(), 0, Vec::new());
         let tasks = TaskExecutor::new(io.waker().clone());
         let (io, copies) = (io.clone(), Rc::new(copies));
-        Self { below, io, copies, tasks, access, discards, settings, clock, waiting, next, asked }
+        Self {
+            below,
+            io,
+            copies,
+            tasks,
+            access,
+            discards,
+            settings,
+            clock,
+            waiting,
+            next,
+            late_copies: 0,
+            asked,
+        }
     }
 
     /// Whether an operation may be asked below now.
@@ -90,6 +109,13 @@ impl CopyBeforeWriteLane {
         if self.passes(operation) {
             return Disposition::Below;
         }
+        if self.late_copies >= LATE_COPIES_MAX
+            && self.settings.on_error == CbwErrorPolicy::BreakGuestWrite
+        {
+            // It would wait for nothing, as those have.
+            mapping.answer = Answer::Refused(FailKind::Io);
+            return Disposition::Over;
+        }
         mapping.answer = Answer::Held;
         self.hold(mapping);
         Disposition::Over
@@ -101,17 +127,26 @@ impl CopyBeforeWriteLane {
         self.next += 1;
         let deadline = self.settings.timeout.and_then(|it| self.clock.now().checked_add(it));
         self.waiting.insert(number, WaitingChange { mapping: *mapping, deadline });
+        self.copies.state.wake_if_broken(self.io.waker());
         self.tasks.spawn(Rc::clone(&self.copies).serve(number, extent.bytes()));
     }
 
     /// Has those asked whose clusters are preserved; those that cannot go on are answered.
     fn go_on(&mut self, now: Instant, late: &mut Vec<Mapping>) {
+        if self.copies.state.broken().is_some() {
+            // Nothing is preserved any more, whatever becomes of the copies.
+            self.asked.extend(std::mem::take(&mut self.waiting).into_values().map(|it| it.mapping));
+        }
         for (number, result) in self.copies.take_over() {
+            if !self.waiting.contains_key(&number) {
+                self.late_copies = self.late_copies.saturating_sub(1);
+            }
             self.end(number, result, late);
         }
         let is_late = |change: &WaitingChange| change.deadline.is_some_and(|it| it <= now);
         while let Some((number, _)) = self.waiting.first_key_value().filter(|it| is_late(it.1)) {
             let number = *number;
+            self.late_copies += 1;
             self.end(number, Err(FailKind::Io), late);
         }
     }

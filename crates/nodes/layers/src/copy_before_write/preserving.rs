@@ -77,9 +77,14 @@ impl PreservingTasks {
         let count = (chunk.end - chunk.start).min(self.chunk_bytes);
         let _memory = self.room.take(usize::try_from(count).expect("a chunk fits memory")).await;
         let _locked = self.state.lock(chunk.clone()).await;
+        let _copying = self.state.begin_copying();
         let mut at = chunk.start;
         // Others may have preserved some of it meanwhile.
         while let Some(run) = self.state.next_pending(at..chunk.end) {
+            // Those who waited for the same lock have changed it by now.
+            if self.state.broken().is_some() {
+                return Ok(());
+            }
             at = run.end;
             let mut from = run.start;
             while from < run.end {

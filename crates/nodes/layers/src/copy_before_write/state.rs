@@ -4,12 +4,14 @@
 //! Invariants: a cluster is pending until its bytes of the instant are on the target; as long as it is, the source has
 //! them. It stops being pending under a lock of all of it. Who reads bytes on the source holds a lock of these from before
 //! it looks whether they are pending to the end of the read. So who finds a cluster not pending may change it at once.
-//! A snapshot that is broken stays so; a read that began before looks once more when it is over.
+//! A snapshot that is broken, or given up, stays so; a read that began before looks once more when it is over.
 //! Threads: any.
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::task::Waker;
 
 use bitmaps::{BitmapError, CopyBacklog, DirtyBitmap, Granularity};
 use block::{DiskSize, FailKind, LaneError, Node, RangeGuard, RangeLock};
@@ -27,13 +29,28 @@ pub struct SnapshotState {
     gone: DirtyBitmap,
     locks: RangeLock,
     broken: OnceLock<FailKind>,
+    /// Whether nobody needs it any more, broken before or not.
+    is_given_up: AtomicBool,
+    /// Held as long as it is whole: who waits for that is woken when it breaks.
+    whole: (RangeLock, Mutex<Option<RangeGuard>>),
+    /// How many changes of guests have clusters copied just now.
+    copying: AtomicUsize,
     /// What a job has to copy that copies all of it to the same target, if there is one.
     job: OnceLock<Arc<CopyBacklog>>,
     watcher: OnceLock<BreakWatcher>,
 }
 
-/// Who is told when a snapshot breaks.
-struct BreakWatcher(Box<dyn Fn(FailKind) + Send + Sync>);
+/// What becomes of a snapshot that a job copies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SnapshotNews {
+    /// It has broken.
+    Broken(FailKind),
+    /// It was given up, and what guests' changes have copied is over.
+    Unused,
+}
+
+/// Who is told what becomes of a snapshot.
+struct BreakWatcher(Box<dyn Fn(SnapshotNews) + Send + Sync>);
 
 impl fmt::Debug for BreakWatcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,6 +85,8 @@ impl SnapshotState {
         let pending = Arc::new(DirtyBitmap::new(size, cluster)?);
         pending.set_all();
         let gone = DirtyBitmap::new(size, cluster)?;
+        let whole = RangeLock::default();
+        let is_whole = whole.try_lock(0..1, Waker::noop());
         Ok(Self {
             name: name.to_owned(),
             size,
@@ -75,6 +94,9 @@ impl SnapshotState {
             gone,
             locks: RangeLock::default(),
             broken: OnceLock::new(),
+            is_given_up: AtomicBool::new(false),
+            whole: (whole, Mutex::new(is_whole)),
+            copying: AtomicUsize::new(0),
             job: OnceLock::new(),
             watcher: OnceLock::new(),
         })
@@ -104,14 +126,55 @@ impl SnapshotState {
         backlog
     }
 
-    /// Has this called when the snapshot breaks, by the iothread that breaks it: it must not block. Once, and before the first
-    /// change can come.
+    /// Has this called when something becomes of the snapshot, by the iothread where it does: it must not block. Once, and before
+    /// the first change can come.
     ///
     /// # Panics
     /// If somebody else is to be told.
-    pub fn watch(&self, has_broken: impl Fn(FailKind) + Send + Sync + 'static) {
-        let set = self.watcher.set(BreakWatcher(Box::new(has_broken)));
+    pub fn watch(&self, hear: impl Fn(SnapshotNews) + Send + Sync + 'static) {
+        let set = self.watcher.set(BreakWatcher(Box::new(hear)));
         assert!(set.is_ok(), "a snapshot has one watcher");
+    }
+
+    fn tell(&self, news: SnapshotNews) {
+        if let Some(BreakWatcher(tell)) = self.watcher.get() {
+            tell(news);
+        }
+    }
+
+    /// Nobody needs it any more: guests go on at once, those that wait for a copy as well.
+    pub fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::SeqCst);
+        self.end(FailKind::Cancelled);
+    }
+
+    /// Whether changes of guests have clusters copied just now. Once it was given up there is [`SnapshotNews::Unused`] when the last
+    /// of them is over.
+    pub fn is_copying(&self) -> bool {
+        // Beside the one in `begin_copying`: either this finds the copy, or that finds that the snapshot is broken.
+        fence(Ordering::SeqCst);
+        self.copying.load(Ordering::SeqCst) > 0
+    }
+
+    /// A change of a guest has clusters copied as long as this is there.
+    pub(super) fn begin_copying(self: &Arc<Self>) -> CopyingGuard {
+        self.copying.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        CopyingGuard(Arc::clone(self))
+    }
+
+    /// Has this waker used when it breaks, or at once.
+    pub(super) fn wake_if_broken(&self, waker: &Waker) {
+        if self.whole.0.is_free(&(0..1), waker) {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// It is not whole any more; whether that is new.
+    fn end(&self, kind: FailKind) -> bool {
+        let is_new = self.broken.set(kind).is_ok();
+        drop(self.whole.1.lock().expect("nobody panics here").take());
+        is_new
     }
 
     /// Nothing is kept but what is marked in bitmaps that come later ([`SnapshotState::keep`]). Before the first change can come.
@@ -198,14 +261,12 @@ impl SnapshotState {
 
     /// Breaks it: from now on what guests change is not preserved. Whoever does so says why.
     pub(super) fn break_for(&self, kind: FailKind) {
-        if self.broken.set(kind).is_ok() {
+        if self.end(kind) {
             tracing::warn!(
                 "node {}: a change could not be preserved ({kind:?}); the snapshot is broken",
                 self.name
             );
-            if let Some(BreakWatcher(tell)) = self.watcher.get() {
-                tell(kind);
-            }
+            self.tell(SnapshotNews::Broken(kind));
         }
     }
 
@@ -216,5 +277,58 @@ impl SnapshotState {
         }
         let said = format!("it was kept with {} bytes, and has {} now", self.size.0.0, found.0.0);
         Err(LaneError { node: node.name().to_owned(), source: std::io::Error::other(said) })
+    }
+}
+
+/// A change of a guest has clusters copied.
+#[derive(Debug)]
+#[must_use = "dropped, the copy is over"]
+pub(super) struct CopyingGuard(Arc<SnapshotState>);
+
+impl Drop for CopyingGuard {
+    fn drop(&mut self) {
+        let Self(state) = self;
+        let is_last = state.copying.fetch_sub(1, Ordering::SeqCst) == 1;
+        if is_last && state.is_given_up.load(Ordering::SeqCst) {
+            state.tell(SnapshotNews::Unused);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::ByteCount;
+
+    use super::*;
+
+    const SIZE: DiskSize = DiskSize(ByteCount(1 << 20));
+
+    /// What is told when the last copy of a guest's change ends.
+    #[track_caller]
+    fn check(becomes: impl Fn(&SnapshotState), expected: &[SnapshotNews]) {
+        let cluster = Granularity::new(1 << 16).unwrap();
+        let state = Arc::new(SnapshotState::new("disk", SIZE, cluster).unwrap());
+        let told = Arc::<Mutex<Vec<_>>>::default();
+        let hears = Arc::clone(&told);
+        state.watch(move |news| hears.lock().unwrap().push(news));
+        let copying = [state.begin_copying(), state.begin_copying()];
+        becomes(&state);
+        told.lock().unwrap().clear();
+        drop(copying);
+        assert_eq!(*told.lock().unwrap(), expected);
+        assert!(!state.is_copying());
+    }
+
+    #[test]
+    fn whoever_has_given_up_a_snapshot_is_told_when_nobody_uses_it() {
+        check(|_| {}, &[]);
+        check(SnapshotState::give_up, &[SnapshotNews::Unused]);
+        let breaks = |state: &SnapshotState| assert!(state.end(FailKind::Io), "it was whole");
+        check(breaks, &[]);
+        let breaks_before = |state: &SnapshotState| {
+            breaks(state);
+            state.give_up();
+        };
+        check(breaks_before, &[SnapshotNews::Unused]);
     }
 }

@@ -4,6 +4,7 @@
 //! put there. What a guest is about to change is copied by whoever is first, the job or the guest's own request.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use bitmaps::{DirtyBitmap, FrozenBitmap, NodeBitmaps};
 use block::{Access, ByteOffset, Child, Claim, DiscardPolicy, FailKind, Node, Rights};
@@ -14,7 +15,8 @@ use copy::{
 use graph::{ChildRole, EdgeChange, FilterKind, GraphChange, JobFilter, NodeUser};
 use iothread::Iothread;
 use layers::{
-    CbwErrorPolicy, CompressNode, CopyBeforeWriteNode, CopyBeforeWriteSettings, SnapshotState,
+    CbwErrorPolicy, CompressNode, CopyBeforeWriteNode, CopyBeforeWriteSettings, SnapshotNews,
+    SnapshotState,
 };
 
 use super::mirror::{WRITES, ZERO_UNIT, edge};
@@ -80,6 +82,8 @@ pub struct BackupOptions {
     pub on_target_error: ErrorPolicy,
     /// What becomes of a guest's change that cannot be copied before.
     pub on_cbw_error: CbwErrorPolicy,
+    /// After what time that is so; `None` is never.
+    pub cbw_timeout: Option<Duration>,
     /// The most requests at once; 0 is no limit.
     pub workers_max: u64,
     /// The most bytes of a request; 0 is no limit.
@@ -214,7 +218,7 @@ impl DaemonState {
         let target_shown: &dyn Node = compress.as_ref().map_or(&*to, |compress| compress);
         let settings = CopyBeforeWriteSettings {
             on_error: options.on_cbw_error,
-            timeout: None,
+            timeout: options.cbw_timeout,
             min_cluster_bytes: options.min_cluster_bytes,
         };
         let state = SnapshotState::of(source, (&*from, target_shown), settings)?;
@@ -323,8 +327,11 @@ impl DaemonState {
             observer: Arc::new(CopyNews(Arc::clone(observer))),
         };
         let copy = CopyJob::of_backlog(settings, backlog, Arc::clone(&self.clock));
-        let weak = Arc::downgrade(&copy);
-        state.watch(move |kind| fail(&weak, kind));
+        let (weak, observer) = (Arc::downgrade(&copy), Arc::clone(observer));
+        state.watch(move |news| match news {
+            SnapshotNews::Broken(kind) => observer.hear(JobNews::Failed(fail(&weak, kind))),
+            SnapshotNews::Unused => observer.hear(JobNews::Quiet),
+        });
         Ok(copy)
     }
 
@@ -337,7 +344,7 @@ impl DaemonState {
         let (mut changes, mut begun, mut freezes) = (Vec::new(), Vec::new(), Vec::new());
         for prepared in all {
             freezes.push(self.freeze_of(&prepared)?);
-            let PreparedBackup { options, observer, copy, nodes, claims, change, .. } = prepared;
+            let PreparedBackup { options, observer, copy, nodes, claims, change, state } = prepared;
             changes.push(change);
             let bytes = match &options.sync {
                 BackupSync::Full | BackupSync::Changed => {
@@ -347,7 +354,7 @@ impl DaemonState {
             };
             let job = BlockJob::new(
                 copy,
-                JobWork::Backup(BackupWork { bytes, bitmap: None }),
+                JobWork::Backup(BackupWork { bytes, bitmap: None, state }),
                 &options.source,
                 claims.into(),
             );
@@ -494,9 +501,11 @@ fn taken(options: &BackupOptions, freeze: Freeze) -> Option<JobBitmap> {
 }
 
 /// A guest has changed what could not be copied before.
-fn fail(copy: &Weak<CopyJob>, kind: FailKind) {
+fn fail(copy: &Weak<CopyJob>, kind: FailKind) -> CopyError {
+    let (side, operation) = (CopySide::Target, "copy before a guest's change");
+    let error = CopyError::Disk { side, operation, offset: ByteOffset(0), kind };
     if let Some(copy) = copy.upgrade() {
-        let (side, operation) = (CopySide::Target, "copy before a guest's change");
-        copy.fail(CopyError::Disk { side, operation, offset: ByteOffset(0), kind });
+        copy.fail(error);
     }
+    error
 }

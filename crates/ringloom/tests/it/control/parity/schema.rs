@@ -37,8 +37,10 @@ const NOT_THERE: [&str; 2] =
 /// What ringloom has besides: commands, members and cases of its own.
 const MORE: &[&str] = &[
     "block-export-add(vhost-user-blk).pin",
+    "blockdev-backup.cbw-timeout",
     "blockdev-backup.on-cbw-error",
     "blockdev-mirror.ringloom-verify",
+    "drive-backup.cbw-timeout",
     "drive-backup.on-cbw-error",
     "drive-mirror.ringloom-verify",
     "query-block-jobs->[].ringloom-compared",

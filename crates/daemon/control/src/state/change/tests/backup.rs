@@ -52,6 +52,7 @@ fn backup(
         on_source_error: ErrorPolicy::Report,
         on_target_error: ErrorPolicy::Report,
         on_cbw_error: CbwErrorPolicy::BreakGuestWrite,
+        cbw_timeout: None,
         workers_max: 0,
         chunk_max: 0,
         min_cluster_bytes: 0,
@@ -99,7 +100,11 @@ fn what_was_done_at_the_instant_stays_if_nothing_can_work_on_the_job() {
     let why = loop {
         match news.recv_timeout(LIMIT).unwrap() {
             JobNews::NotServed(why) => break why,
-            JobNews::Equal | JobNews::DiskFailed(..) | JobNews::WorkerEnded(_) => {}
+            JobNews::Equal
+            | JobNews::DiskFailed(..)
+            | JobNews::WorkerEnded(_)
+            | JobNews::Failed(_)
+            | JobNews::Quiet => {}
         }
     };
     assert!(why.contains("bytes, and at most"), "{why}");
@@ -129,6 +134,8 @@ fn a_node_with_a_job_is_not_opened_anew() {
             other @ (JobNews::Equal
             | JobNews::DiskFailed(..)
             | JobNews::WorkerEnded(_)
+            | JobNews::Failed(_)
+            | JobNews::Quiet
             | JobNews::NotServed(_)) => panic!("{other:?}"),
         }
     }

@@ -84,6 +84,8 @@ impl Chain {
                 other @ (JobNews::Equal
                 | JobNews::DiskFailed(..)
                 | JobNews::WorkerEnded(_)
+                | JobNews::Failed(_)
+                | JobNews::Quiet
                 | JobNews::NotServed(_)) => panic!("{other:?}"),
             }
         }

@@ -53,7 +53,11 @@ fn start(place: &mut Place, options: &MirrorOptions) -> Receiver<JobNews> {
 fn wait_equal(news: &Receiver<JobNews>) {
     match news.recv_timeout(LIMIT).unwrap() {
         JobNews::Equal => {}
-        other @ (JobNews::DiskFailed(..) | JobNews::WorkerEnded(_) | JobNews::NotServed(_)) => {
+        other @ (JobNews::DiskFailed(..)
+        | JobNews::WorkerEnded(_)
+        | JobNews::Failed(_)
+        | JobNews::Quiet
+        | JobNews::NotServed(_)) => {
             panic!("{other:?}")
         }
     }
