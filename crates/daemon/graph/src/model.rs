@@ -350,8 +350,13 @@ impl GraphModel {
 
     /// Whether no job uses a node by itself.
     pub fn check_no_job(&self, node: &str) -> Result<(), ModelError> {
+        self.check_no_job_but(node, &BTreeSet::new())
+    }
+
+    /// Whether no job but these uses a node by itself.
+    pub fn check_no_job_but(&self, node: &str, but: &BTreeSet<String>) -> Result<(), ModelError> {
         let job = self.users_of(node).into_iter().find_map(|(user, _)| match user {
-            NodeUser::Job(id) => Some(id),
+            NodeUser::Job(id) => Some(id).filter(|id| !but.contains(id)),
             NodeUser::Node(_) | NodeUser::Export(_) => None,
         });
         match job {

@@ -96,6 +96,26 @@ enum SizePolicy {
     MayGrow,
 }
 
+impl SizePolicy {
+    /// Whether a node may take the place of the other one below that user.
+    fn check(
+        self,
+        user: &NodeUser,
+        (before, node): (&dyn Node, &dyn Node),
+    ) -> Result<(), GraphChangeRefusal> {
+        let (found, wanted) = (node.size().0.0, before.size().0.0);
+        let is_good = match self {
+            Self::Equal => found == wanted,
+            Self::MayGrow => found >= wanted,
+        };
+        if is_good {
+            return Ok(());
+        }
+        let (child, user) = (node.name().to_owned(), user.clone());
+        Err(GraphChangeRefusal::Size { child, found, wanted, user })
+    }
+}
+
 impl GraphChange {
     /// One of nodes, with the exports and jobs that stand above.
     fn of_nodes(
@@ -125,6 +145,21 @@ impl GraphChange {
         self
     }
 
+    /// The same after filters were put on nodes, for jobs that begin with it: whoever comes to stand on such a node by this change
+    /// stands on its filter ([`Graph::change_above`]).
+    #[must_use]
+    pub fn above(self, mut filters: Self) -> Self {
+        filters.model = self.model.clone();
+        let Self { places, successions, remade, .. } = self;
+        filters.is_of_filters = false;
+        filters.places.extend(places);
+        filters.exports.extend(self.exports);
+        filters.jobs.extend(self.jobs);
+        filters.successions.extend(successions);
+        filters.remade.extend(remade);
+        filters
+    }
+
     /// The same, of filters alone, which change nothing in the model, where jobs were added since.
     #[must_use]
     pub fn in_model_of(mut self, graph: &Graph) -> Self {
@@ -138,6 +173,12 @@ impl GraphChange {
             ChangedPlace::Node { node, .. } => Some(Arc::clone(node)),
             ChangedPlace::Backing { child, .. } => child.as_ref().map(|child| child.node()),
         })
+    }
+
+    /// The uppermost filter that a node has with it, if that is another one than before.
+    fn top_of(&self, node: &str) -> Option<Arc<dyn Node>> {
+        let (_, filters) = self.filtered.iter().find(|(name, _)| name == node)?;
+        filters.last().map(|filter| Arc::clone(&filter.node))
     }
 
     /// Puts them there; what was there is put back by doing it again.
@@ -163,7 +204,19 @@ impl Graph {
         changes: &[EdgeChange],
         reopened: &[Blockdev],
     ) -> Result<GraphChange, GraphChangeRefusal> {
-        self.change_of(self.model.clone(), changes, reopened, SizePolicy::Equal)
+        self.change_of(self.model.clone(), changes, reopened, (SizePolicy::Equal, None))
+    }
+
+    /// The same with filters that are put on nodes at once, for jobs that begin with it and are in the model already.
+    pub fn change_above(
+        &self,
+        changes: &[EdgeChange],
+        filters: GraphChange,
+        beginning: &BTreeSet<String>,
+    ) -> Result<GraphChange, GraphChangeRefusal> {
+        let (model, above) = (self.model.clone(), Some((&filters, beginning)));
+        let change = self.change_of(model, changes, &[], (SizePolicy::Equal, above))?;
+        Ok(change.above(filters))
     }
 
     /// The change that ends a job, and has all who stand on one of its nodes stand on the other, which may be larger.
@@ -189,7 +242,7 @@ impl Graph {
     ) -> Result<GraphChange, GraphChangeRefusal> {
         let mut model = self.model.clone();
         model.remove_job(job);
-        let mut change = self.change_of(model, changes, &[], SizePolicy::MayGrow)?;
+        let mut change = self.change_of(model, changes, &[], (SizePolicy::MayGrow, None))?;
         change.jobs.insert(job.to_owned());
         Ok(change)
     }
@@ -199,8 +252,10 @@ impl Graph {
         mut model: GraphModel,
         changes: &[EdgeChange],
         reopened: &[Blockdev],
-        sizes: SizePolicy,
+        (sizes, above): (SizePolicy, Option<(&GraphChange, &BTreeSet<String>)>),
     ) -> Result<GraphChange, GraphChangeRefusal> {
+        let (filters, no_jobs) = (above.map(|it| it.0), BTreeSet::new());
+        let beginning = above.map_or(&no_jobs, |it| it.1);
         let (mut places, mut left) = (Vec::new(), Vec::new());
         let (mut exports, mut jobs) = (BTreeSet::new(), BTreeSet::new());
         for (place, EdgeChange { user, key, by }) in changes.iter().enumerate() {
@@ -211,25 +266,19 @@ impl Graph {
             }
             let below = model.below(user).iter().find(|edge| edge.key == *key);
             if let Some(node) = below.map(|edge| edge.node.clone()) {
-                model.check_no_job(&node)?;
+                model.check_no_job_but(&node, beginning)?;
             }
             let before =
                 model.set_edge(user, key, by.as_deref(), optional.as_ref().map(|it| it.1))?;
             exports.extend(model.exports_above(user));
             jobs.extend(model.jobs_above(user));
-            let node = by.as_deref().map(|by| self.node(by)).transpose()?.map(Arc::clone);
+            let node = by.as_deref().map(|by| self.top_with(by, filters)).transpose()?;
             match (before, node, optional) {
                 (Some(before), Some(node), _) => {
                     let child = Arc::clone(self.place(user, key));
-                    let (found, wanted) = (node.size().0.0, child.node().size().0.0);
                     // The size of an image is what it says itself; its file grows.
-                    let is_good = match sizes {
-                        SizePolicy::Equal => found == wanted,
-                        SizePolicy::MayGrow => found >= wanted,
-                    };
-                    if !is_good && !self.is_image(user) {
-                        let (child, user) = (node.name().to_owned(), user.clone());
-                        return Err(GraphChangeRefusal::Size { child, found, wanted, user });
+                    if !self.is_image(user) {
+                        sizes.check(user, (&*child.node(), &*node))?;
                     }
                     left.push(before);
                     places.push(ChangedPlace::Node { child, node });
@@ -271,6 +320,16 @@ impl Graph {
             }));
         }
         Ok(GraphChange::of_nodes(places, [exports, jobs], successions, remade, model))
+    }
+
+    /// What those who come to stand on a node stand on, if these filters are put there.
+    fn top_with(
+        &self,
+        node: &str,
+        filters: Option<&GraphChange>,
+    ) -> Result<Arc<dyn Node>, ModelError> {
+        let filter = filters.and_then(|filters| filters.top_of(node));
+        filter.map_or_else(|| self.node(node).map(Arc::clone), Ok)
     }
 
     /// The changes that put an image on a node: all who stand on the node stand on the image then, and the node is its

@@ -189,20 +189,7 @@ fn beside_a_snapshot(program: &Program) -> Result<()> {
             place.del("over")?;
             place.del("a-copy")?;
         }
-        // Which of both is first would matter.
-        place.add_target("a-copy")?;
-        let snapshot = json!({
-            "node-name": "a", "snapshot-file": place.bench.text("never"), "ringloom-volatile": true,
-        });
-        let actions = json!([
-            {"type": "blockdev-snapshot-sync", "data": snapshot},
-            {"type": "blockdev-backup", "data": backup("a", &json!({}))},
-        ]);
-        let (_, desc) = place.qmp.refused("transaction", &json!({"actions": actions}))?;
-        ensure!(desc.contains("Node 'a'"), "{desc}");
-        ensure!(!place.bench.path("never").exists(), "its file is left");
-        ensure!(place.qmp.execute("query-jobs", &json!({}))? == json!([]), "its job is left");
-        place.del("a-copy")
+        Ok(())
     })?;
     place.end()
 }

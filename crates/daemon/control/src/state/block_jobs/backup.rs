@@ -3,6 +3,7 @@
 //! Invariants: all that one command begins is of one instant: nothing is in flight on any of the disks when their filters are
 //! put there. What a guest is about to change is copied by whoever is first, the job or the guest's own request.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -97,7 +98,7 @@ pub struct BackupOptions {
 /// What else changes in the graph at the instant of backups.
 #[derive(Debug, Clone, Copy)]
 pub struct BackupChanges<'a> {
-    /// Other nodes below nodes and exports; none of them has to do with a backup.
+    /// Other nodes below nodes and exports: on a source may come others, but nothing else below it, and a target stays where it is.
     pub edges: &'a [EdgeChange],
     /// Whether a restart has to find them.
     pub policy: StatePolicy,
@@ -364,7 +365,8 @@ impl DaemonState {
         let Some(change) = changes.into_iter().reduce(GraphChange::and) else { return Ok(()) };
         let change = change.in_model_of(&self.graph);
         let mut at_instant = AtInstant { more, freezes };
-        self.change_with(change, besides, &mut at_instant)?;
+        let beginning = begun.iter().map(|(work, _)| work.options.id.clone()).collect();
+        self.change_with((change, &beginning), besides, &mut at_instant)?;
         let AtInstant { freezes, .. } = at_instant;
         let mut all = Vec::new();
         for ((work, mut job), freeze) in begun.into_iter().zip(freezes) {
@@ -382,7 +384,7 @@ impl DaemonState {
     /// Puts filters there, and changes what else is to be changed then.
     fn change_with<A: AtOnce>(
         &mut self,
-        filters: GraphChange,
+        (filters, beginning): (GraphChange, &BTreeSet<String>),
         besides: BackupChanges<'_>,
         more: &mut A,
     ) -> Result<(), A::Error> {
@@ -393,9 +395,9 @@ impl DaemonState {
             change.reach_to(&reach);
             return self.carry_out(change, None, more);
         }
-        let change = self.graph.change(edges, &[]).map_err(GraphChangeError::from)?;
+        let change = self.graph.change_above(edges, filters, beginning);
+        let mut change = change.map_err(GraphChangeError::from)?;
         self.check_kept(self.state_file.is_some(), policy, &change.exports)?;
-        let mut change = change.and(filters);
         change.reach_to(&reach);
         let mut state_file = self.state_file.take();
         let result = self.carry_out(change, state_file.as_mut(), more);
@@ -473,20 +475,21 @@ impl DaemonState {
     }
 }
 
-/// Whether what else is changed has nothing to do with backups: which of both is first would matter.
+/// Whether what else is changed leaves what is below sources as it is, and targets alone: which of both is first would matter.
+/// What is above a source has the same bytes at that instant.
 fn check_apart(
     all: &[(BackupOptions, Arc<dyn JobObserver>)],
     edges: &[EdgeChange],
 ) -> Result<(), BlockJobError> {
+    let is_source = |node: &&str| all.iter().any(|(options, _)| options.source == **node);
+    let is_target = |node: &&str| all.iter().any(|(options, _)| options.target == **node);
     for EdgeChange { user, by, .. } in edges {
-        let is_theirs = |node: &str| {
-            all.iter().any(|(options, _)| options.source == node || options.target == node)
-        };
         let above = match user {
             NodeUser::Node(name) => Some(name.as_str()),
             NodeUser::Export(_) | NodeUser::Job(_) => None,
         };
-        if let Some(node) = [above, by.as_deref()].into_iter().flatten().find(|it| is_theirs(it)) {
+        let changed = above.filter(|it| is_source(it) || is_target(it));
+        if let Some(node) = changed.or_else(|| by.as_deref().filter(is_target)) {
             return Err(BlockJobError::ChangedAtOnce(node.to_owned()));
         }
     }

@@ -1,4 +1,4 @@
-//! Backups of one transaction: what the graph knows of them, and results that count together.
+//! Backups of one transaction: what the graph knows of them, results that count together, and what comes to the disk itself.
 
 use super::*;
 
@@ -115,4 +115,118 @@ fn all_or_none(program: &Program) -> Result<()> {
 #[test]
 fn results_of_grouped_backups_count_all_or_none() {
     with(&ringloom(), all_or_none);
+}
+
+/// A disk gets an overlay and is backed up at once, whichever is named first: what the job copies is what is below the overlay.
+/// The same with a filter, which leaves again.
+fn of_one_disk(program: &Program) -> Result<()> {
+    let mut place = Place::new(program)?;
+    let group = json!({"qom-type": "throttle-group", "id": "g"});
+    place.qmp.execute("object-add", &group)?;
+    while_written(&mut place, |place| {
+        (0..4).try_for_each(|round| below_an_overlay(place, round))?;
+        (0..2).try_for_each(|round| below_a_filter(place, round))?;
+        refused(place)
+    })?;
+    place.end()
+}
+
+fn below_an_overlay(place: &mut Place, round: usize) -> Result<()> {
+    place.add_target("a-copy")?;
+    let snapshot = json!({
+        "node-name": "a", "snapshot-file": place.bench.text(&format!("own{round}")),
+        "snapshot-node-name": "over", "ringloom-volatile": true,
+    });
+    let mut actions = vec![
+        json!({"type": "blockdev-snapshot-sync", "data": snapshot}),
+        json!({"type": "blockdev-backup", "data": backup("a", &json!({}))}),
+    ];
+    if round % 2 == 1 {
+        actions.reverse();
+    }
+    place.qmp.execute("transaction", &json!({"actions": actions}))?;
+    let end = place.event("BLOCK_JOB_COMPLETED", "a")?;
+    ensure!(end["error"].is_null() && end["len"] == BYTES, "{end}");
+    let copy = place.content("a-copy")?;
+    ensure!(copy == place.content("a")?, "round {round}: another instant");
+    last_write(&copy)?;
+    let commit = json!({"job-id": "c", "device": "over", "ringloom-volatile": true});
+    place.qmp.execute("block-commit", &commit)?;
+    place.qmp.event("BLOCK_JOB_READY")?;
+    place.qmp.execute("job-complete", &json!({"id": "c"}))?;
+    let end = place.event("BLOCK_JOB_COMPLETED", "c")?;
+    ensure!(end["error"].is_null(), "{end}");
+    for node in ["over", "a-copy"] {
+        place.del(node)?;
+    }
+    Ok(())
+}
+
+/// Both backups complete, and are of one instant.
+fn completed_at_one_instant(place: &mut Place, round: usize) -> Result<()> {
+    for _ in ["a", "b"] {
+        let end = place.qmp.event("BLOCK_JOB_COMPLETED")?["data"].clone();
+        ensure!(end["error"].is_null(), "{end}");
+    }
+    let (a, b) = (last_write(&place.content("a-copy")?)?, last_write(&place.content("b-copy")?)?);
+    ensure!(a == b || a == b + 1, "round {round}: not of one instant: {a} and {b}");
+    Ok(())
+}
+
+fn below_a_filter(place: &mut Place, round: usize) -> Result<()> {
+    for name in ["a-copy", "b-copy"] {
+        place.add_target(name)?;
+    }
+    let filter = json!({
+        "driver": "throttle", "node-name": "f", "throttle-group": "g", "file": "a",
+    });
+    place.qmp.execute("blockdev-add", &filter)?;
+    let inserted = json!({"node": "a", "filter": "f", "ringloom-volatile": true});
+    let backups =
+        ["a", "b"].map(|disk| json!({"type": "blockdev-backup", "data": backup(disk, &json!({}))}));
+    let insert = json!({"type": "ringloom-insert-filter", "data": inserted});
+    let actions = json!({"actions": [backups[0], insert, backups[1]]});
+    place.qmp.execute("transaction", &actions)?;
+    completed_at_one_instant(place, round)?;
+    // It leaves at the instant of another backup.
+    for name in ["a-copy", "b-copy"] {
+        place.del(name)?;
+        place.add_target(name)?;
+    }
+    let removed = json!({"filter": "f", "ringloom-volatile": true});
+    let remove = json!({"type": "ringloom-remove-filter", "data": removed});
+    let actions = json!({"actions": [remove, backups[0], backups[1]]});
+    place.qmp.execute("transaction", &actions)?;
+    completed_at_one_instant(place, round)?;
+    for name in ["f", "a-copy", "b-copy"] {
+        place.del(name)?;
+    }
+    Ok(())
+}
+
+fn refused(place: &mut Place) -> Result<()> {
+    // What is below a source stays, and targets are left alone.
+    place.add_target("a-copy")?;
+    for node in ["a-copy", "b"] {
+        let snapshot = json!({
+            "node-name": node, "snapshot-file": place.bench.text("never"),
+            "snapshot-node-name": "over", "ringloom-volatile": true,
+        });
+        let source = if node == "b" { "over" } else { "a" };
+        let data = backup(source, &json!({"job-id": "j", "target": "a-copy"}));
+        let actions = json!([
+            {"type": "blockdev-snapshot-sync", "data": snapshot},
+            {"type": "blockdev-backup", "data": data},
+        ]);
+        let (_, desc) = place.qmp.refused("transaction", &json!({"actions": actions}))?;
+        ensure!(desc.contains("of one transaction"), "{desc}");
+        ensure!(!place.bench.path("never").exists(), "its file is left");
+        ensure!(place.qmp.execute("query-jobs", &json!({}))? == json!([]), "its job is left");
+    }
+    place.del("a-copy")
+}
+
+#[test]
+fn a_disk_is_backed_up_at_the_instant_of_a_snapshot_or_filter_of_its_own() {
+    with(&ringloom(), of_one_disk);
 }
