@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use block::{ByteCount, DiskSize, Node, SECTOR_BYTES};
-use copy::{CopyAction, CopyJob, CopyProgress, CopySettings, TargetContent};
+use copy::{CopiedSource, CopyAction, CopyJob, CopyProgress, CopySettings, TargetContent};
 use graph::BaseOptions;
 use indicatif::BinaryBytes;
 use serde_json::json;
@@ -58,6 +58,7 @@ pub(crate) fn copy_disk(
         },
         zero_unit: arguments.sparse,
         target_unit,
+        copied: CopiedSource::Kept,
         bytes_per_second: arguments.rate,
     };
     let threads = threads(arguments.threads);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use block::BlockStatus;
-use copy::{CopyAction, CopyJob, CopySettings, TargetContent};
+use copy::{CopiedSource, CopyAction, CopyJob, CopySettings, TargetContent};
 use graph::BaseOptions;
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
@@ -30,6 +30,7 @@ pub fn map(arguments: &MapArgs) -> Result<()> {
         target: TargetContent::Unknown,
         zero_unit: 4096,
         target_unit: 1,
+        copied: CopiedSource::Kept,
         bytes_per_second: None,
     };
     let job = CopyJob::new(settings, Arc::clone(&disks.clock));

@@ -509,6 +509,10 @@ impl Graph {
         let options = blockdev.describe(&self.throttle_groups);
         let places = below.into_iter().map(|below| (below.edge.key, below.place)).collect();
         let (driver, mut written) = (Some(blockdev.driver), blockdev.written.clone());
+        if blockdev.options.needs().bitmaps_of.is_some() {
+            // Whoever makes it again has another instant, and not that bitmap: all of the disk is preserved then.
+            written.remove("bitmap");
+        }
         if let Some(name) = &blockdev.node_name {
             written.insert("node-name".to_owned(), name.as_str().into());
         }
@@ -524,13 +528,14 @@ impl Graph {
         below: &'a [ChildEdge],
     ) -> NodeContext<'a> {
         let child = |below: &'a ChildEdge| (below.edge.key.as_str(), &below.place);
-        let bottom = blockdev.options.needs().bottom;
+        let needs = blockdev.options.needs();
         NodeContext {
             name,
             base: &blockdev.base,
             children: below.iter().map(child).collect(),
             before: None,
-            depth: bottom.and_then(|bottom| self.model.backing_steps(name, bottom)),
+            bitmaps: needs.bitmaps_of.and_then(|node| self.bitmaps(node).ok()),
+            depth: needs.bottom.and_then(|bottom| self.model.backing_steps(name, bottom)),
             groups: &self.throttle_groups,
             credentials: &self.credentials,
             hosts: &self.hosts,

@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 use bitmaps::{CopyBacklog, DirtyBitmap, Granularity};
 use block::{Buffers, Clock, Node, Operation, Outcome, SourceRequestSlot};
 use copy::{
-    BacklogCopy, BacklogEnd, BacklogLimits, CopyAction, CopyError, CopyJob, CopyObserver,
-    CopySettings, CopyWorker, ErrorAction, ErrorPolicy, TargetContent,
+    BacklogCopy, BacklogEnd, BacklogLimits, CopiedSource, CopyAction, CopyError, CopyJob,
+    CopyObserver, CopySettings, CopyWorker, ErrorAction, ErrorPolicy, TargetContent,
 };
 use layers::{MirrorMode, MirrorNode};
 use request_path::{FrontEnd, LogicalUnitIndex, NewRequest, RequestAction};
@@ -87,6 +87,7 @@ impl JobCopier {
             target: TargetContent::Unknown,
             zero_unit: 4096,
             target_unit: 1,
+            copied: CopiedSource::Kept,
             bytes_per_second: None,
         };
         let copied = BacklogCopy {

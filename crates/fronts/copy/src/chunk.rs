@@ -29,6 +29,8 @@ pub(crate) enum Step {
     Write(Range<usize>),
     /// Make these bytes of the disk zeroes on the target.
     Zero(Range<u64>, ZeroTerms),
+    /// Discard the chunk on the source: it was copied.
+    Discard,
 }
 
 /// A part of the disk that is worked on.
@@ -69,7 +71,7 @@ impl Chunk {
         match step {
             Step::Status(_) | Step::Read(CopySide::Source) | Step::Write(_) => self.source.as_mut(),
             Step::Read(CopySide::Target) => self.target.as_mut(),
-            Step::Zero(..) => None,
+            Step::Zero(..) | Step::Discard => None,
         }
     }
 }
@@ -133,6 +135,10 @@ pub(crate) fn request_of(chunk: &Chunk, settings: &CopySettings) -> (LogicalUnit
         Step::Zero(range, terms) => {
             let extent = on(CopySide::Target, range);
             (target, Operation::WriteZeroes(extent, *terms, Durability::Cached))
+        }
+        Step::Discard => {
+            let extent = on(CopySide::Source, &chunk.bytes);
+            (source, Operation::Discard(extent, Durability::Cached))
         }
     }
 }

@@ -61,6 +61,15 @@ pub enum TargetContent {
     Zeroes,
 }
 
+/// What becomes of bytes of the source that were copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopiedSource {
+    /// Nothing.
+    Kept,
+    /// They are discarded, as far as the source can do that.
+    Discarded,
+}
+
 /// What a job is to do, and how.
 #[derive(Debug, Clone, Copy)]
 pub struct CopySettings {
@@ -78,6 +87,8 @@ pub struct CopySettings {
     /// The target is written so many bytes at a time, or a multiple, at such places, but for its last bytes: what it stores
     /// together. A power of two; 1 if it does not matter.
     pub target_unit: u64,
+    /// What becomes of what was copied. Nobody else changes a source of which something is discarded.
+    pub copied: CopiedSource,
     /// The most bytes of the disk in a second.
     pub bytes_per_second: Option<u64>,
 }

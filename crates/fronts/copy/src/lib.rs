@@ -18,7 +18,7 @@ pub use backlog::{
     BacklogCopy, BacklogEnd, BacklogLimits, CopyObserver, ErrorAction, ErrorPolicy, ScanFilter,
 };
 pub use job::{
-    ComparedBytes, CopyAction, CopyEnd, CopyError, CopyJob, CopyProgress, CopySettings, CopySide,
-    TargetContent,
+    ComparedBytes, CopiedSource, CopyAction, CopyEnd, CopyError, CopyJob, CopyProgress,
+    CopySettings, CopySide, TargetContent,
 };
 pub use worker::CopyWorker;

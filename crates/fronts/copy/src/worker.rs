@@ -31,7 +31,7 @@ use request_path::{
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::chunk::{Chunk, SourceRun, Step, first_difference, request_of, runs_of, whole_units};
-use crate::job::{CopyAction, CopyEnd, CopyError, CopyJob, CopySide, WorkerKick};
+use crate::job::{CopiedSource, CopyAction, CopyEnd, CopyError, CopyJob, CopySide, WorkerKick};
 use crate::zeroes::{Part, parts};
 use verified::comparison;
 
@@ -291,7 +291,7 @@ impl CopyWorker {
                 }
             }
             Step::Write(part) => self.job.count_written(part.len() as u64),
-            Step::Zero(..) => {}
+            Step::Zero(..) | Step::Discard => {}
         }
         Ok(())
     }
@@ -337,11 +337,12 @@ impl CopyWorker {
             Step::Read(side) => (*side, "read"),
             Step::Write(_) => (CopySide::Target, "write"),
             Step::Zero(..) => (CopySide::Target, "write-zeroes"),
+            Step::Discard => (CopySide::Source, "discard"),
         };
         let offset = ByteOffset(match step {
             Step::Write(part) => chunk.bytes.start + part.start as u64,
             Step::Zero(range, _) => range.start,
-            Step::Status(_) | Step::Read(_) => chunk.bytes.start,
+            Step::Status(_) | Step::Read(_) | Step::Discard => chunk.bytes.start,
         });
         let error = CopyError::Disk { side, operation, offset, kind };
         self.job.disk_failed(error, chunk.pauses);
@@ -404,7 +405,7 @@ impl FrontEnd for CopyWorker {
             Step::Status(_) => 0..self.memory_bytes.min(CHUNK_BYTES),
             Step::Read(_) => 0..count,
             Step::Write(part) => part.start..part.start + count,
-            Step::Zero(..) => 0..0,
+            Step::Zero(..) | Step::Discard => 0..0,
         };
         self.named.clear();
         if let Some(memory) = chunk.memory_of(&step) {
@@ -431,6 +432,8 @@ impl FrontEnd for CopyWorker {
             (Outcome::Failed(_), Step::Status(range)) => {
                 self.told(range.clone(), &[], chunk.claim.clone());
             }
+            // As in QEMU: what was copied stays where it was.
+            (Outcome::Failed(_), Step::Discard) => {}
             (Outcome::Failed(kind), _) => {
                 self.fail(&chunk, &step, kind);
                 return self.end(slot, chunk);
@@ -443,11 +446,17 @@ impl FrontEnd for CopyWorker {
                 self.due.push_back(slot);
             }
             None => {
-                if !matches!(step, Step::Status(_)) {
+                if !matches!(step, Step::Status(_) | Step::Discard) {
                     let count = chunk.bytes.end - chunk.bytes.start;
                     self.job.count_done(count);
-                    if let Some(claim) = &chunk.claim {
+                    // What was claimed is given back: a filter on the source has its changes wait for that.
+                    if let Some(claim) = chunk.claim.take() {
                         claim.finish(count);
+                    }
+                    if self.job.settings.copied == CopiedSource::Discarded {
+                        chunk.step = Step::Discard;
+                        self.chunks[usize::from(slot.0)] = Some(chunk);
+                        return self.due.push_back(slot);
                     }
                 }
                 self.end(slot, chunk);

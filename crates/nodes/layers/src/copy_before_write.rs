@@ -95,6 +95,16 @@ pub enum CopyBeforeWriteError {
         /// Its size.
         wanted: u64,
     },
+    /// A bitmap of a disk of another size. QEMU's sentence.
+    #[error(
+        "Cannot create block-copy-state: Failed to merge bitmap '{name}' to internal copy-bitmap: {why}"
+    )]
+    OtherBitmap {
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        why: bitmaps::BitmapRefusal,
+    },
     /// There is no bitmap of that size.
     #[error(transparent)]
     Bitmap(#[from] bitmaps::BitmapError),

@@ -236,7 +236,7 @@ fn what_is_kept_as_it_was_has_one_writer_and_a_target_that_is_written() {
     check(&format!("{kept},min-cluster-size=1000 c>>0"), Refused(&["node c", "a power of 2"]));
     check(&format!("{kept},on-cbw-error=ignore c>>0"), Refused(&["'on-cbw-error'", "'ignore'"]));
     check(&format!("{kept},cbw-timeout=4294967296 c>>0"), Refused(&["'cbw-timeout'"]));
-    check(&format!("{kept},bitmap.node=n,bitmap.name=b c>>0"), Refused(&["'bitmap"]));
+    check(&format!("{kept},bitmap.node=n,bitmap.name=b c>>0"), Refused(&["bitmap 'b'"]));
     check(&format!("{nulls} copy-before-write,node-name=c,file=n c>>0"), Refused(&["'target'"]));
     let read_only = "null-co,node-name=r,read-only=on";
     let to_read_only =

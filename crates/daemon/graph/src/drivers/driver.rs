@@ -9,6 +9,7 @@ use std::fmt::{self, Debug};
 use std::path::Path;
 use std::sync::Arc;
 
+use bitmaps::NodeBitmaps;
 use block::{Child, Clock, Node};
 use credentials::X509Credentials;
 use disk::WriteThreshold;
@@ -81,6 +82,8 @@ pub(crate) struct NodeRequirements<'a> {
     pub server: Option<&'a ServerAddress>,
     /// Objects that it names.
     pub objects: Vec<TypedObjectId<'a>>,
+    /// The node one of whose dirty bitmaps it takes when it is made.
+    pub bitmaps_of: Option<&'a str>,
     /// The node that ends the part of its chain of backing files that it has to do with.
     pub bottom: Option<&'a str>,
     /// What finds files that are only named in the node's image, if there can be any.
@@ -140,6 +143,8 @@ pub(crate) struct NodeContext<'a> {
     pub children: Vec<(&'a str, &'a Arc<Child>)>,
     /// The node of the same name that it takes the place of.
     pub before: Option<&'a MadeNode>,
+    /// The dirty bitmaps of the node one of whose bitmaps it takes, if there is that node.
+    pub bitmaps: Option<&'a Arc<NodeBitmaps>>,
     /// How many backing files below its child the node is that it named as bottom, if it did.
     pub depth: Option<u8>,
     /// The throttle groups that there are.

@@ -124,6 +124,13 @@ impl Blockdev {
         }
     }
 
+    /// The nodes of which it, or a node written inside it, takes a dirty bitmap.
+    pub fn bitmap_nodes(&self) -> Vec<&str> {
+        let mut all: Vec<_> = self.options.needs().bitmaps_of.into_iter().collect();
+        all.extend(self.inner("").flat_map(|(_, inner)| inner.bitmap_nodes()));
+        all
+    }
+
     /// Has nothing below it under this key.
     pub fn clear_child(&mut self, key: &str) {
         self.children.retain(|child| child.key != key);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use control::{
     BackupBitmap, BackupChanges, BackupOptions, BackupSync, BitmapSync, JobObserver, StatePolicy,
 };
+use copy::CopiedSource;
 use jobs::{JobKind, JobSettings};
 use layers::CbwErrorPolicy;
 use serde_json::Value;
@@ -26,6 +27,7 @@ pub(super) const BACKUP_KEYS: &[Key] = &[
     optional("bitmap", ValueType::Text),
     optional("bitmap-mode", ValueType::Word(&["on-success", "never", "always"])),
     optional("compress", ValueType::Flag),
+    optional("discard-source", ValueType::Flag),
     optional("on-source-error", ON_ERROR),
     optional("on-target-error", ON_ERROR),
     optional("on-cbw-error", ValueType::Word(&["break-guest-write", "break-snapshot"])),
@@ -41,7 +43,7 @@ pub(super) static BACKUP: Keys = Keys {
         &[required("device", ValueType::Text), required("target", ValueType::Text)],
         BACKUP_KEYS,
     ],
-    later: &[&["discard-source"]],
+    later: &[],
 };
 
 static PERF: Keys = Keys {
@@ -139,6 +141,10 @@ pub(super) fn read(
     let (id, settings) = block_job_settings(fields)?;
     let (sync, bitmap) = sync(fields, word)?;
     let compress = fields.flag("compress")?.unwrap_or(false);
+    let copied = match fields.flag("discard-source")? {
+        Some(true) => CopiedSource::Discarded,
+        Some(false) | None => CopiedSource::Kept,
+    };
     let on_cbw_error = match fields.word("on-cbw-error")? {
         Some("break-snapshot") => CbwErrorPolicy::BreakSnapshot,
         _ => CbwErrorPolicy::BreakGuestWrite,
@@ -157,6 +163,7 @@ pub(super) fn read(
         sync,
         bitmap,
         compress,
+        copied,
         speed: settings.speed,
         on_source_error,
         on_target_error,

@@ -41,11 +41,8 @@ pub(super) static DRIVE_MIRROR: Keys = Keys {
     later: &[],
 };
 
-pub(super) static DRIVE_BACKUP: Keys = Keys {
-    of: "drive-backup",
-    supported: &[BLOCK_JOB_KEYS, TARGET_KEYS, BACKUP_KEYS],
-    later: &[&["discard-source"]],
-};
+pub(super) static DRIVE_BACKUP: Keys =
+    Keys { of: "drive-backup", supported: &[BLOCK_JOB_KEYS, TARGET_KEYS, BACKUP_KEYS], later: &[] };
 
 /// A file that is to be a target, as it was asked for.
 struct FileTarget {

@@ -36,6 +36,12 @@ pub(super) fn add(
     let policy = policy(&mut fields)?;
     let blockdev = Blockdev::read(fields)?;
     blockdev.check_files()?;
+    let mut bitmap_nodes = blockdev.bitmap_nodes();
+    // What is wrong with them is said when the node is made.
+    bitmap_nodes.retain(|node| context.state.graph().node(node).is_ok());
+    let held: Result<Vec<_>, _> =
+        bitmap_nodes.into_iter().map(|node| context.state.hold_bitmaps(node)).collect();
+    let _bitmaps = held?;
     context.state.add_node_at_run_time(&blockdev, policy)?;
     done()
 }

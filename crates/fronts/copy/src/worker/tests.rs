@@ -38,6 +38,7 @@ fn worker(
         target: TargetContent::Unknown,
         zero_unit: 4096,
         target_unit: 1,
+        copied: CopiedSource::Kept,
         bytes_per_second,
     };
     let backlog = BacklogCopy {

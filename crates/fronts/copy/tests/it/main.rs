@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use block::{Access, DiscardPolicy, Node, SystemClock};
 use copy::{
-    CopyAction, CopyEnd, CopyError, CopyJob, CopySettings, CopySide, CopyWorker, TargetContent,
+    CopiedSource, CopyAction, CopyEnd, CopyError, CopyJob, CopySettings, CopySide, CopyWorker,
+    TargetContent,
 };
 use disk::FileNode;
 use iothread::{
@@ -100,6 +101,7 @@ fn settings(action: CopyAction, bytes: usize, target: TargetContent) -> CopySett
         target,
         zero_unit: 4096,
         target_unit: 1,
+        copied: CopiedSource::Kept,
         bytes_per_second: None,
     }
 }

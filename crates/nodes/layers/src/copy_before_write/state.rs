@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Waker;
 
-use bitmaps::{BitmapError, CopyBacklog, DirtyBitmap, Granularity};
+use bitmaps::{BitmapError, BitmapRefusal, CopyBacklog, DirtyBitmap, Granularity};
 use block::{DiskSize, FailKind, LaneError, Node, RangeGuard, RangeLock};
 
 use super::{CLUSTER_BYTES_MAX, CLUSTER_BYTES_MIN, CopyBeforeWriteError, CopyBeforeWriteSettings};
@@ -180,6 +180,24 @@ impl SnapshotState {
     /// Nothing is kept but what is marked in bitmaps that come later ([`SnapshotState::keep`]). Before the first change can come.
     pub fn keep_nothing(&self) {
         self.pending.clear(0..self.size.0.0);
+    }
+
+    /// Only what is marked in that bitmap is kept, and can be read. Before the first change can come.
+    pub fn keep_only(&self, name: &str, bitmap: &DirtyBitmap) -> Result<(), CopyBeforeWriteError> {
+        if bitmap.size() != self.size {
+            let (target, source_bytes) = (self.size.0.0, bitmap.size().0.0);
+            let (name, why) = (name.to_owned(), BitmapRefusal::Sizes { target, source_bytes });
+            return Err(CopyBeforeWriteError::OtherBitmap { name, why });
+        }
+        self.keep_nothing();
+        self.keep(bitmap);
+        self.gone.set_all();
+        let mut at = 0;
+        while let Some(run) = self.pending.next_dirty(at..self.size.0.0) {
+            at = run.end;
+            self.gone.clear(run);
+        }
+        Ok(())
     }
 
     /// What is marked in that bitmap is kept. Before the first change can come.

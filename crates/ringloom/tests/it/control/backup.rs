@@ -1,6 +1,7 @@
 //! Disks are copied as they were at one instant, by jobs, while their guests write: `blockdev-backup`.
 
 mod compressed;
+mod discarded;
 mod hanging;
 mod overlays;
 mod together;

@@ -10,8 +10,8 @@ use std::time::Duration;
 use bitmaps::{DirtyBitmap, FrozenBitmap, NodeBitmaps};
 use block::{Access, ByteOffset, Child, Claim, DiscardPolicy, FailKind, Node, Rights};
 use copy::{
-    BacklogCopy, BacklogEnd, BacklogLimits, CopyAction, CopyError, CopyJob, CopySettings, CopySide,
-    ErrorPolicy, ScanFilter, TargetContent,
+    BacklogCopy, BacklogEnd, BacklogLimits, CopiedSource, CopyAction, CopyError, CopyJob,
+    CopySettings, CopySide, ErrorPolicy, ScanFilter, TargetContent,
 };
 use graph::{ChildRole, EdgeChange, FilterKind, GraphChange, JobFilter, NodeUser};
 use iothread::Iothread;
@@ -75,6 +75,8 @@ pub struct BackupOptions {
     pub bitmap: Option<BackupBitmap>,
     /// Whether the target compresses what it gets.
     pub compress: bool,
+    /// What becomes of what was copied of the source.
+    pub copied: CopiedSource,
     /// The most bytes in a second; 0 is no limit.
     pub speed: u64,
     /// What becomes of errors of the source.
@@ -227,13 +229,18 @@ impl DaemonState {
         if chunk > 0 && chunk < cluster {
             return Err(BlockJobError::SmallChunk { chunk, cluster });
         }
-        let claims = [to.claim(WRITES)?, from.claim(Rights::of_user(Access::ReadOnly))?];
+        // Who discards what was copied changes the source, and nobody else may.
+        let (rights, role) = match options.copied {
+            CopiedSource::Kept => (Rights::of_user(Access::ReadOnly), ChildRole::JobSource),
+            CopiedSource::Discarded => (WRITES, ChildRole::JobTarget),
+        };
+        let claims = [to.claim(WRITES)?, from.claim(rights)?];
         let unit = compress.as_ref().map_or(1, |it| it.limits().allocation_unit.get().into());
         let copy = self.backup_copy(options, &state, unit, observer)?;
         let name = JobFilter::on(source, options.filter.as_ref(), "copy-before-write", "file");
         let name = name.map(|name| JobFilter { target: Some(target.clone()), ..name });
         let edges = vec![
-            edge("source", ChildRole::JobSource, source),
+            edge("source", role, source),
             edge("target", self.graph.model().role_of_target(target, source), target),
         ];
         let mut nodes = self.graph.add_job(id, edges, name)?;
@@ -312,6 +319,7 @@ impl DaemonState {
             target: TargetContent::Unknown,
             zero_unit: ZERO_UNIT,
             target_unit,
+            copied: options.copied,
             bytes_per_second: Some(options.speed).filter(|speed| *speed > 0),
         };
         let limited = |most: u64| if most == 0 { u64::MAX } else { most };

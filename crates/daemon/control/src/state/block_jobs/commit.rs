@@ -9,8 +9,8 @@ use std::sync::Arc;
 use bitmaps::{CopyBacklog, DirtyBitmap, Granularity};
 use block::{Access, DiskSize, Rights};
 use copy::{
-    BacklogCopy, BacklogEnd, BacklogLimits, CopyAction, CopyJob, CopySettings, ErrorPolicy,
-    ScanFilter, TargetContent,
+    BacklogCopy, BacklogEnd, BacklogLimits, CopiedSource, CopyAction, CopyJob, CopySettings,
+    ErrorPolicy, ScanFilter, TargetContent,
 };
 use graph::{ChildRole, Edge, JobFilter, NodeUser};
 
@@ -99,6 +99,7 @@ impl DaemonState {
             target: TargetContent::Unknown,
             zero_unit: ZERO_UNIT,
             target_unit: 1,
+            copied: CopiedSource::Kept,
             bytes_per_second: Some(speed).filter(|speed| *speed > 0),
         };
         let backlog = BacklogCopy {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bitmaps::{BitmapError, CopyBacklog, DirtyBitmap, Granularity};
 use block::{Access, Node, Permission, Permissions, Rights};
 use copy::{
-    BacklogCopy, BacklogEnd, BacklogLimits, ComparedBytes, CopyAction, CopyJob, CopySettings,
-    ErrorPolicy, ScanFilter, TargetContent,
+    BacklogCopy, BacklogEnd, BacklogLimits, ComparedBytes, CopiedSource, CopyAction, CopyJob,
+    CopySettings, ErrorPolicy, ScanFilter, TargetContent,
 };
 use graph::{ChildRole, Edge, FilterKind, JobFilter, NodeUser};
 use layers::{MirrorMode, MirrorNode};
@@ -376,6 +376,7 @@ fn mirror_copy(
         target: TargetContent::Unknown,
         zero_unit: ZERO_UNIT,
         target_unit: 1,
+        copied: CopiedSource::Kept,
         bytes_per_second: Some(options.speed).filter(|speed| *speed > 0),
     };
     let backlog = BacklogCopy {

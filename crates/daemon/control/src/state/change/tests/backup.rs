@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Receiver, channel};
 
-use copy::{CopyEnd, ErrorPolicy};
+use copy::{CopiedSource, CopyEnd, ErrorPolicy};
 use layers::CbwErrorPolicy;
 
 use super::mirror::Reporter;
@@ -48,6 +48,7 @@ fn backup(
         sync: BackupSync::Full,
         bitmap: None,
         compress: false,
+        copied: CopiedSource::Kept,
         speed: 0,
         on_source_error: ErrorPolicy::Report,
         on_target_error: ErrorPolicy::Report,
