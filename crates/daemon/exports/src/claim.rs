@@ -1,7 +1,8 @@
 //! Claims the node of an export, and waits for whoever has its image.
 //!
 //! A daemon that was killed holds its locks until its last request in flight is done: whoever
-//! takes its place waits here for that, and touches nothing before.
+//! takes its place waits here for that, and touches nothing before. Storage that takes longer to forget a
+//! daemon that was killed says so with its refusal, and is waited for as long.
 //!
 //! Invariants: an export has its claim before its socket exists, unless its node is inactive
 //! (`activation`).
@@ -95,26 +96,37 @@ pub(crate) fn claim(
     clock: &dyn Clock,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<Claim, ExportClaimError> {
-    let refused = |source| ExportClaimError::Refused { export: export.to_owned(), source };
-    match node.claim(rights) {
-        Err(error) if error.outlook == RetryHint::Transient && !policy.limit.is_zero() => {
-            let seconds = policy.limit.as_secs();
-            let is_told = policy.rate.admit(clock.now()).is_some();
-            if is_told {
-                let sentence = chain_of(&error);
-                tracing::warn!("export {export}: {sentence}; trying for up to {seconds} s");
-            }
-            let began = clock.now();
-            let result = retry(export, node, rights, clock, policy, error);
-            policy.wait.done();
-            if is_told && result.is_ok() {
-                let waited = clock.now().duration_since(began).as_secs_f64();
-                let name = node.name();
-                tracing::info!("export {export}: node {name}: has the lock after {waited:.1} s");
-            }
-            result
-        }
-        result => result.map_err(refused),
+    let error = match node.claim(rights) {
+        Ok(claim) => return Ok(claim),
+        Err(error) => error,
+    };
+    let Some(limit) = time_for(error.outlook, policy.limit) else {
+        return Err(ExportClaimError::Refused { export: export.to_owned(), source: error });
+    };
+    let is_told = policy.rate.admit(clock.now()).is_some();
+    if is_told {
+        let (sentence, seconds) = (chain_of(&error), limit.as_secs());
+        tracing::warn!("export {export}: {sentence}; trying for up to {seconds} s");
+    }
+    let began = clock.now();
+    let policy = &mut WaitPolicy { limit, wait: policy.wait, rate: policy.rate };
+    let result = retry(export, node, rights, clock, policy, error);
+    policy.wait.done();
+    if is_told && result.is_ok() {
+        let waited = clock.now().duration_since(began).as_secs_f64();
+        let name = node.name();
+        tracing::info!("export {export}: node {name}: has the lock after {waited:.1} s");
+    }
+    result
+}
+
+/// For how long a claim that was refused is tried again, by whoever waits so long for a lock; `None` if it is not.
+fn time_for(outlook: RetryHint, limit: Duration) -> Option<Duration> {
+    match outlook {
+        _ if limit.is_zero() => None,
+        RetryHint::Permanent => None,
+        RetryHint::Transient => Some(limit),
+        RetryHint::TransientFor(time) => Some(limit.max(time)),
     }
 }
 
@@ -135,7 +147,7 @@ fn retry(
         }
         match node.claim(rights) {
             Ok(claim) => return Ok(claim),
-            Err(error) if error.outlook == RetryHint::Transient => source = error,
+            Err(error) if error.outlook != RetryHint::Permanent => source = error,
             Err(source) => return Err(ExportClaimError::Refused { export: export(), source }),
         }
     }
@@ -245,6 +257,17 @@ mod tests {
             waited(|count, _| if count == 3 { WaitResult::Stop } else { WaitResult::GoOn });
         assert_eq!(result, Err("export e: stopped while it waited for a lock".to_owned()));
         assert_eq!(pauses, 3);
+    }
+
+    #[test]
+    fn storage_that_forgets_a_dead_process_later_is_waited_for_as_long() {
+        let (limit, seconds) = (Duration::from_secs(30), Duration::from_secs);
+        assert_eq!(time_for(RetryHint::Transient, limit), Some(limit));
+        assert_eq!(time_for(RetryHint::TransientFor(seconds(45)), limit), Some(seconds(45)));
+        assert_eq!(time_for(RetryHint::TransientFor(seconds(5)), limit), Some(limit));
+        assert_eq!(time_for(RetryHint::Permanent, limit), None);
+        // A command waits for nobody.
+        assert_eq!(time_for(RetryHint::TransientFor(seconds(45)), Duration::ZERO), None);
     }
 
     #[test]

@@ -12,9 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use block::{
-    Access, BatchPieces, BlockLimits, ByteCount, ChannelId, Claim, ClaimError, DiscardPolicy,
-    DiskSize, FlushPolicy, Lane, LaneContext, LaneError, LeafLane, Mapping, Node, Operation,
-    Permission, Rights, StoragePolicy, Target,
+    Access, BlockLimits, ByteCount, ChannelLane, Claim, ClaimError, DiscardPolicy, DiskSize,
+    FlushPolicy, Lane, LaneContext, LaneError, Node, Permission, Rights, StoragePolicy,
 };
 use claim::WriteClaim;
 use nbd_wire::transmission;
@@ -136,25 +135,6 @@ impl Node for NbdNode {
 
     fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
         let channel = io.enter(Box::new(NbdChannel::new(&self.remote, io.waker())));
-        Ok(Box::new(NbdLane { channel, policy: self.policy }))
-    }
-}
-
-/// One iothread's handle on an [`NbdNode`].
-#[derive(Debug)]
-struct NbdLane {
-    channel: ChannelId,
-    policy: StoragePolicy,
-}
-
-impl LeafLane for NbdLane {
-    fn answer(&mut self, mapping: &mut Mapping, pieces: &mut BatchPieces) {
-        let channel = self.channel;
-        self.policy.answer(mapping, pieces, |offset| Target::Channel { channel, offset });
-    }
-
-    fn locate(&mut self, operation: Operation) -> Option<Target> {
-        let offset = self.policy.located(operation)?;
-        Some(Target::Channel { channel: self.channel, offset })
+        Ok(Box::new(ChannelLane { channel, policy: self.policy }))
     }
 }

@@ -8,6 +8,7 @@
 use std::error::Error;
 use std::fmt::Debug;
 use std::io;
+use std::time::Duration;
 
 use crate::Permissions;
 
@@ -127,6 +128,8 @@ pub struct ClaimError {
 pub enum RetryHint {
     /// Another process has what is wanted and may give it back.
     Transient,
+    /// The same, and if that process is gone, what it held is free after this time at the latest.
+    TransientFor(Duration),
     /// It fails again.
     Permanent,
 }

@@ -12,6 +12,7 @@ mod answer_memory;
 mod buffers;
 mod capacity;
 mod channel;
+mod channel_lane;
 mod child;
 mod claim;
 mod clock;
@@ -39,6 +40,7 @@ pub use capacity::Capacity;
 pub use channel::{
     BeginResult, CancellationSupport, Channel, ChannelId, ChannelWakeCondition, Interest, Tag,
 };
+pub use channel_lane::ChannelLane;
 pub use child::Child;
 pub use claim::{Access, Claim, ClaimError, ClaimGuard, RetryHint, Rights, TakeoverOwner};
 pub use clock::{Clock, SystemClock};
