@@ -94,7 +94,6 @@ pub struct DaemonState {
     pub(crate) graph: Graph,
     /// As they were made, or changed since.
     pub(crate) objects: BTreeMap<String, ObjectOptions>,
-    secrets: BTreeMap<String, Secret>,
     credentials: BTreeMap<String, X509Credentials>,
     authorizations: BTreeMap<String, Arc<Authorization>>,
     /// Permission bits and group of the sockets of exports that commands make.
@@ -165,6 +164,10 @@ impl DaemonState {
         watch: &Arc<StorageWatchdog>,
     ) -> Self {
         let (named_files, watch) = (named_files.clone(), Arc::clone(watch));
+        let mut graph = Graph::new(Arc::clone(files), Arc::clone(clock), named_files, watch);
+        if let Some(sandbox) = sandbox.cloned() {
+            graph.set_fences(move || sandbox.confine());
+        }
         Self {
             jobs: BTreeMap::new(),
             exports: Vec::new(),
@@ -176,9 +179,8 @@ impl DaemonState {
             listen_grants: Vec::new(),
             connect_rights: None,
             iothreads: HashMap::new(),
-            graph: Graph::new(Arc::clone(files), Arc::clone(clock), named_files, watch),
+            graph,
             objects: BTreeMap::new(),
-            secrets: BTreeMap::new(),
             credentials: BTreeMap::new(),
             authorizations: BTreeMap::new(),
             socket_rights: (None, None),
@@ -215,8 +217,7 @@ impl DaemonState {
             ObjectKind::Secret(options) => {
                 let failed = |source| BuildError::Secret { secret: object.id.clone(), source };
                 let secret = options.load().map_err(failed)?;
-                self.graph.add_object(object.name())?;
-                self.secrets.insert(object.id.clone(), secret);
+                self.graph.add_secret(object.name(), secret)?;
             }
             ObjectKind::MainLoop => self.graph.add_object(object.name())?,
             ObjectKind::TlsCredsX509(options) => {
@@ -364,7 +365,7 @@ impl DaemonState {
 
     /// A secret, for what needs it.
     pub fn secret(&self, id: &str) -> Option<&Secret> {
-        self.secrets.get(id)
+        self.graph.secret(id)
     }
 
     /// The exports that were started.

@@ -129,7 +129,10 @@ impl Inventory {
     fn file(&self, name: &str) -> Option<String> {
         let chain = self.chain(name).into_iter();
         let mut files = chain.map(|(_, node)| text(node, "file"));
-        files.find(|file| !file.starts_with("json:")).map(str::to_owned)
+        files.find_map(|file| match file.strip_prefix("json:") {
+            Some(options) => cluster_image(options),
+            None => Some(file.to_owned()),
+        })
     }
 
     /// The node that the name of an export or node means, which `export:` or `node:` may stand before. Of an export it is
@@ -249,4 +252,41 @@ pub(crate) fn properties(client: &mut QmpClient, id: &str) -> Result<(Vec<String
         values[name] = property(client, id, name)?;
     }
     Ok((names, values))
+}
+
+/// What messages call the image of a cluster that a node shows, by the options that it is named by.
+fn cluster_image(options: &str) -> Option<String> {
+    let options: Value = serde_json::from_str(options).ok()?;
+    let mut of = &options;
+    while let Some(below) = of.get("file").filter(|below| below.is_object()) {
+        of = below;
+    }
+    let part = |key: &str| of.get(key).and_then(Value::as_str);
+    part("driver").filter(|driver| *driver == "rbd")?;
+    let namespace = part("namespace").map_or(String::new(), |it| format!("{it}/"));
+    let snapshot = part("snapshot").map_or(String::new(), |it| format!("@{it}"));
+    Some(format!("rbd:{}/{namespace}{}{snapshot}", part("pool")?, part("image")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_of_a_cluster_is_called_as_in_messages() {
+        let image = json!({"driver": "rbd", "pool": "p", "image": "i", "conf": "/c"});
+        let then =
+            json!({"driver": "rbd", "pool": "p", "namespace": "n", "image": "i", "snapshot": "s"});
+        let above = json!({"driver": "qcow2", "file": {"driver": "raw", "file": image}});
+        let other = json!({"driver": "raw", "file": {"driver": "null-co"}});
+        for (options, expected) in [
+            (image, Some("rbd:p/i")),
+            (then, Some("rbd:p/n/i@s")),
+            (above, Some("rbd:p/i")),
+            (other, None),
+        ] {
+            assert_eq!(cluster_image(&options.to_string()).as_deref(), expected, "{options}");
+        }
+        assert_eq!(cluster_image("{"), None);
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! A block device may grow or shrink under its users, and so may a file. The sizes of the files below a node are looked
 //! at when a front end asks for the configuration, when it starts its first ring, when the kernel says that a block
-//! device has changed (`uevents`), and when the operator asks for it (SIGHUP): nobody grows a disk by what he says.
+//! device has changed (`uevents`), and when the operator asks for it (SIGHUP): nobody grows a disk by what he says. Storage
+//! that is no file and knows of its changes is asked every few seconds.
 //! First the files are measured, then the node says its size, then rings see it ([`Capacity`], read once for each
 //! batch), and only then the front end is told, if it gave a channel and the size is not the one that it was told last.
 //! It asks for the configuration then, and interrupts the driver. What it was told by the process before is in its
@@ -144,13 +145,24 @@ impl ExportSize {
         self.files.lock().expect("no holder of this lock panics").all.clone()
     }
 
-    /// Looks at the files below, and says what is wrong with them; changes nothing. Blocks as far as a file system does.
+    /// Looks at the files below, and says what is wrong with them; changes nothing but the size of what is no file. Blocks as
+    /// far as a file system does.
     pub fn examine(&self) -> StorageCondition {
         let is_removed = self.warn_if_removed();
+        self.review_size_without_file();
         let whole = self.files.lock().expect("no holder of this lock panics").whole.clone();
         let regular = whole.filter(|file| file.kind() == FileKind::Regular);
         let size_difference = regular.map_or(0, |file| self.look_for_difference(&file));
         StorageCondition { is_removed, size_difference }
+    }
+
+    /// Storage that is no file says itself when it has another size, as an image of a cluster does; only who may change the
+    /// image can have given it that.
+    fn review_size_without_file(&self) {
+        let now = whole_blocks(self.node.size(), self.logical_block);
+        if self.files().is_empty() && now != self.capacity.get() {
+            self.review();
+        }
     }
 
     /// By how much a file differs from the disk that it is; said whenever that changes.

@@ -18,6 +18,7 @@ mod node;
 mod null;
 mod qcow2;
 mod raw;
+mod rbd;
 mod snapshot_access;
 mod stripe;
 mod table;
@@ -32,7 +33,8 @@ pub use delay::DELAY_SET;
 pub(crate) use delay::{describe_settings as delay_description, read_settings as delay_settings};
 pub use driver::Driver;
 pub(crate) use driver::{
-    ImageFileReference, MadeNode, NodeContext, NodeError, Options, ThrottleGroups, TlsCredentials,
+    ImageFileReference, MadeNode, NodeContext, NodeError, Options, Secrets, ThrottleGroups,
+    TlsCredentials,
 };
 pub use file_check::{FileCheckError, file_kind, open_fault, real_directory};
 pub use node::{Blockdev, BlockdevRef, KeyedChild};

@@ -6,6 +6,7 @@
 mod access;
 mod bitmaps;
 mod change;
+mod cluster_clients;
 mod creation;
 mod describe;
 mod filters;
@@ -33,6 +34,7 @@ use kernel_io::{Caching, FileIdentity, FileTable, OpenFile};
 use layers::{DelaySettings, ThrottleGroup, ThrottleLimits};
 use nbd_client::KnownHosts;
 use qcow2::{CorruptionReports, Qcow2Node};
+use rbd::ThreadFences;
 use serde_json::{Map, Value};
 use syntax::{ArgumentError, OptionFields};
 
@@ -52,7 +54,7 @@ pub use storage_files::StorageFiles;
 
 use crate::drivers::{
     ACTIVE, BaseOptions, Blockdev, BlockdevRef, DELAY_SET, Driver, KeyedChild, MadeNode,
-    NodeContext, NodeError, Options, ThrottleGroups, TlsCredentials, delay_description,
+    NodeContext, NodeError, Options, Secrets, ThrottleGroups, TlsCredentials, delay_description,
     delay_settings, on_off, pair,
 };
 use crate::model::{
@@ -79,6 +81,8 @@ pub struct Graph {
     named_files: NamedFilesPolicy,
     throttle_groups: ThrottleGroups,
     credentials: TlsCredentials,
+    secrets: Secrets,
+    fences: ThreadFences,
     hosts: KnownHosts,
     files: Arc<FileTable>,
     clock: Arc<dyn Clock>,
@@ -140,6 +144,8 @@ pub struct NodeInfo<'a> {
     pub activity: Activity,
     /// What nodes of all drivers are told.
     pub base: &'a BaseOptions,
+    /// All options but the children and files, by key.
+    pub options: &'a [(String, String)],
     /// The node.
     pub node: &'a Arc<dyn Node>,
     /// What it has opened.
@@ -221,6 +227,8 @@ impl Graph {
             named_files,
             throttle_groups: HashMap::new(),
             credentials: HashMap::new(),
+            secrets: HashMap::new(),
+            fences: ThreadFences::default(),
             hosts: KnownHosts::default(),
             files,
             clock,
@@ -319,6 +327,7 @@ impl Graph {
         self.model.remove_object(id)?;
         self.throttle_groups.remove(id);
         self.credentials.remove(id);
+        self.secrets.remove(id);
         Ok(())
     }
 
@@ -538,6 +547,8 @@ impl Graph {
             depth: needs.bottom.and_then(|bottom| self.model.backing_steps(name, bottom)),
             groups: &self.throttle_groups,
             credentials: &self.credentials,
+            secrets: &self.secrets,
+            fences: &self.fences,
             hosts: &self.hosts,
             files: &self.files,
             clock: &self.clock,

@@ -25,6 +25,7 @@ pub const LOG_PARTS: &[&str] = &[
     "nbd_client",
     "nbd_server",
     "qcow2",
+    "rbd",
     "request_path",
     "ringloom",
     "sandbox",

@@ -167,13 +167,18 @@ impl Plan {
         }
     }
 
-    /// The servers that nodes connect to.
-    fn servers(&self) -> impl Iterator<Item = &ServerAddress> {
+    /// All nodes, with those that are written inside others.
+    fn blockdevs(&self) -> impl Iterator<Item = &Blockdev> {
         let nodes = self.steps.iter().filter_map(|step| match step {
             PlanStep::Blockdev(blockdev) => Some(blockdev.nodes()),
             PlanStep::Object(_) | PlanStep::Export(_) => None,
         });
-        nodes.flatten().filter_map(Blockdev::server)
+        nodes.flatten()
+    }
+
+    /// The servers that nodes connect to.
+    fn servers(&self) -> impl Iterator<Item = &ServerAddress> {
+        self.blockdevs().filter_map(Blockdev::server)
     }
 
     /// Which servers nodes of commands may connect to: `--allow-connect` lets the UNIX sockets below directories of
@@ -191,6 +196,7 @@ impl Plan {
     fn connect_needs(&self) -> ConnectNeeds {
         let mut needs = ConnectNeeds {
             ports: self.allow_connect.iter().map(|grant| grant.port).collect(),
+            all_ports: self.blockdevs().any(Blockdev::joins_cluster),
             sockets: Vec::new(),
             below_allowed: !self.allow_connect.is_empty(),
         };

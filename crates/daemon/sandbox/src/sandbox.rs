@@ -29,7 +29,7 @@ pub use landlock::LandlockError;
 pub use seccomp::SeccompError;
 
 use file_grants::DirectoryGrantPurpose;
-use landlock::LandlockRules;
+use landlock::{ConnectedPorts, LandlockRules};
 use seccomp::{FilterNeeds, SeccompFilters};
 
 /// Whether the sandbox is off, used as far as possible, or required (`--sandbox`).
@@ -65,6 +65,8 @@ pub struct SandboxNeeds<'a> {
 pub struct ConnectNeeds {
     /// Ports of TCP, on whatever host.
     pub ports: Vec<u16>,
+    /// All ports: a client of a cluster connects to whatever servers that names.
+    pub all_ports: bool,
     /// UNIX sockets.
     pub sockets: Vec<PathBuf>,
     /// Whether also those below the directories where commands may make files.
@@ -139,10 +141,11 @@ impl Sandbox {
         let ids = !host::gives_peer_processes().map_err(SandboxError::Try)?;
         let makes = allowed.iter().any(|allowed| allowed.access == Access::ReadWrite);
         let listens = !needs.listens.is_empty();
-        let ConnectNeeds { ports, sockets, below_allowed } = &needs.connects;
-        let connects = !ports.is_empty();
+        let ConnectNeeds { ports, all_ports, sockets, below_allowed } = &needs.connects;
+        let connects = !ports.is_empty() || *all_ports;
         let connects_unix = !sockets.is_empty() || *below_allowed && makes;
-        let rules = LandlockRules::new(&grants, &needs.listens, ports);
+        let connected = if *all_ports { ConnectedPorts::All } else { ConnectedPorts::These(ports) };
+        let rules = LandlockRules::new(&grants, &needs.listens, connected);
         let needs = FilterNeeds {
             opening,
             makes,
@@ -230,7 +233,8 @@ impl Sandbox {
 
 /// Puts all fences around this process, which does nothing but look at descriptors and has one thread.
 pub fn confine_descriptor_check() -> Result<(), SandboxError> {
-    let files = LandlockRules::new(&[], &[], &[]).and_then(|fence| fence.put_up().map(drop));
+    let files = LandlockRules::new(&[], &[], ConnectedPorts::These(&[]))
+        .and_then(|fence| fence.put_up().map(drop));
     let privileges = privileges::give_up();
     let calls = SeccompFilters::of_descriptor_check().and_then(|calls| calls.put_up());
     files.map_err(SandboxError::Files)?;

@@ -109,6 +109,8 @@ enum Rejection {
     Missing { export: String },
     #[error("export {export} is served over NBD, and its clients cannot be handed over")]
     Nbd { export: String },
+    #[error("node {node} has the lock of an image of a Ceph cluster, which cannot be handed over")]
+    Cluster { node: String },
     #[error("node {node} keeps a disk as it was, which a new process would not know")]
     Snapshot { node: String },
     #[error("block job '{job}' runs, and cannot be handed over; wait for its end, or cancel it")]
@@ -208,6 +210,9 @@ fn agree(
     }
     if let Some(job) = built.graph().model().jobs().next() {
         return Err(Rejection::Job { job: job.to_owned() });
+    }
+    if let Some(node) = built.graph().client_of_cluster() {
+        return Err(Rejection::Cluster { node: node.to_owned() });
     }
     check_flushes(built)?;
     check_snapshots(built)?;

@@ -73,7 +73,7 @@ fn control(root: &Path, version: &str, architecture: &str) -> Result<()> {
     let size = kibibytes(root)?;
     let text = format!(
         "Package: ringloom\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: {MAINTAINER}\n\
-         Installed-Size: {size}\nDepends: {depends}\nSuggests: qemu-system, logrotate\nSection: admin\nPriority: optional\n\
+         Installed-Size: {size}\nDepends: {depends}\nSuggests: qemu-system, librbd1, logrotate\nSection: admin\nPriority: optional\n\
          {DESCRIPTION}"
     );
     let write = |name: &str, text: &str, mode: u32| -> Result<()> {

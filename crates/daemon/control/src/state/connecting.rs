@@ -62,6 +62,9 @@ impl DaemonState {
             return Err(ControlError::DescriptorAtRunTime);
         }
         let Some(rights) = &self.connect_rights else { return Ok(()) };
+        if nodes.iter().any(|node| node.joins_cluster()) {
+            return Err(ControlError::ClusterAtRunTime);
+        }
         let mut servers = nodes.iter().filter_map(|node| node.server());
         match servers.find(|server| !rights.allow(server)) {
             Some(server) => Err(ControlError::MayNotConnect { address: server.clone() }),

@@ -72,7 +72,7 @@ impl DaemonState {
     ) -> Result<X509Credentials, BuildError> {
         let password = options.password.as_ref().map(|secret| {
             let missing = || BuildError::NoSecret { object: id.to_owned(), secret: secret.clone() };
-            self.secrets.get(secret).ok_or_else(missing)
+            self.graph.secret(secret).ok_or_else(missing)
         });
         let password = password.transpose()?.map(graph::Secret::bytes);
         let failed = |source| BuildError::Credentials { object: id.to_owned(), source };

@@ -43,7 +43,6 @@ impl DaemonState {
         self.iothreads.remove(id);
         self.pools.remove(id);
         self.unused_pools.remove(id);
-        self.secrets.remove(id);
         self.credentials.remove(id);
         self.authorizations.remove(id);
         self.objects.remove(id);

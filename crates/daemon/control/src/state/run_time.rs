@@ -106,6 +106,12 @@ pub enum ControlError {
         /// The server.
         address: ServerAddress,
     },
+    /// A client of a cluster can only be made before the fences are up.
+    #[error(
+        "a node of driver=rbd is for the command line: behind the fences its library cannot be loaded and its \
+         configuration not be read; --sandbox off lets commands make one"
+    )]
+    ClusterAtRunTime,
     /// There is no descriptor that a command could name.
     #[error("server.type=fd is for the command line: a monitor passes no descriptors")]
     DescriptorAtRunTime,

@@ -17,10 +17,12 @@ use kernel_io::{FileKind, FileTable, OpenFile};
 use layers::{DelayNode, ThrottleGroup};
 use nbd_client::{KnownHosts, NbdNode, ServerAddress};
 use qcow2::{CorruptionReports, Qcow2Node};
+use rbd::ThreadFences;
 use syntax::{ArgumentError, Keys, OptionFields};
 
 use super::base::BaseOptions;
 use crate::model::{ChildRole, TypedObjectId};
+use crate::objects::Secret;
 use crate::storage_watchdog::StorageWatchdog;
 
 /// A block driver of `--blockdev`: its name, keys, children's roles, and how its options are read (QEMU's BlockDriver).
@@ -80,6 +82,9 @@ pub(crate) struct NodeRequirements<'a> {
     pub files: Vec<HostFileSpec<'a>>,
     /// The server that it connects to: fenced.
     pub server: Option<&'a ServerAddress>,
+    /// Whether it becomes a client of a cluster, which connects to whatever servers that names: fenced, as far as such a
+    /// client can be.
+    pub joins_cluster: bool,
     /// Objects that it names.
     pub objects: Vec<TypedObjectId<'a>>,
     /// The node one of whose dirty bitmaps it takes when it is made.
@@ -132,6 +137,9 @@ pub(crate) type ThrottleGroups = HashMap<String, Arc<ThrottleGroup>>;
 /// Certificates and keys by id.
 pub(crate) type TlsCredentials = HashMap<String, X509Credentials>;
 
+/// Secrets by id.
+pub(crate) type Secrets = HashMap<String, Secret>;
+
 /// What a driver makes a node from: name, options, children, file table, clock.
 #[derive(Debug)]
 pub(crate) struct NodeContext<'a> {
@@ -151,6 +159,10 @@ pub(crate) struct NodeContext<'a> {
     pub groups: &'a ThrottleGroups,
     /// The credentials for TLS that there are.
     pub credentials: &'a TlsCredentials,
+    /// The secrets that there are.
+    pub secrets: &'a Secrets,
+    /// Behind what threads go that are started for nodes.
+    pub fences: &'a ThreadFences,
     /// Where names of servers are looked up.
     pub hosts: &'a KnownHosts,
     /// Where files are opened.

@@ -179,6 +179,11 @@ impl Blockdev {
         self.options.needs().server
     }
 
+    /// Whether its driver becomes a client of a cluster.
+    pub fn joins_cluster(&self) -> bool {
+        self.options.needs().joins_cluster
+    }
+
     /// All that it and its driver were told, but the children and files, in words that stay the same from version to
     /// version: what is served by two processes in turn is compared so. How it is called is left out.
     pub fn describe(&self, groups: &ThrottleGroups) -> Vec<(String, String)> {

@@ -4,8 +4,8 @@ use syntax::{ArgumentError, OptionFields};
 
 use super::driver::Driver;
 use super::{
-    copy_before_write, copy_on_read, delay, file, nbd, null, qcow2, raw, snapshot_access, stripe,
-    throttle,
+    copy_before_write, copy_on_read, delay, file, nbd, null, qcow2, raw, rbd, snapshot_access,
+    stripe, throttle,
 };
 
 /// The drivers, in the order in which messages name them and the help shows them.
@@ -17,6 +17,7 @@ pub const DRIVERS: &[&Driver] = &[
     &null::NULL_CO,
     &null::NULL_AIO,
     &nbd::NBD,
+    &rbd::RBD,
     &throttle::THROTTLE,
     &delay::DELAY,
     &stripe::STRIPE,

@@ -35,13 +35,13 @@ impl Graph {
     pub fn node_info(&self, name: &str) -> Result<NodeInfo<'_>, ModelError> {
         let access = self.model.access(name)?;
         let activity = self.model.activity(name)?;
-        let Vertex { made, driver, base, .. } = &self.vertices[name];
+        let Vertex { made, driver, base, options, .. } = &self.vertices[name];
         let driver = driver.map_or("", |driver| driver.name);
         let MadeNode { node: _, file, image, write_threshold, .. } = made;
         let node = self.vertices[name].shown();
         let (file, image) = (file.as_ref(), image.as_ref());
         let write_threshold = write_threshold.as_ref();
-        Ok(NodeInfo { driver, access, activity, base, node, file, image, write_threshold })
+        Ok(NodeInfo { driver, access, activity, base, options, node, file, image, write_threshold })
     }
 
     /// All that there is to say of the nodes below an export.

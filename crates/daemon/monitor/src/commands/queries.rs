@@ -7,7 +7,7 @@ use bitmaps::{Persistence, Recording};
 use block::{Access, FlushPolicy, Permission, Permissions};
 use graph::{Activity, Graph, GraphModel, JobFilter, NODE, NodeInfo, NodeUser, UsedEdge};
 use request_path::SourceGauges;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use syntax::{Keys, OptionFields, ValueType, optional};
 
 use super::{COMMANDS, CommandContext, answer, done};
@@ -79,6 +79,15 @@ pub(super) fn named_block_nodes(
     answer(nodes.chain(filters).collect::<Vec<_>>())
 }
 
+/// The driver of images of a cluster.
+const CLUSTER_DRIVER: &str = "rbd";
+
+/// The options by which QEMU says what a node shows, by driver; keys below these belong to them.
+const NAMING_OPTIONS: &[(&str, &[&str])] = &[
+    (CLUSTER_DRIVER, &["pool", "namespace", "image", "conf", "snapshot", "user", "server"]),
+    ("throttle", &["throttle-group"]),
+];
+
 /// What a guest sees of a disk is a number of sectors.
 const SECTOR_BYTES: u64 = 512;
 
@@ -142,12 +151,34 @@ impl GraphReader<'_> {
         Some(if info.image.is_some() { info.driver } else { "raw" })
     }
 
-    /// How QEMU calls what is behind a node.
+    /// How QEMU calls what is behind a node: by a path, by options if it is an image of a cluster, or by the driver.
     fn file_name(&self, name: &str, info: &NodeInfo<'_>) -> String {
-        match self.path(name) {
-            Some(path) => path.display().to_string(),
+        if let Some(path) = self.path(name) {
+            return path.display().to_string();
+        }
+        match self.naming_options(name, info) {
+            Some(options) => format!("json:{}", Value::from(options)),
             None => format!("{}://", info.driver),
         }
+    }
+
+    /// The options that say which image of a cluster a node shows, with those of the nodes on the way to it.
+    fn naming_options(&self, name: &str, info: &NodeInfo<'_>) -> Option<Map<String, Value>> {
+        let mut all = Map::new();
+        all.insert("driver".to_owned(), info.driver.into());
+        let known = NAMING_OPTIONS.iter().filter(|(driver, _)| *driver == info.driver);
+        let known: Vec<&str> = known.flat_map(|(_, keys)| *keys).copied().collect();
+        let own = info.options.iter().filter(|(key, value)| {
+            let key = key.split_once('.').map_or(key.as_str(), |(list, _)| list);
+            !value.is_empty() && known.contains(&key)
+        });
+        all.extend(own.map(|(key, value)| (key.clone(), value.as_str().into())));
+        if info.driver != CLUSTER_DRIVER {
+            let below = self.child(name, "file")?;
+            let below = self.naming_options(&below, &self.graph.node_info(&below).ok()?)?;
+            all.insert("file".to_owned(), below.into());
+        }
+        Some(all)
     }
 
     fn block_device(&self, name: &str) -> Option<BlockDeviceInfo> {

@@ -21,6 +21,15 @@ pub(super) struct LandlockRules {
     ruleset: RulesetCreated,
 }
 
+/// To which ports of TCP the process may connect.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum ConnectedPorts<'a> {
+    /// These.
+    These(&'a [u16]),
+    /// Any: landlock knows no ranges, and a cluster has servers on ports that only it knows.
+    All,
+}
+
 /// Landlock is missing, off, or refuses the rules.
 #[derive(Debug, thiserror::Error)]
 pub enum LandlockError {
@@ -43,11 +52,15 @@ impl LandlockRules {
     pub(super) fn new(
         grants: &[FileGrant],
         listens: &[u16],
-        connects: &[u16],
+        connects: ConnectedPorts<'_>,
     ) -> Result<Self, LandlockError> {
+        let (network, connects) = match connects {
+            ConnectedPorts::These(ports) => (AccessNet::from_all(NEWEST), ports),
+            ConnectedPorts::All => (AccessNet::from_all(NEWEST) & !AccessNet::ConnectTcp, &[][..]),
+        };
         let mut ruleset = Ruleset::default()
             .handle_access(AccessFs::from_all(NEWEST))?
-            .handle_access(AccessNet::from_all(NEWEST))?
+            .handle_access(network)?
             // Not signals: a process that takes over is outside, and can be ended if it hangs. The
             // filter of system calls lets that one signal through and no other.
             .scope(Scope::AbstractUnixSocket)?

@@ -127,6 +127,24 @@ fn neither_tcp_nor_abstract_sockets_can_be_reached() {
 }
 
 #[test]
+fn a_client_of_a_cluster_connects_to_every_port_and_listens_on_none() {
+    let there = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = there.local_addr().unwrap();
+    let fenced = |connects| {
+        let rules = LandlockRules::new(&[], &[], connects).unwrap();
+        on_another_thread(move || {
+            rules.put_up().unwrap();
+            let connected = errno(std::net::TcpStream::connect(address));
+            (connected, errno(std::net::TcpListener::bind("127.0.0.1:0")))
+        })
+        .unwrap()
+    };
+    assert_eq!(fenced(ConnectedPorts::All), (None, Some(libc::EACCES)));
+    let others = ConnectedPorts::These(&[1]);
+    assert_eq!(fenced(others), (Some(libc::EACCES), Some(libc::EACCES)));
+}
+
+#[test]
 fn no_capability_is_left_in_any_set() {
     use rustix::thread::{CapabilitySet, capabilities, no_new_privs};
     let place = Place::new();

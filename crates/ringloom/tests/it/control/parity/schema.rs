@@ -62,6 +62,8 @@ const MORE: &[&str] = &[
 const OTHERWISE: &[&str] = &[
     // An alternate that takes a name as before, or a list of names.
     "block-export-add.iothread: builtin, ringloom: alternate",
+    // The same of ways to prove who one is.
+    "blockdev-add(rbd).auth-client-required: array, ringloom: alternate",
     // What a file may do is decided when it is opened.
     "blockdev-add(file): features [\"dynamic-auto-read-only\"], ringloom: null",
     "blockdev-add(host_device): features [\"dynamic-auto-read-only\"], ringloom: null",
