@@ -193,6 +193,24 @@ pub(crate) const NEEDS: &[Need] = &[
         why: "a server of NBD that nobody here wrote, with filters that delay and fail",
     },
     Need {
+        package: "ceph-mon",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["ceph-mon", "monmaptool"]),
+        why: "the monitor of a Ceph cluster for images of driver=rbd",
+    },
+    Need {
+        package: "ceph-osd",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["ceph-osd"]),
+        why: "the OSD of that cluster",
+    },
+    Need {
+        package: "ceph-common",
+        origin: Origin::Release,
+        proof: Proof::Commands(&["ceph", "ceph-authtool", "rbd"]),
+        why: "makes, checks and exports images there, and brings librbd",
+    },
+    Need {
         package: "chromium",
         origin: Origin::Release,
         proof: Proof::Commands(&["chromium"]),

@@ -97,6 +97,7 @@ const TABLE: &[Row] = &[
             "layers",
             "nbd_client",
             "qcow2",
+            "rbd",
             "request_path",
             TESTKIT,
             "virtio",

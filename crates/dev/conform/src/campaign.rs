@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use testkit::ceph::Cluster;
 use testkit::conformance::play::{Played, play};
 use testkit::conformance::stack::{Subject, Which};
 use testkit::deadline::Deadline;
@@ -23,6 +24,8 @@ pub enum Form {
     Pure,
     /// On iothreads, with files in these directories, in turn.
     Live(Vec<PathBuf>),
+    /// On iothreads, with images of a cluster, and files in the directory.
+    Cluster(PathBuf, Arc<Cluster>),
     /// Images on a disk in memory, whose power goes at any step.
     Images,
     /// Images on iothreads, with files in these directories.
@@ -97,6 +100,10 @@ fn one(form: &Form, seed: u64) -> Result<Played> {
         Form::Live(directories) => {
             let subjects = subjects::all(Pace::Real);
             live::play(seed, &subjects, which(seed, &subjects)?, directories)
+        }
+        Form::Cluster(directory, cluster) => {
+            let subjects = subjects::all(Pace::Real);
+            live::play_on_cluster(seed, &subjects, which(seed, &subjects)?, directory, cluster)
         }
         Form::Images => images::play_image(seed),
         Form::LiveImages(directories) => live::play_image(seed, directories),

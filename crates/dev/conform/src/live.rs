@@ -11,7 +11,7 @@ mod image;
 mod segments;
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use block::{Clock, Durability, FileId, Node, SystemClock};
 use iothread::{Iothread, PollSettings, ProcessResources, SourceObserver, SourceRegistry};
 use kernel_io::ReactorChoice;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use testkit::ceph::Cluster;
 use testkit::channel::Remote;
 use testkit::conformance::checked::Complaints;
 use testkit::conformance::faults::Faulty;
@@ -31,7 +32,7 @@ use testkit::conformance::workload::{Habits, Overlap, Workload};
 use testkit::deadline::Deadline;
 use testkit::rng::Rng;
 
-use crate::subjects::{FileEnd, Medium, NbdEnd, RemoteEnd, Twice};
+use crate::subjects::{FileEnd, Medium, NbdEnd, RbdEnd, RemoteEnd, Twice};
 use client::{Client, OnPlainMemory, OnRing, OnStream};
 use image::Image;
 use segments::REQUEST_SECTORS_MAX;
@@ -61,8 +62,37 @@ pub(crate) fn play(
     let remote: Arc<dyn Subject> = Arc::new(RemoteEnd(Arc::clone(&medium)));
     all.extend(std::iter::repeat_n(remote, 2));
     all.push(Arc::new(NbdEnd(Arc::clone(&medium))));
-    let stack = Stack::new(rng, &all, which).with_context(|| format!("seed {seed:#x}"))?;
-    let text = format!("seed {seed:#x}, stack {stack} in {}", directory.display());
+    play_stack(rng, seed, &all, which, medium)
+}
+
+/// The same, on images of a cluster.
+pub(crate) fn play_on_cluster(
+    seed: u64,
+    subjects: &[Arc<dyn Subject>],
+    which: Which<'_>,
+    directory: &Path,
+    cluster: &Arc<Cluster>,
+) -> Result<Played> {
+    let rng = &mut Rng::new(seed);
+    let medium = Arc::new(Medium::new(directory)?);
+    let image: Arc<dyn Subject> = Arc::new(RbdEnd::new(&medium, cluster, seed));
+    let mut all = subjects.to_vec();
+    all.push(Arc::new(Faulty));
+    all.push(Arc::new(Twice));
+    all.extend(std::iter::repeat_n(image, 6));
+    play_stack(rng, seed, &all, which, medium)
+}
+
+/// Makes a stack of these subjects and plays with it.
+fn play_stack(
+    rng: &mut Rng,
+    seed: u64,
+    all: &[Arc<dyn Subject>],
+    which: Which<'_>,
+    medium: Arc<Medium>,
+) -> Result<Played> {
+    let stack = Stack::new(rng, all, which).with_context(|| format!("seed {seed:#x}"))?;
+    let text = format!("seed {seed:#x}, stack {stack} in {}", medium.directory().display());
     let complaints = Arc::new(Complaints::default());
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let table = Arc::clone(&medium.table);
@@ -294,6 +324,7 @@ impl Player {
                 return image.check(&mut self.workload);
             }
         };
+        self.medium.fetch()?;
         for file in 0..stack.files() {
             let path = self.medium.path(file);
             // Not every end has a file.

@@ -9,11 +9,13 @@
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Parser;
 use conform::campaign::{End, Form, run};
+use testkit::ceph::{Cluster, Store};
 
 /// Stack nodes and layers at random, run random requests through them and check every byte
 #[derive(Debug, Parser)]
@@ -42,6 +44,8 @@ enum FormName {
     Pure,
     /// Iothreads, and files of the host
     Live,
+    /// Iothreads, and images of a Ceph cluster of its own; only if it is asked for
+    Cluster,
     /// qcow2 images in memory, whose power goes at any step
     Images,
     /// qcow2 images on iothreads, and files of the host
@@ -73,6 +77,11 @@ fn main() -> ExitCode {
 fn conform(args: &Args) -> Result<()> {
     let seed = args.seed.unwrap_or_else(|| RandomState::new().hash_one("conform"));
     println!("seed {seed:#x}");
+    if args.form == Some(FormName::Cluster) {
+        let directory = args.directories.first().context("no directory for files")?.clone();
+        let cluster = Arc::new(Cluster::start(Store::Memory)?);
+        return play(args, seed, FormName::Cluster, &Form::Cluster(directory, cluster), 60);
+    }
     for (name, form) in [
         (FormName::Pure, Form::Pure),
         (FormName::Live, Form::Live(args.directories.clone())),
@@ -86,11 +95,16 @@ fn conform(args: &Args) -> Result<()> {
             Some(wanted) => (wanted == name, 60),
         };
         if is_wanted {
-            let time = End::Time(Duration::from_secs(args.minutes * share));
-            let end = args.stacks.map_or(time, End::Stacks);
-            let summary = run(&form, seed, end)?;
-            println!("{name:?}: {summary:?}");
+            play(args, seed, name, &form, share)?;
         }
     }
+    Ok(())
+}
+
+/// Plays one form, for so many seconds of each minute.
+fn play(args: &Args, seed: u64, name: FormName, form: &Form, share: u64) -> Result<()> {
+    let time = End::Time(Duration::from_secs(args.minutes * share));
+    let summary = run(form, seed, args.stacks.map_or(time, End::Stacks))?;
+    println!("{name:?}: {summary:?}");
     Ok(())
 }

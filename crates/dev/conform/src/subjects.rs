@@ -7,6 +7,7 @@ mod file;
 mod nbd;
 mod null;
 mod raw;
+mod rbd;
 mod recorder;
 mod remote;
 mod stripe;
@@ -19,6 +20,7 @@ use testkit::conformance::stack::Subject;
 
 pub(crate) use file::{FileEnd, Medium};
 pub(crate) use nbd::NbdEnd;
+pub(crate) use rbd::RbdEnd;
 pub(crate) use remote::RemoteEnd;
 pub(crate) use twice::Twice;
 

@@ -9,6 +9,7 @@
 #![deny(unsafe_code)]
 
 pub mod browser;
+pub mod ceph;
 pub mod channel;
 pub mod client;
 pub mod conformance;

@@ -38,6 +38,7 @@ mod parity;
 mod paused_qemu;
 mod placement;
 mod qcow2;
+mod rbd;
 mod refusals;
 mod report;
 mod rings;

@@ -18,18 +18,20 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, ensure};
 use testkit::process::{Bench, Program, Server};
 
+pub(crate) use remote_disks::verify;
+
 /// The socket of the NBD server of a bench.
-fn socket(bench: &Bench) -> PathBuf {
+pub(crate) fn socket(bench: &Bench) -> PathBuf {
     bench.path("nbd.sock")
 }
 
 /// Where libnbd and QEMU find an export there.
-fn uri(bench: &Bench, export: &str) -> String {
+pub(crate) fn uri(bench: &Bench, export: &str) -> String {
     format!("nbd+unix:///{export}?socket={}", socket(bench).display())
 }
 
 /// A server on that socket, with these options besides.
-fn server(bench: &Bench, more: &[&str]) -> Vec<String> {
+pub(crate) fn server(bench: &Bench, more: &[&str]) -> Vec<String> {
     let addr = format!("addr.type=unix,addr.path={}", socket(bench).display());
     let mut line = vec!["--nbd-server".to_owned(), addr];
     line.extend(more.iter().map(|word| (*word).to_owned()));
@@ -48,12 +50,12 @@ fn disk(bench: &Bench, name: &str, more: &str) -> [String; 4] {
 }
 
 /// Starts it, and waits until it listens.
-fn start(program: &Program, bench: &Bench, line: &[String]) -> Result<Server> {
+pub(crate) fn start(program: &Program, bench: &Bench, line: &[String]) -> Result<Server> {
     program.start(line, &[socket(bench)])
 }
 
 /// Runs a tool; what it prints.
-fn tool(program: &str, arguments: &[&str]) -> Result<String> {
+pub(crate) fn tool(program: &str, arguments: &[&str]) -> Result<String> {
     let output = outcome(program, arguments)?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{program} {arguments:?}: {}: {said}", output.status);
@@ -61,7 +63,7 @@ fn tool(program: &str, arguments: &[&str]) -> Result<String> {
 }
 
 /// Runs a tool that may fail.
-fn outcome(program: &str, arguments: &[&str]) -> Result<Output> {
+pub(crate) fn outcome(program: &str, arguments: &[&str]) -> Result<Output> {
     let mut command = Command::new("timeout");
     command.arg("180").arg(program).args(arguments);
     command.output().with_context(|| format!("{program} {arguments:?}"))

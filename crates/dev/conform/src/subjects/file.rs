@@ -1,7 +1,8 @@
 //! `file`: a file of the host, the end of the stacks on iothreads.
 
+use std::fmt::Debug;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result};
 use block::{Access, DiscardPolicy, Node};
@@ -20,14 +21,41 @@ pub(crate) struct Medium {
     directory: tempfile::TempDir,
     /// The open files.
     pub(crate) table: Arc<FileTable>,
+    /// What brings bytes that are elsewhere into their files.
+    fetches: Mutex<Vec<Fetch>>,
 }
+
+/// What brings bytes that are elsewhere into a file of a medium.
+pub(super) trait FetchBytes: Debug + Send {
+    /// Does it.
+    fn fetch(&self) -> Result<()>;
+}
+
+/// One of them.
+type Fetch = Box<dyn FetchBytes>;
 
 impl Medium {
     /// A new directory in this one; gone with the medium.
     pub(crate) fn new(parent: &Path) -> Result<Self> {
         let place = || format!("a directory in {}", parent.display());
         let directory = tempfile::tempdir_in(parent).with_context(place)?;
-        Ok(Self { directory, table: Arc::new(FileTable::default()) })
+        Ok(Self { directory, table: Arc::default(), fetches: Mutex::default() })
+    }
+
+    /// Where it is.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Has this done before files are compared.
+    pub(super) fn add_fetch(&self, fetch: Fetch) {
+        self.fetches.lock().expect("no holder of this lock panics").push(fetch);
+    }
+
+    /// Brings bytes that are elsewhere into their files.
+    pub(crate) fn fetch(&self) -> Result<()> {
+        let fetches = self.fetches.lock().expect("no holder of this lock panics");
+        fetches.iter().try_for_each(|it| it.fetch())
     }
 
     /// The file of that number.

@@ -15,6 +15,8 @@ use anyhow::{Result, ensure};
 use testkit::image;
 use testkit::process::{Bench, Program, Server};
 
+pub(crate) use connections::verify;
+
 use super::{disk, outcome, server, socket, start, tool, uri};
 use crate::support::{qemu_img, qemu_io, ringloom, stop, with};
 

@@ -23,7 +23,7 @@ fn check(program: &Program, kit: &[&str]) -> Result<()> {
 
 /// A load of fio that reads back what it has written, from so many clients, each in as many MiB of its own. No two of its
 /// writes overlap while they are in flight.
-pub(super) fn verify(bench: &Bench, clients: u32, mebibytes: u32) -> Result<()> {
+pub(crate) fn verify(bench: &Bench, clients: u32, mebibytes: u32) -> Result<()> {
     let (uri, jobs) = (uri(bench, "x"), format!("--numjobs={clients}"));
     let size = format!("--size={mebibytes}M");
     let offset = format!("--offset_increment={mebibytes}M");
