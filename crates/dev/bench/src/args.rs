@@ -42,6 +42,9 @@ pub struct Args {
     /// Directory for the file on the work disk
     #[arg(long, default_value = "target/bench", value_name = "DIR")]
     pub work: PathBuf,
+    /// Configuration of a Ceph cluster, for the rows `rbd-*`: they fill an image in its pool `rbd`
+    #[arg(long, value_name = "FILE")]
+    pub ceph_conf: Option<PathBuf>,
     /// CPUs of the servers, such as 1 or 2-3; default: the upper half
     #[arg(long, value_name = "LIST")]
     pub server_cpus: Option<String>,

@@ -12,11 +12,29 @@ use std::os::fd::FromRawFd;
 
 use load::procfs::field;
 
-/// CPU time of all threads of a process since it started, in nanoseconds.
+/// The threads of librbd, by their names or how these begin; the last one is called as the thread that has started it.
+const LIBRBD_THREADS: [&str; 10] = [
+    "msgr-worker-",
+    "ms_dispatch",
+    "ms_local",
+    "io_context_pool",
+    "taskfin_librbd",
+    "tp_librbd",
+    "safe_timer",
+    "ceph_timer",
+    "service",
+    "rbd open",
+];
+
+/// CPU time of all threads of a process since it started, but those of librbd, in nanoseconds.
 pub(crate) fn cpu_ns(pid: u32) -> Option<u64> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
-    let texts =
-        threads.filter_map(|thread| fs::read_to_string(thread.path().join("schedstat")).ok());
+    let read = |thread: &fs::DirEntry, file: &str| fs::read_to_string(thread.path().join(file));
+    let own = threads.filter(|thread| {
+        let name = read(thread, "comm").unwrap_or_default();
+        !LIBRBD_THREADS.iter().any(|known| name.starts_with(known))
+    });
+    let texts = own.filter_map(|thread| read(&thread, "schedstat").ok());
     // The first number is the time on a CPU.
     texts.map(|text| text.split_whitespace().next()?.parse::<u64>().ok()).sum()
 }

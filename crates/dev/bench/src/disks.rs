@@ -10,6 +10,9 @@ use load::probe::{CacheMode, cache_mode};
 use tempfile::{NamedTempFile, TempPath};
 
 use crate::images::{Content, Image};
+use crate::nbd_disk::NbdDisk;
+use crate::rbd_disk::RbdDisk;
+use crate::rows::qcow2::FULL;
 use crate::rows::{Disk, SEED};
 
 /// Small enough for a tmpfs, larger than any cache that matters.
@@ -28,6 +31,11 @@ pub(crate) struct Disks {
     sparse_file: Option<(u64, TempPath)>,
     /// The last one, with what it is backed by.
     image: Option<(Image, Vec<TempPath>)>,
+    /// A server of the last image.
+    nbd: Option<NbdDisk>,
+    /// The configuration of a Ceph cluster, and an image of it.
+    ceph_conf: Option<PathBuf>,
+    rbd: Option<RbdDisk>,
 }
 
 /// A file and how it is opened.
@@ -36,6 +44,8 @@ pub(crate) struct DiskFile<'a> {
     pub(crate) path: &'a Path,
     pub(crate) cache: CacheMode,
     pub(crate) format: Format<'a>,
+    /// The socket of the NBD server that has it, if it is reached that way.
+    pub(crate) nbd: Option<&'a Path>,
 }
 
 /// What gives a file's bytes meaning.
@@ -48,18 +58,28 @@ pub(crate) enum Format<'a> {
         /// In bytes.
         l2_cache: Option<u64>,
     },
+    /// None: the path is that of the configuration of a cluster, which has the bytes.
+    Cluster,
 }
 
 impl<'a> DiskFile<'a> {
     pub(crate) fn raw(path: &'a Path, cache: CacheMode) -> Self {
-        Self { path, cache, format: Format::Raw }
+        Self { path, cache, format: Format::Raw, nbd: None }
     }
 }
 
 impl Disks {
-    pub(crate) fn new(work: &Path) -> Self {
-        let work = work.to_path_buf();
-        Self { work, tmpfs_file: None, work_file: None, sparse_file: None, image: None }
+    pub(crate) fn new(work: &Path, ceph_conf: Option<&Path>) -> Self {
+        Self {
+            work: work.to_path_buf(),
+            tmpfs_file: None,
+            work_file: None,
+            sparse_file: None,
+            image: None,
+            nbd: None,
+            ceph_conf: ceph_conf.map(Path::to_path_buf),
+            rbd: None,
+        }
     }
 
     /// Makes what the disk needs, and what it is compared with; the null disk needs nothing.
@@ -86,10 +106,23 @@ impl Disks {
             Disk::Image(image) => {
                 self.make(raw_of(image))?;
                 if self.image.as_ref().is_none_or(|(made, _)| *made != image) {
-                    self.image = None;
+                    (self.nbd, self.image) = (None, None);
                     let full = self.tmpfs_file.as_deref().unwrap_or(Path::new(""));
                     self.image = Some((image, image.make(full)?));
                 }
+            }
+            Disk::RemoteImage => {
+                self.make(Disk::Image(FULL))?;
+                if let (None, Some((_, paths))) = (&self.nbd, &self.image) {
+                    self.nbd = Some(NbdDisk::start(&paths[0])?);
+                }
+            }
+            Disk::ClusterImage if self.rbd.is_some() => {}
+            Disk::ClusterImage => {
+                let conf = self.ceph_conf.clone().context("--ceph-conf names no cluster")?;
+                self.make(Disk::Tmpfs)?;
+                let file = self.tmpfs_file.as_deref().expect("it was made just now");
+                self.rbd = Some(RbdDisk::make(&conf, file)?);
             }
         }
         Ok(())
@@ -123,7 +156,20 @@ impl Disks {
                 let format = Format::Qcow2 { backing, l2_cache: image.l2_cache };
                 Some(DiskFile { format, ..buffered(top) })
             }
+            Disk::RemoteImage => {
+                let image = self.file(Disk::Image(FULL))?;
+                Some(DiskFile { nbd: Some(self.nbd.as_ref()?.socket()), ..image })
+            }
+            Disk::ClusterImage => {
+                let path = self.rbd.as_ref()?.conf();
+                Some(DiskFile { format: Format::Cluster, ..DiskFile::raw(path, CacheMode::Direct) })
+            }
         }
+    }
+
+    /// The image of a cluster, if one was made.
+    pub(crate) fn rbd(&self) -> Option<&RbdDisk> {
+        self.rbd.as_ref()
     }
 }
 

@@ -16,6 +16,8 @@ mod host;
 mod images;
 mod machine;
 mod measure;
+mod nbd_disk;
+mod rbd_disk;
 mod refill;
 mod render;
 mod results;

@@ -46,11 +46,11 @@ use crate::clock;
 use crate::counters::cpu_ns;
 use crate::disks::{DISK_BYTES, DiskFile, Format};
 use crate::measure::{Values, as_f64};
-use crate::refill::guest::{Guest, Shape};
+use crate::refill::guest::{Direction, Guest, Shape};
 use crate::results::Metric;
 
 pub(crate) use crate::refill::fairness::{Company, Fairness};
-pub(crate) use crate::refill::layers::Layer;
+pub(crate) use crate::refill::layers::{Layer, Recording, measure_writes};
 
 const RAMP: Duration = Duration::from_millis(50);
 const LOOK: Duration = Duration::from_millis(1);
@@ -58,7 +58,9 @@ const LOOK: Duration = Duration::from_millis(1);
 const L2_CACHE: u64 = 32 << 20;
 const REFCOUNT_CACHE: u64 = 256 << 10;
 /// What keeps an iothread busy for ever.
-const SATURATED: Shape = Shape { depth: 64, block: 4096 };
+const SATURATED: Shape = Shape { direction: Direction::Read, depth: 64, block: 4096 };
+/// The same with writes.
+const WRITING: Shape = Shape { direction: Direction::Write, ..SATURATED };
 
 /// The number of answers of one ring, in a cache line of its own. Relaxed: it carries no data.
 #[derive(Debug, Default)]
@@ -179,13 +181,13 @@ struct Rings {
 
 impl Rings {
     /// So many rings on each of so many threads.
-    fn start(stage: &Stage, threads: u16, rings: u16) -> Result<Self> {
+    fn start(stage: &Stage, shape: Shape, threads: u16, rings: u16) -> Result<Self> {
         let mut all = Self { placed: Vec::new(), answers: Vec::new() };
         for number in 0..threads {
             let iothread = stage.iothread(&format!("t{number}"))?;
             for ring in 0..rings {
                 let seed = u64::from(number * rings + ring);
-                let (placed, answers) = stage.saturate(SATURATED, seed, &iothread)?;
+                let (placed, answers) = stage.saturate(shape, seed, &iothread)?;
                 all.placed.push(placed);
                 all.answers.push(answers);
             }
@@ -210,15 +212,18 @@ fn node(file: Option<DiskFile<'_>>, files: &Arc<FileTable>) -> Result<Arc<dyn No
             let size = DiskSize(ByteCount(DISK_BYTES));
             Arc::new(NullNode::new("null", size, access, ReadContent::Untouched))
         }
-        Some(DiskFile { path, cache, format: Format::Raw }) => {
+        Some(DiskFile { path, cache, format: Format::Raw, .. }) => {
             file_node(path, cache, access, files)?
         }
-        Some(DiskFile { path, cache, format: Format::Qcow2 { backing, l2_cache } }) => {
+        Some(DiskFile { path, cache, format: Format::Qcow2 { backing, l2_cache }, .. }) => {
             let mut below = None;
             for path in backing.iter().rev() {
                 below = Some(image(path, cache, Access::ReadOnly, l2_cache, below, files)?);
             }
             return image(path, cache, access, l2_cache, below, files);
+        }
+        Some(DiskFile { format: Format::Cluster, .. }) => {
+            anyhow::bail!("no row of self-refilling rings stands on a cluster")
         }
     };
     let (child, discard) = (Child::new(below), DiscardPolicy::Unmap);
@@ -350,11 +355,16 @@ pub(crate) fn measure(
     file: Option<DiskFile<'_>>,
     runtime: Duration,
 ) -> Result<Values> {
-    measure_on(&Stage::new(file)?, threads, rings, runtime)
+    measure_on(&Stage::new(file)?, SATURATED, (threads, rings), runtime)
 }
 
-fn measure_on(stage: &Stage, threads: u16, rings: u16, runtime: Duration) -> Result<Values> {
-    let rings = Rings::start(stage, threads, rings)?;
+fn measure_on(
+    stage: &Stage,
+    shape: Shape,
+    (threads, rings): (u16, u16),
+    runtime: Duration,
+) -> Result<Values> {
+    let rings = Rings::start(stage, shape, threads, rings)?;
     clock::pause(RAMP);
     let cpu = || cpu_ns(std::process::id());
     let (opened, before, cpu_before) = (clock::now(), rings.answered(), cpu());
@@ -375,7 +385,7 @@ fn measure_on(stage: &Stage, threads: u16, rings: u16, runtime: Duration) -> Res
 /// Serves at least so many requests on one thread and returns how many it were and how long it took.
 pub(crate) fn profile(requests: u64) -> Result<(u64, Duration)> {
     let start = clock::now();
-    let rings = Rings::start(&Stage::new(None)?, 1, 1)?;
+    let rings = Rings::start(&Stage::new(None)?, SATURATED, 1, 1)?;
     while rings.answered() < requests {
         clock::pause(LOOK);
     }
@@ -418,7 +428,7 @@ mod tests {
             let paths = image.make(holes.path()).unwrap();
             let (path, backing) = paths.split_first().unwrap();
             let format = Format::Qcow2 { backing, l2_cache: image.l2_cache };
-            let file = DiskFile { path, cache: CacheMode::Buffered, format };
+            let file = DiskFile { path, cache: CacheMode::Buffered, format, nbd: None };
             let values = measure(2, 1, Some(file), Duration::from_millis(50)).unwrap();
             assert!(values[&Metric::RequestsPerS] > 10.0, "{content:?}: {values:?}");
         }

@@ -23,12 +23,18 @@ pub(crate) enum Disk {
     },
     /// A qcow2 image on tmpfs.
     Image(Image),
+    /// The image of rows that are called `qcow2`, as the disk of an NBD server.
+    RemoteImage,
+    /// An image of a Ceph cluster.
+    ClusterImage,
 }
 
 impl Disk {
     pub(crate) fn bytes(self) -> u64 {
         match self {
-            Self::Null | Self::Tmpfs | Self::Work => DISK_BYTES,
+            Self::Null | Self::Tmpfs | Self::Work | Self::RemoteImage | Self::ClusterImage => {
+                DISK_BYTES
+            }
             Self::Sparse { bytes } => bytes,
             Self::Image(image) => image.bytes(),
         }
@@ -37,7 +43,7 @@ impl Disk {
     /// Whether it takes memory as it is written.
     pub(crate) fn is_sparse(self) -> bool {
         match self {
-            Self::Null | Self::Tmpfs | Self::Work => false,
+            Self::Null | Self::Tmpfs | Self::Work | Self::RemoteImage | Self::ClusterImage => false,
             Self::Sparse { .. } => true,
             Self::Image(image) => image.is_sparse(),
         }
@@ -93,6 +99,8 @@ pub(crate) enum Kind {
     Refill(Disk),
     /// A self-refilling ring on null disks, with a layer above them and without.
     Layer(Layer),
+    /// So many self-refilling rings that write to a disk with a dirty bitmap, and to the same without one.
+    Bitmap { disk: Disk, rings: u16 },
     /// Self-refilling rings on one node with a layer, on one and on two iothreads.
     SharedLayer(Layer),
     /// Rings of depth 1 alone and beside a saturated one.
@@ -128,6 +136,8 @@ fn load_row(load: Load, wanted: &'static str) -> Row {
         Disk::Work => "work",
         Disk::Sparse { .. } => "literature-raw",
         Disk::Image(image) => image.name,
+        Disk::RemoteImage => "qcow2-on-nbd",
+        Disk::ClusterImage => "rbd",
     };
     let client = match load.client {
         Client::Polling => "polling".to_owned(),
@@ -194,6 +204,8 @@ pub(crate) fn quick() -> Vec<Row> {
         special("memory", Kind::Memory, "32 MiB"),
         special("after-others", Kind::AfterOthers, "0.8 of the rate before"),
     ];
+    let remote = load(Disk::RemoteImage, "randread", 4096, 16, 1, Sleeping);
+    rows.push(load_row(remote, "2 × qsd"));
     rows.push(special("nbd-null", Kind::Nbd(Disk::Null), "2 × qsd, 0.5 × its CPU"));
     rows.push(special("nbd-tmpfs", Kind::Nbd(Disk::Tmpfs), "2 × qsd, 0.5 × its CPU"));
     rows.push(special("nbd-refill", Kind::Connections(4), "two threads 1.8 × one"));
@@ -215,7 +227,19 @@ pub(crate) fn quick() -> Vec<Row> {
 pub(crate) fn full() -> Vec<Row> {
     let mut rows = quick();
     rows.extend(qcow2::literature_rows());
+    for operation in ["randread", "randwrite"] {
+        for (depth, rings) in [(1, 1), (16, 1), (64, 1), (1, 4), (16, 4), (64, 4)] {
+            let load = load(Disk::ClusterImage, operation, 4096, depth, rings, Client::Sleeping);
+            rows.push(load_row(load, "1 × qsd, 0.7 × its CPU without librbd's, 0.95 × host (fio)"));
+        }
+    }
     rows.push(special("refill-tmpfs", Kind::Refill(Disk::Tmpfs), ""));
+    for (disk, name) in [(Disk::Null, "null"), (Disk::Tmpfs, "tmpfs")] {
+        for rings in [1, 4] {
+            let kind = Kind::Bitmap { disk, rings };
+            rows.push(special(&format!("bitmap-{name}-r{rings}"), kind, "0.98 × without"));
+        }
+    }
     for (disk, name) in [(Disk::Null, "null"), (Disk::Tmpfs, "tmpfs"), (Disk::Work, "work")] {
         rows.push(fairness(&format!("fairness-{name}-4"), disk, 4, 4096, ""));
         for (block, size) in [(64 << 10, "64k"), (1 << 20, "1m")] {

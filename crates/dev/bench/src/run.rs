@@ -15,7 +15,7 @@ use crate::images::Image;
 use crate::machine::{Machine, version};
 use crate::measure::{Counting, Values, serve, timing};
 use crate::refill::connections;
-use crate::refill::{Company, Fairness, Layer};
+use crate::refill::{Company, Fairness, Layer, Recording};
 use crate::results::{Contender, HostChoice, Results, RowResult, Sample, Settings};
 use crate::rows::{self, Client, Disk, Kind, Load, Row};
 use crate::server::{Iothreads, Program, Service};
@@ -120,7 +120,8 @@ impl Bench {
             (Contender::Ringloom, Program::Ringloom(args.ringloom.clone())),
             (Contender::Qsd, Program::Qsd(args.qsd.clone())),
         ];
-        let (disks, pairs, runtime) = (Disks::new(&args.work), args.pairs, args.sample()?);
+        let (disks, pairs, runtime) =
+            (Disks::new(&args.work, args.ceph_conf.as_deref()), args.pairs, args.sample()?);
         Ok(Self { cpus, disks, programs, pairs, runtime })
     }
 
@@ -132,6 +133,7 @@ impl Bench {
             Kind::Auto(load) => self.auto_row(&load, &mut result)?,
             Kind::Refill(disk) => self.refill_row(disk, &mut result)?,
             Kind::Layer(layer) => self.layer_row(layer, &mut result)?,
+            Kind::Bitmap { disk, rings } => self.bitmap_row(disk, rings, &mut result)?,
             Kind::SharedLayer(layer) => self.shared_layer_row(layer, &mut result)?,
             Kind::Fairness(fairness) => self.fairness_row(fairness, &mut result)?,
             Kind::Opening(image) => self.opening_row(image, &mut result)?,
@@ -170,6 +172,10 @@ impl Bench {
                 let values = host::measure(file, *method, load, self.runtime)?;
                 add(result, pair, Contender::Host, values);
             }
+            if let (Disk::ClusterImage, Some(image)) = (load.disk, self.disks.rbd()) {
+                let values = image.fio(load, self.runtime, &self.cpus)?;
+                add(result, pair, Contender::Host, values);
+            }
             // Who is first changes, so that neither always follows the other.
             entrants.reverse();
         }
@@ -198,7 +204,12 @@ impl Bench {
         let of = |(contender, program), disk| Entrant { contender, program, disk, iothreads };
         let raw = match disk {
             Disk::Image(image) => Some(raw_of(image)),
-            Disk::Null | Disk::Tmpfs | Disk::Work | Disk::Sparse { .. } => None,
+            Disk::Null
+            | Disk::Tmpfs
+            | Disk::Work
+            | Disk::Sparse { .. }
+            | Disk::RemoteImage
+            | Disk::ClusterImage => None,
         };
         let raw = raw.map(|raw| of((Contender::Raw, ringloom.1.clone()), raw));
         // Where the disk is the limit, an iothread must cost little.
@@ -316,6 +327,21 @@ impl Bench {
             for (contender, layer) in order {
                 let values = self.cpus.on_all(|| layer.measure(1, self.runtime))??;
                 add(result, pair, contender, values);
+            }
+            order.reverse();
+        }
+        Ok(())
+    }
+
+    fn bitmap_row(&mut self, disk: Disk, rings: u16, result: &mut RowResult) -> Result<()> {
+        self.disks.make(disk)?;
+        let file = self.disks.file(disk);
+        let mut order =
+            [(Contender::OneThread, Recording::Off), (Contender::Layered, Recording::On)];
+        for pair in 0..self.pairs {
+            for (contender, recording) in order {
+                let measure = || refill::measure_writes(recording, rings, file, self.runtime);
+                add(result, pair, contender, self.cpus.on_all(measure)??);
             }
             order.reverse();
         }

@@ -20,6 +20,7 @@ use tempfile::TempDir;
 use crate::clock;
 use crate::cpus::ProcessCpus;
 use crate::disks::{DISK_BYTES, DiskFile, Format};
+use crate::rbd_disk;
 
 const START_LIMIT: Duration = Duration::from_secs(20);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
@@ -113,13 +114,23 @@ impl Program {
     /// The nodes of an export; the last is called `d` and its number.
     fn blockdevs(&self, file: Option<DiskFile<'_>>, export: u16) -> Vec<String> {
         let name = format!("d{export}");
-        let Some(DiskFile { path, cache, format }) = file else {
+        let Some(DiskFile { path, cache, format, nbd }) = file else {
             return vec![format!(
                 "driver=null-co,node-name={name},size={DISK_BYTES},read-zeroes=off"
             )];
         };
-        let Format::Qcow2 { backing, l2_cache } = format else {
-            return vec![self.protocol(&name, path, cache)];
+        let (backing, l2_cache) = match format {
+            Format::Raw => return vec![self.protocol(&name, path, cache)],
+            // Without direct I/O qemu-storage-daemon has librbd cache.
+            Format::Cluster => {
+                return vec![format!(
+                    "driver=rbd,node-name={name},pool={},image={},conf={},cache.direct=on",
+                    rbd_disk::POOL,
+                    rbd_disk::IMAGE,
+                    path.display()
+                )];
+            }
+            Format::Qcow2 { backing, l2_cache } => (backing, l2_cache),
         };
         let mut nodes = Vec::new();
         let mut below: Option<String> = None;
@@ -129,9 +140,16 @@ impl Program {
                 0 => (format!("f{export}"), name.clone()),
                 _ => (format!("f{export}-{place}"), format!("b{export}-{place}")),
             };
-            let access = if place == 0 { "" } else { ",read-only=on" };
-            nodes.push(self.protocol(&file, path, cache) + access);
-            let mut image = format!("driver=qcow2,node-name={disk},file={file}{access}");
+            let read_only = if place == 0 { "" } else { ",read-only=on" };
+            let protocol = match nbd {
+                Some(socket) => {
+                    let socket = socket.display();
+                    format!("driver=nbd,node-name={file},server.type=unix,server.path={socket}")
+                }
+                None => self.protocol(&file, path, cache),
+            };
+            nodes.push(protocol + read_only);
+            let mut image = format!("driver=qcow2,node-name={disk},file={file}{read_only}");
             image.extend(l2_cache.map(|bytes| format!(",l2-cache-size={bytes}")));
             image.extend(below.take().map(|below| format!(",backing={below}")));
             nodes.push(image);
@@ -330,7 +348,8 @@ mod tests {
         let below = tempfile::NamedTempFile::new().unwrap().into_temp_path();
         let backing = std::slice::from_ref(&below);
         let format = Format::Qcow2 { backing, l2_cache: Some(1 << 20) };
-        let file = DiskFile { path: Path::new("/d"), cache: CacheMode::Buffered, format };
+        let file =
+            DiskFile { path: Path::new("/d"), cache: CacheMode::Buffered, format, nbd: None };
         let line = line(&Program::Qsd("qemu-storage-daemon".into()), Some(file));
         let nodes = format!(
             "--blockdev driver=file,node-name=f0-1,filename={},read-only=on \

@@ -8,6 +8,7 @@
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -245,25 +246,41 @@ fn connection(node: &dyn Node, socket: UnixStream) -> Result<NbdConnection> {
 /// fio's client reads blocks of 4 KiB at random at depth 16; the process of `server` answers.
 pub(crate) fn fio(path: &Path, server: u32, runtime: Duration) -> Result<Values> {
     let before = cpu_ns(server).context("read the server's CPU time")?;
-    let output = std::process::Command::new("fio")
-        .args(["--name=nbd", "--ioengine=nbd", "--rw=randread", "--bs=4k", "--iodepth=16"])
-        .args(["--time_based", "--output-format=json"])
-        .arg(format!("--uri=nbd+unix:///d0?socket={}", path.display()))
-        .arg(format!("--size={DISK_BYTES}"))
-        .arg(format!("--runtime={}ms", runtime.as_millis()))
-        .output()
-        .context("start fio")?;
+    let mut command = Command::new("fio");
+    command.args(["--name=nbd", "--ioengine=nbd", "--rw=randread", "--bs=4k", "--iodepth=16"]);
+    command.arg(format!("--uri=nbd+unix:///d0?socket={}", path.display()));
+    command.arg(format!("--size={DISK_BYTES}"));
+    let FioResult { rate, count } = read_fio(&mut command, runtime)?;
     let after = cpu_ns(server).context("read the server's CPU time")?;
+    let cpu = as_f64(after.saturating_sub(before)) / count;
+    Ok(Values::from([(Metric::RequestsPerS, rate), (Metric::CpuNsPerRequest, cpu)]))
+}
+
+/// What fio has done.
+#[derive(Debug)]
+pub(crate) struct FioResult {
+    /// Requests in a second.
+    pub(crate) rate: f64,
+    /// Requests.
+    pub(crate) count: f64,
+}
+
+/// Runs fio for so long; reads or writes only.
+pub(crate) fn read_fio(command: &mut Command, runtime: Duration) -> Result<FioResult> {
+    command.args(["--time_based", "--output-format=json"]);
+    command.arg(format!("--runtime={}ms", runtime.as_millis()));
+    let output = command.output().context("start fio")?;
     anyhow::ensure!(output.status.success(), "fio: {}", String::from_utf8_lossy(&output.stderr));
-    // Behind what its NBD engine says.
+    // Behind what its engine says.
     let start = output.stdout.iter().position(|byte| *byte == b'{').context("fio says nothing")?;
     let report: serde_json::Value =
         serde_json::from_slice(&output.stdout[start..]).context("fio's JSON")?;
-    let read = &report["jobs"][0]["read"];
-    let number = |key: &str| read[key].as_f64().with_context(|| format!("fio says no {key}"));
-    let (rate, count) = (number("iops")?, number("total_ios")?);
-    let cpu = as_f64(after.saturating_sub(before)) / count;
-    Ok(Values::from([(Metric::RequestsPerS, rate), (Metric::CpuNsPerRequest, cpu)]))
+    let number = |key: &str| {
+        let of = |side: &str| report["jobs"][0][side][key].as_f64();
+        of("read").zip(of("write")).with_context(|| format!("fio says no {key}"))
+    };
+    let sum = |(read, write): (f64, f64)| read + write;
+    Ok(FioResult { rate: number("iops").map(sum)?, count: number("total_ios").map(sum)? })
 }
 
 #[cfg(test)]

@@ -23,12 +23,12 @@ use crate::clock;
 use crate::cpus::ProcessCpus;
 use crate::disks::{DISK_BYTES, DiskFile};
 use crate::measure::{Values, as_f64, percentiles};
-use crate::refill::guest::{Guest, Shape};
+use crate::refill::guest::{Direction, Guest, Shape};
 use crate::refill::{Answers, RAMP, Refilling, SATURATED, Stage};
 use crate::results::{Contender, Metric};
 use crate::rows::Disk;
 
-const QUIET: Shape = Shape { depth: 1, block: 4096 };
+const QUIET: Shape = Shape { direction: Direction::Read, depth: 1, block: 4096 };
 const SEED_OF_SATURATED: u64 = 1 << 32;
 /// How many looks at used rings without an answer there are between two at the clock.
 const LOOKS_PER_CLOCK: u32 = 1024;

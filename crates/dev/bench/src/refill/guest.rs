@@ -1,4 +1,4 @@
-//! The guest's side of a ring: so many reads that are made available again as they are answered.
+//! The guest's side of a ring: so many reads or writes that are made available again as they are answered.
 //!
 //! Descriptors, headers' kinds and buffers are written once; a refill changes a sector and two rings'
 //! indices, so that next to nothing of what is measured is the guest.
@@ -38,10 +38,18 @@ const USER_ADDRESS: u64 = 0x10_0000;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
+/// What a guest asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    Read,
+    Write,
+}
+
 /// What a guest keeps in flight.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
-    /// So many reads; 1 to 64.
+    pub(super) direction: Direction,
+    /// So many of them; 1 to 64.
     pub(super) depth: u16,
     /// Of so many bytes each; a multiple of 512.
     pub(super) block: usize,
@@ -145,15 +153,20 @@ impl Guest {
         event == self.available.wrapping_sub(1)
     }
 
-    /// Writes what never changes: a header for a read, its bytes, a status.
+    /// Writes what never changes: a header, its bytes, a status.
     fn describe(&self, slot: u16) {
         let header = HEADERS + usize::from(slot) * HEADER_BYTES;
         let block = self.shape.block;
         let data = DATA + usize::from(slot) * block;
         self.write_descriptor(slot * 3, header, 16, NEXT);
-        self.write_descriptor(slot * 3 + 1, data, block, NEXT | WRITE);
+        // The kind of a request (virtio 1.2, 5.2.6), and whether the device writes its bytes.
+        let (kind, flags) = match self.shape.direction {
+            Direction::Read => (0_u64, NEXT | WRITE),
+            Direction::Write => (1, NEXT),
+        };
+        self.write_descriptor(slot * 3 + 1, data, block, flags);
         self.write_descriptor(slot * 3 + 2, header + STATUS, 1, WRITE);
-        self.double(header).store(0, Ordering::Relaxed);
+        self.double(header).store(kind.to_le(), Ordering::Relaxed);
     }
 
     fn write_descriptor(&self, index: u16, address: usize, bytes: usize, flags: u16) {

@@ -4,16 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use bitmaps::{Granularity, NewBitmap, NodeBitmaps, Persistence};
 use block::{Access, ByteCount, Child, DiskSize, Node, SystemClock};
 use disk::{NullNode, ReadContent};
 use kernel_io::FileTable;
 use layers::{
-    ChunkSize, DelayNode, DelayOrder, DelaySettings, Distribution, LimitKind, StripeDiscards,
-    StripeNode, ThrottleGroup, ThrottleLimits, ThrottleNode, ThrottleSettings,
+    ChunkSize, DelayNode, DelayOrder, DelaySettings, Distribution, LimitKind, RecorderNode,
+    StripeDiscards, StripeNode, ThrottleGroup, ThrottleLimits, ThrottleNode, ThrottleSettings,
 };
 
-use super::{Stage, measure_on, node};
-use crate::disks::DISK_BYTES;
+use super::{SATURATED, Stage, WRITING, measure_on, node};
+use crate::disks::{DISK_BYTES, DiskFile};
 use crate::measure::Values;
 
 /// Between the rings and null disks.
@@ -39,8 +40,44 @@ impl Layer {
             Self::Delay => delay(node(None, &files)?),
             Self::Throttle => throttle(node(None, &files)?)?,
         };
-        measure_on(&Stage::over(node, files)?, threads, 1, runtime)
+        measure_on(&Stage::over(node, files)?, SATURATED, (threads, 1), runtime)
     }
+}
+
+/// Whether what is written is recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Recording {
+    /// In no bitmap: nothing is there that could.
+    Off,
+    /// In a dirty bitmap of 64 KiB.
+    On,
+}
+
+/// One sample of so many rings on one iothread that write at random, 4 KiB each.
+pub(crate) fn measure_writes(
+    recording: Recording,
+    rings: u16,
+    file: Option<DiskFile<'_>>,
+    runtime: Duration,
+) -> Result<Values> {
+    let files = Arc::new(FileTable::default());
+    let below = node(file, &files)?;
+    let node = match recording {
+        Recording::Off => below,
+        Recording::On => recorder(below)?,
+    };
+    measure_on(&Stage::over(node, files)?, WRITING, (1, rings), runtime)
+}
+
+fn recorder(below: Arc<dyn Node>) -> Result<Arc<dyn Node>> {
+    let bitmaps = NodeBitmaps::new(below.size());
+    let _stays = bitmaps.add(&NewBitmap {
+        name: "bitmap".to_owned(),
+        granularity: Granularity::DEFAULT,
+        recording: bitmaps::Recording::On,
+        persistence: Persistence::Volatile,
+    })?;
+    Ok(Arc::new(RecorderNode::new(Child::new(below), bitmaps)))
 }
 
 fn stripe() -> Result<Arc<dyn Node>> {
@@ -76,6 +113,14 @@ fn throttle(below: Arc<dyn Node>) -> Result<Arc<dyn Node>> {
 mod tests {
     use super::*;
     use crate::results::Metric;
+
+    #[test]
+    fn writes_are_measured_with_a_bitmap_and_without() {
+        for recording in [Recording::Off, Recording::On] {
+            let values = measure_writes(recording, 2, None, Duration::from_millis(50)).unwrap();
+            assert!(values[&Metric::RequestsPerS] > 1000.0, "{recording:?}: {values:?}");
+        }
+    }
 
     #[test]
     fn every_layer_is_measured() {

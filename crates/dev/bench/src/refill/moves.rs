@@ -11,7 +11,7 @@ use iothread::{SourceMove, move_many};
 
 use crate::clock;
 use crate::measure::{Values, as_f64};
-use crate::refill::{RAMP, Rings, Stage};
+use crate::refill::{RAMP, Rings, SATURATED, Stage};
 use crate::results::Metric;
 
 /// Between two moves: as often as a policy that tries placements moves at most.
@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Moves so many saturated rings on a null disk; the times are those in which a ring is not served, for all moves.
 pub(crate) fn measure(rings: u16, runtime: Duration) -> Result<Values> {
     let stage = Stage::new(None)?;
-    let all = Rings::start(&stage, 1, rings)?;
+    let all = Rings::start(&stage, SATURATED, 1, rings)?;
     let first = all.placed[0].iothread().context("its iothread")?;
     let second = stage.iothread("t1")?;
     clock::pause(RAMP);
