@@ -249,6 +249,12 @@ pub(crate) const NEEDS: &[Need] = &[
         why: "turns these domains into QEMU's arguments, inside virsh; no service is needed",
     },
     Need {
+        package: "libvirt-daemon",
+        origin: Origin::BackportsAlone,
+        proof: Proof::Files(&["/usr/sbin/libvirtd", "/usr/bin/virt-ssh-helper"]),
+        why: "runs the guests of the runbook, in a system of its own",
+    },
+    Need {
         package: "python3-jsonschema",
         origin: Origin::Release,
         proof: Proof::Files(&["/usr/lib/python3/dist-packages/jsonschema/__init__.py"]),

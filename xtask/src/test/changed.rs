@@ -24,7 +24,7 @@ const TUNER_ONLY: &[&str] =
     &["emit", "findings", "load", "model", "plan", "records", "report", "storage", "tuner"];
 
 /// Documents are read by the tests of these crates.
-const READERS_OF_DOCUMENTS: &[&str] = &["graph", "options", "sandbox", "tuner"];
+const READERS_OF_DOCUMENTS: &[&str] = &["dist", "graph", "options", "sandbox", "tuner"];
 
 /// What has to be tested.
 #[derive(Debug, Clone, PartialEq, Eq)]

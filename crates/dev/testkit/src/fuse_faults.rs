@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use fuser::{BackgroundSession, Config, MountOption};
+use fuser::{BackgroundSession, Config, MountOption, SessionACL};
 pub use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
@@ -127,6 +127,8 @@ impl FaultDisk {
         let state = Arc::new(Mutex::new(State::new()));
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName("faults".to_owned()), MountOption::NoAtime];
+        // A daemon need not be root's.
+        config.acl = SessionACL::All;
         let system = file_system::FileSystem::new(Arc::clone(&state));
         let session = fuser::spawn_mount(system, directory, &config)
             .with_context(|| format!("mount a disk with faults at {}", directory.display()))?;

@@ -26,11 +26,27 @@ pub struct Systemd {
     _files: Overlay,
 }
 
+/// What a system has of the host beside what all have.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Setup<'a> {
+    /// What tells it from others of this process.
+    pub name: &'a str,
+    /// Files under other names, for reading: from, to.
+    pub files: &'a [(&'a Path, &'a str)],
+    /// Directories, with what is mounted below them, for writing: from, to.
+    pub directories: &'a [(&'a Path, &'a str)],
+}
+
 impl Systemd {
     /// Starts one in a bench, with these files of the host under other names: from, to.
     pub fn boot(bench: &Bench, files: &[(&Path, &str)]) -> Result<Self> {
+        Self::boot_with(bench, &Setup { files, ..Setup::default() })
+    }
+
+    /// Starts one in a bench of its own.
+    pub fn boot_with(bench: &Bench, setup: &Setup<'_>) -> Result<Self> {
         let overlay = Overlay::mount(bench)?;
-        let name = format!("rl-{}", std::process::id());
+        let name = format!("rl-{}{}", std::process::id(), setup.name);
         let identity = fs::read_to_string("/proc/sys/kernel/random/uuid")?.replace(['-', '\n'], "");
         let mut command = Command::new("systemd-nspawn");
         command
@@ -39,8 +55,11 @@ impl Systemd {
             .arg(format!("--uuid={identity}"))
             .arg("-D")
             .arg(&overlay.root);
-        for (from, to) in files {
+        for (from, to) in setup.files {
             command.arg(format!("--bind-ro={}:{to}", from.display()));
+        }
+        for (from, to) in setup.directories {
+            command.arg(format!("--bind={}:{to}", from.display()));
         }
         // Nothing of the host's is started there.
         command.args(["-b", "systemd.unit=basic.target"]);

@@ -1,7 +1,8 @@
-//! What is handed out, tried with the programs that read it: man, mandoc, bash, dpkg-deb.
+//! What is handed out, tried with the programs that read it: man, mandoc, bash, dpkg-deb; the runbook, carried out.
 
 mod completions;
 mod manual;
+mod operations;
 mod package;
 
 use std::path::PathBuf;
