@@ -43,6 +43,8 @@ pub enum Subcommand {
     ConvertCommand,
     /// Say what the bytes of a disk are.
     MapCommand,
+    /// Run fio for a tuner elsewhere.
+    AgentCommand,
     /// Print the help and leave.
     Help,
     /// Print the version and leave.
@@ -111,6 +113,7 @@ fn find(word: &OsStr) -> Result<Subcommand, InvocationError> {
         Some("top") => Ok(Subcommand::TopCommand),
         Some("convert") => Ok(Subcommand::ConvertCommand),
         Some("map") => Ok(Subcommand::MapCommand),
+        Some("agent") => Ok(Subcommand::AgentCommand),
         Some("help" | "-h" | "--help") => Ok(Subcommand::Help),
         Some("-V" | "--version") => Ok(Subcommand::Version),
         _ => {
@@ -124,6 +127,7 @@ fn find(word: &OsStr) -> Result<Subcommand, InvocationError> {
                 "map",
                 "tune",
                 "report",
+                "agent",
                 "help",
                 "--help",
                 "--version",
@@ -190,6 +194,7 @@ mod tests {
         check(&["ringloom", "report", "a", "b"], Subcommand::ReportCommand, &["a", "b"]);
         check(&["ringloom", "ctl", "list"], Subcommand::CtlCommand, &["list"]);
         check(&["ringloom", "top", "--once"], Subcommand::TopCommand, &["--once"]);
+        check(&["ringloom", "agent", "hold"], Subcommand::AgentCommand, &["hold"]);
         check(&["x", "--help"], Subcommand::Help, &[]);
         check(&["x", "-h"], Subcommand::Help, &[]);
         check(&["x", "help"], Subcommand::Help, &[]);

@@ -56,7 +56,18 @@ pub struct MapCommand {
     pub arguments: convert::MapArgs,
 }
 
-/// All of these, each with its word.
+/// Runs fio for a tuner elsewhere, as it orders over a stream
+///
+/// It stands in images; people have no use for it, so it has neither a manual page nor completions.
+#[derive(Debug, Parser)]
+#[command(name = "ringloom agent", version)]
+pub struct AgentCommand {
+    /// All of them.
+    #[command(flatten)]
+    pub arguments: agent::AgentArgs,
+}
+
+/// All of these that people use, each with its word.
 pub fn all() -> Vec<(&'static str, clap::Command)> {
     vec![
         ("ctl", CtlCommand::command()),

@@ -20,7 +20,7 @@ use daemon::{Log, ServeError, close_inherited};
 use options::ServeCommand;
 use ringloom::arguments::{self, Invocation, Subcommand};
 use ringloom::commands::{
-    ConvertCommand, CtlCommand, MapCommand, ReportCommand, TopCommand, TuneCommand,
+    AgentCommand, ConvertCommand, CtlCommand, MapCommand, ReportCommand, TopCommand, TuneCommand,
 };
 use top::TopEnd;
 
@@ -39,6 +39,7 @@ fn main() -> ExitCode {
         Subcommand::TopCommand => run_top(rest),
         Subcommand::ConvertCommand => run_convert(rest),
         Subcommand::MapCommand => run_map(rest),
+        Subcommand::AgentCommand => run_agent(rest),
         Subcommand::Help => output::print(&arguments::help()),
         Subcommand::Version => output::print(&options::version()),
     }
@@ -114,6 +115,16 @@ fn run_map(arguments: Vec<OsString>) -> ExitCode {
             log::start_quiet();
             finished("ringloom map", convert::map(&parsed.arguments))
         }
+        Err(code) => code,
+    }
+}
+
+fn run_agent(arguments: Vec<OsString>) -> ExitCode {
+    match parsed::<AgentCommand>("ringloom agent", arguments, ExitCode::from(2)) {
+        Ok(parsed) => match agent::run(&parsed.arguments) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => output::fail("ringloom agent", &error),
+        },
         Err(code) => code,
     }
 }

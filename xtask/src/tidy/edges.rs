@@ -46,7 +46,7 @@ const TABLE: &[Row] = &[
         &[],
     ),
     row("dist", &["options", "ringloom"], &[]),
-    row("ringloom", &["convert", "ctl", "daemon", "options", "top", "tuner"], &[]),
+    row("ringloom", &["agent", "convert", "ctl", "daemon", "options", "top", "tuner"], &[]),
     row("top", &["ctl"], &[]),
     row("ctl", &["convert", "qcow2"], &[]),
     row(
@@ -121,6 +121,7 @@ const TABLE: &[Row] = &[
     row("records", &["load", "plan", "storage"], &[]),
     row("storage", &["formats", "load", "plan"], &[]),
     row("plan", &["guest", "load"], &[]),
+    row("agent", &["load"], &[]),
     row("load", &[], &[]),
     row("model", &[], &["rehearsal"]),
     row(

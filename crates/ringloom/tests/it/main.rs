@@ -4,6 +4,7 @@
 //! more runs it with qemu-storage-daemon, which shows that the rig is right.
 
 mod activation;
+mod agent;
 mod bitmaps;
 mod block_device;
 mod campaign;
