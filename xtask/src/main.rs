@@ -1,4 +1,4 @@
-//! The commands of the project: `cargo xtask check`, `test`, `bench`, `conform`, `crash`, `dist`, `fuzz`,
+//! The commands of the project: `cargo xtask check`, `test`, `bench`, `cluster`, `conform`, `crash`, `dist`, `fuzz`,
 //! `hostile`, `tidy`, `install` and those of `rounds`.
 //!
 //! Limits: `check`, `tidy` and `install` take no arguments; what CI runs is what a developer runs.
@@ -13,6 +13,7 @@
 
 mod bench;
 mod check;
+mod cluster;
 mod conform;
 mod crash;
 mod dist;
@@ -35,6 +36,7 @@ const USAGE: &str = "usage: cargo xtask <command> [<argument>…]
 commands:
   check    the quick gate: fmt, tidy, clippy, docs, unit tests; installs nothing
   bench    compare with qemu-storage-daemon and the bare host; --help shows its options
+  cluster  up|test|down  a Kubernetes of two nodes on this machine, started, tried, ended
   conform  stack nodes at random and check every byte; --help shows its options
   databases [--rounds N] databases in guests whose disks are kept, copied and moved, N times (1)
   crash    kill ringloom under load and check every byte; --help shows its options
@@ -55,6 +57,8 @@ enum Command {
     /// With the arguments of the bench.
     Bench(Vec<String>),
     Check,
+    /// With the arguments of the program that runs it.
+    Cluster(Vec<String>),
     /// With the arguments of the suite.
     Conform(Vec<String>),
     /// With the arguments of the campaign.
@@ -81,6 +85,7 @@ fn parse(arguments: &[String]) -> Result<Command, String> {
     let command = match name {
         "bench" => return Ok(Command::Bench(rest.to_vec())),
         "check" => Command::Check,
+        "cluster" => return Ok(Command::Cluster(rest.to_vec())),
         "conform" => return Ok(Command::Conform(rest.to_vec())),
         "crash" => return Ok(Command::Crash(rest.to_vec())),
         "dist" => return Ok(Command::Dist(rest.to_vec())),
@@ -107,6 +112,7 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Bench(arguments) => bench::run(&workspace, &arguments),
         Command::Check => check::run(&workspace),
+        Command::Cluster(arguments) => cluster::run(&workspace, &arguments),
         Command::Conform(arguments) => conform::run(&workspace, &arguments),
         Command::Crash(arguments) => crash::run(&workspace, &arguments),
         Command::Dist(arguments) => dist::run(&workspace, &arguments),
@@ -155,6 +161,7 @@ mod tests {
     fn every_command_is_known_by_its_name() {
         check(&["check"], Ok(Command::Check));
         check(&["bench", "--quick"], Ok(Command::Bench(vec!["--quick".to_owned()])));
+        check(&["cluster", "up"], Ok(Command::Cluster(vec!["up".to_owned()])));
         check(&["conform", "--minutes", "9"], {
             Ok(Command::Conform(vec!["--minutes".to_owned(), "9".to_owned()]))
         });

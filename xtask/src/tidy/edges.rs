@@ -45,6 +45,7 @@ const TABLE: &[Row] = &[
         ],
         &[],
     ),
+    row("test_cluster", &["guest"], &[]),
     row("dist", &["options", "ringloom"], &[]),
     row("ringloom", &["agent", "convert", "ctl", "daemon", "options", "top", "tuner"], &[]),
     row("top", &["ctl"], &[]),

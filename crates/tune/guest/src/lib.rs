@@ -41,7 +41,7 @@ pub use machine::{Accelerator, ColdDisk, MEMORY_MIB_MIN, MachineSpec};
 pub use modules::Module;
 pub use monitor::{Event, Monitor, Refusal};
 pub use plug::{Controller, Plug, Source};
-pub use programs::find_program;
+pub use programs::{find_program, libraries};
 pub use qemu::QemuProgram;
 pub use running::Guest;
 

@@ -75,7 +75,7 @@ fn run(program: &Path, arguments: &[&str], heard: Heard) -> Result<(ExitStatus, 
 
 /// All shared libraries of a program with its interpreter, at the paths where it looks for them. An error
 /// for a program that is linked statically.
-pub(crate) fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+pub fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let ldd =
         find_program("ldd").context("ldd is not installed: it finds a program's libraries")?;
     let text = output_of(&ldd, &[program.to_str().context("a program's path is text")?])?;
