@@ -26,11 +26,14 @@ pub use self::version::QemuVersion;
 use self::wanted::backend;
 pub use self::wanted::{Backend, Provenance, Wanted};
 
+/// The name of the file that a cluster takes.
+const KUBEVIRT: &str = "qemu-iothreads/kubevirt.yaml";
+
 /// All names that `EmittedFile` can have.
 pub const NAMES: [&str; 6] = [
     "qemu-iothreads/qemu.args",
     "qemu-iothreads/libvirt.xml",
-    "qemu-iothreads/kubevirt.yaml",
+    KUBEVIRT,
     "ringloom/serve.sh",
     "ringloom/qemu.args",
     "ringloom/libvirt.xml",
@@ -56,7 +59,7 @@ impl Wanted {
                     files.push(file("qemu-iothreads/libvirt.xml", libvirt::domain(self)));
                 }
                 if self.kubevirt_takes() {
-                    files.push(file("qemu-iothreads/kubevirt.yaml", kubevirt::manifest(self)));
+                    files.push(file(KUBEVIRT, kubevirt::manifest(self)));
                 }
                 files
             }
@@ -109,7 +112,7 @@ impl Wanted {
 }
 
 /// The files for a number of iothreads, as it was measured by this subject in this variant: `vm:qemu` gives those of QEMU's
-/// iothreads, `vm:ringloom` and `client` those of ringloom, the others none.
+/// iothreads, `vm:kubevirt` that of KubeVirt, `vm:ringloom` and `client` those of ringloom, the others none.
 pub fn files(
     header: &Header,
     subject: Subject,
@@ -119,7 +122,12 @@ pub fn files(
     if destroys(header, variant) {
         return Vec::new();
     }
-    Wanted::of(header, subject, variant, iothreads).map_or_else(Vec::new, |wanted| wanted.files())
+    let files = Wanted::of(header, subject, variant, iothreads).map(|wanted| wanted.files());
+    let mut files = files.unwrap_or_default();
+    if subject.is_of_cluster() {
+        files.retain(|file| file.name == KUBEVIRT);
+    }
+    files
 }
 
 /// Whether the results have what the files say: a damaged header lacks it.

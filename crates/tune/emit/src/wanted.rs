@@ -209,8 +209,9 @@ impl Wanted {
 /// Who serves the disk of a subject; `None` where nobody sets iothreads.
 pub(super) fn backend(subject: Subject) -> Option<Backend> {
     match subject {
-        Subject::Host | Subject::VmGiven => None,
-        Subject::VmQemu => Some(Backend::QemuIothreads),
+        Subject::Host | Subject::VmGiven | Subject::Pod => None,
+        // KubeVirt's virtual machines are QEMU's.
+        Subject::VmQemu | Subject::VmKubevirt => Some(Backend::QemuIothreads),
         Subject::Client | Subject::VmRingloom => Some(Backend::Ringloom),
     }
 }
@@ -220,7 +221,12 @@ fn queues(header: &Header, subject: Subject) -> u16 {
     let guest = header.settings.guest.queues;
     match subject {
         Subject::Client => header.settings.jobs.iter().copied().max().unwrap_or(guest),
-        Subject::Host | Subject::VmGiven | Subject::VmQemu | Subject::VmRingloom => guest,
+        Subject::Host
+        | Subject::VmGiven
+        | Subject::VmQemu
+        | Subject::VmRingloom
+        | Subject::Pod
+        | Subject::VmKubevirt => guest,
     }
 }
 

@@ -10,7 +10,6 @@
 
 use std::collections::BTreeMap;
 
-use plan::contender::Contender;
 use plan::lists::unique;
 use plan::runs::Purpose;
 use records::calendar::{Date, time_of_day};
@@ -58,7 +57,7 @@ pub struct Flag {
 pub fn flagged(runs: &[Run]) -> Vec<Flag> {
     let sentinels = || runs.iter().filter(|run| run.key.purpose == Purpose::Sentinel);
     let mut contenders = unique(sentinels().map(|run| run.key.contender));
-    contenders.sort_by_key(|contender| *contender != Contender::HOST);
+    contenders.sort_by_key(|contender| !contender.is_baseline());
     let mut flags: Vec<Flag> = Vec::new();
     for contender in contenders {
         let own = sentinels().filter(|run| run.key.contender == contender);

@@ -113,6 +113,8 @@ pub struct PartRow {
     pub bytes_per_second: f64,
     /// Of all repeats together.
     pub p99: Option<Duration>,
+    /// The nodes of a cluster on which it ran, one for each repeat that was on another.
+    pub node: Option<String>,
 }
 
 impl Row {
@@ -180,9 +182,9 @@ impl CellSummary {
         !row.is_confirmed() && self.rows_of(subject).any(Row::is_confirmed)
     }
 
-    /// The row of the host, if it was measured.
+    /// The row of the host, or of the pod, if it was measured.
     pub fn host(&self) -> Option<&Row> {
-        self.rows.iter().find(|row| row.contender == Contender::HOST)
+        self.rows.iter().find(|row| row.contender.is_baseline())
     }
 
     /// The rows of a subject.
@@ -206,7 +208,18 @@ pub fn summarise(runs: &[Run], cores: usize) -> Vec<CellSummary> {
         cells.iter().filter_map(|runs| cell_summary(runs, cores)).collect();
     let deeper: Vec<Option<f64>> = cells.iter().map(|cell| deeper(cell, &cells, runs)).collect();
     cells.iter_mut().zip(deeper).for_each(|(cell, deeper)| cell.deeper = deeper);
+    // On a cluster each round has an order of its own, the first one, too.
+    if cells.iter().any(|cell| cell.variant.claim.is_some()) {
+        cells.sort_by_cached_key(by_load);
+    }
     cells
+}
+
+/// The loads one after the other, each on all storages.
+fn by_load(cell: &CellSummary) -> impl Ord + use<> {
+    let (shape, variant) = (cell.cell.shape(), cell.variant);
+    let load = (shape.operation().to_string(), shape.block().get(), shape.jobs(), shape.iodepth());
+    (load, variant.vms, variant.placement, variant.claim)
 }
 
 /// What the host gains with more requests in flight, by runs of its own in the exploration or by the cell that has as many; where
@@ -282,7 +295,7 @@ fn row(contender: Contender, runs: &[&Run], cores: usize) -> Option<Row> {
         vms: Fairness::of_vms(&own),
         disks: Fairness::of_disks(&own),
         to_none: contender.iothreads().and_then(|_| ratio(&own, runs, none)),
-        to_host: ratio(&own, runs, Contender::HOST),
+        to_host: baseline(runs).and_then(|it| ratio(&own, runs, it)),
         to_first: first_beside(contender, runs).and_then(|it| ratio(&own, runs, it)),
         cpu_bound: first.key.variant.busy_threads(contender, &first.key.cell, first.queues) > cores,
         unsteady_runs: own.iter().map(|run| run.steadiness()).collect(),
@@ -330,17 +343,29 @@ fn parts(runs: &[&Run]) -> Vec<PartRow> {
             iops: median(own().map(Part::iops))?,
             bytes_per_second: median(own().map(Part::bytes_per_second))?,
             p99: latency.percentile(99.0),
+            node: nodes(own().filter_map(|part| part.node.as_deref())),
         })
     };
     numbers.into_iter().filter_map(row).collect()
 }
 
+/// `node1`, or all of those where it ran.
+fn nodes<'a>(names: impl Iterator<Item = &'a str>) -> Option<String> {
+    let names = sorted(names);
+    (!names.is_empty()).then(|| names.join(", "))
+}
+
+/// The host, or the pod of a cluster.
+fn baseline(runs: &[&Run]) -> Option<Contender> {
+    runs.iter().map(|run| run.key.contender).find(|it| it.is_baseline())
+}
+
 /// What a contender that is not the host is compared with: the first that has the same load.
 fn first_beside(contender: Contender, runs: &[&Run]) -> Option<Contender> {
     let kind = |it: Contender| it.subject().is_vm();
-    let others = runs.iter().map(|run| run.key.contender).filter(|it| *it != Contender::HOST);
+    let others = runs.iter().map(|run| run.key.contender).filter(|it| !it.is_baseline());
     let first = others.filter(|it| kind(*it) == kind(contender)).min()?;
-    (contender != Contender::HOST && first != contender).then_some(first)
+    (!contender.is_baseline() && first != contender).then_some(first)
 }
 
 /// The IOPS of each run relative to those of `base` in the same repeat, if both had the same load: fio and the tuner's own

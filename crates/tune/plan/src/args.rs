@@ -11,7 +11,7 @@ mod stack;
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, FromArgMatches as _, Subcommand};
 use load::{BlockBytes, Operation};
 
 pub use self::domain::DomainArgs;
@@ -64,6 +64,17 @@ pub struct TuneArgs {
 }
 
 impl TuneArgs {
+    /// What these words are as options of a command line, without `tune` itself.
+    ///
+    /// # Errors
+    /// What the command line says of them.
+    pub fn of_words<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+        let command = Self::augment_args(clap::Command::new("tune"));
+        let words = std::iter::once("tune").chain(words);
+        let matches = command.try_get_matches_from(words).map_err(|error| error.to_string())?;
+        Self::from_arg_matches(&matches).map_err(|error| error.to_string())
+    }
+
     /// What is measured and how.
     pub fn measure(&self) -> &MeasureArgs {
         match &self.other {

@@ -1,4 +1,5 @@
-//! Who runs a cell: the bare host, a client of the daemon, or a guest under QEMU, with a number of iothreads.
+//! Who runs a cell: the bare host, a client of the daemon, a guest under QEMU, or a pod or virtual machine of a cluster, with a
+//! number of iothreads.
 //!
 //! Invariants: a stored contender that could not be run fails to load.
 
@@ -38,14 +39,22 @@ pub enum Subject {
     #[value(name = "vm:given")]
     #[serde(rename = "vm:given")]
     VmGiven,
+    /// A container of a Kubernetes cluster, straight on its claim; only `tune cluster` measures it
+    #[value(skip)]
+    #[serde(rename = "pod")]
+    Pod,
+    /// A virtual machine of KubeVirt, on the claim by virtio-blk; only `tune cluster` measures it
+    #[value(skip)]
+    #[serde(rename = "vm:kubevirt")]
+    VmKubevirt,
 }
 
 impl Subject {
     /// Whether fio runs in a guest.
     pub fn is_vm(self) -> bool {
         match self {
-            Self::Host | Self::Client => false,
-            Self::VmQemu | Self::VmRingloom | Self::VmGiven => true,
+            Self::Host | Self::Client | Self::Pod => false,
+            Self::VmQemu | Self::VmRingloom | Self::VmGiven | Self::VmKubevirt => true,
         }
     }
 
@@ -54,18 +63,31 @@ impl Subject {
         matches!(self, Self::VmQemu | Self::VmRingloom)
     }
 
+    /// Whether it runs in a cluster.
+    pub fn is_of_cluster(self) -> bool {
+        matches!(self, Self::Pod | Self::VmKubevirt)
+    }
+
     /// Whether numbers of iothreads are compared.
     pub const fn counts_iothreads(self) -> bool {
         match self {
-            Self::Host | Self::VmGiven => false,
-            Self::Client | Self::VmQemu | Self::VmRingloom => true,
+            Self::Host | Self::VmGiven | Self::Pod => false,
+            Self::Client | Self::VmQemu | Self::VmRingloom | Self::VmKubevirt => true,
         }
     }
 }
 
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.to_possible_value().expect("no subject is hidden").get_name())
+        f.write_str(match self {
+            Self::Host => "host",
+            Self::Client => "client",
+            Self::VmQemu => "vm:qemu",
+            Self::VmRingloom => "vm:ringloom",
+            Self::VmGiven => "vm:given",
+            Self::Pod => "pod",
+            Self::VmKubevirt => "vm:kubevirt",
+        })
     }
 }
 
@@ -166,11 +188,18 @@ impl Contender {
     pub const HOST: Self = Self { subject: Subject::Host, iothreads: None };
     /// The guest that was given, by its address.
     pub const VM_GIVEN: Self = Self { subject: Subject::VmGiven, iothreads: None };
+    /// A container straight on its claim.
+    pub const POD: Self = Self { subject: Subject::Pod, iothreads: None };
 
     /// A contender of this subject; the count is ignored where none is compared.
     pub const fn new(subject: Subject, iothreads: Iothreads) -> Self {
         let iothreads = if subject.counts_iothreads() { Some(iothreads) } else { None };
         Self { subject, iothreads }
+    }
+
+    /// Whether the load is on the storage itself, without a virtual machine or a daemon between: what others are compared with.
+    pub fn is_baseline(self) -> bool {
+        self == Self::HOST || self == Self::POD
     }
 
     /// Who serves the disk, and to whom.

@@ -251,11 +251,13 @@ fn counts(subject: Subject, variant: &Variant, settings: &Settings) -> Vec<Iothr
 fn no_auto(subject: Subject, iothreads: Iothreads, settings: &Settings) -> Option<&'static str> {
     match subject {
         _ if !iothreads.is_auto() => None,
-        Subject::VmQemu => Some("QEMU places no queues by itself"),
+        Subject::VmQemu | Subject::VmKubevirt => Some("QEMU places no queues by itself"),
         Subject::VmRingloom if settings.guest.pin_iothreads.is_some() => Some(
             "--pin-iothreads binds iothreads that are there from the start, and these come later",
         ),
-        Subject::Client | Subject::VmRingloom | Subject::Host | Subject::VmGiven => None,
+        Subject::Client | Subject::VmRingloom | Subject::Host | Subject::VmGiven | Subject::Pod => {
+            None
+        }
     }
 }
 
@@ -279,7 +281,9 @@ pub fn is_worth_few(variant: &Variant, cell: &Cell, highest: Iothreads) -> bool 
 pub fn queues(subject: Subject, jobs: u16, settings: &Settings) -> u16 {
     match subject {
         Subject::Client => jobs,
-        Subject::Host | Subject::VmGiven => 0,
+        Subject::Host | Subject::VmGiven | Subject::Pod => 0,
+        // KubeVirt gives a disk one for each CPU.
+        Subject::VmKubevirt => settings.guest.vcpus,
         // A guest uses no more than it has CPUs.
         Subject::VmQemu | Subject::VmRingloom => settings.guest.queues.min(settings.guest.vcpus),
     }

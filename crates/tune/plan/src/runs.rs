@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cell::Cell;
 use crate::contender::Contender;
+use crate::lists::unique;
 use crate::matrix::{Entry, Matrix};
 use crate::settings::{Mode, Settings};
 use crate::variant::Variant;
@@ -184,6 +185,37 @@ fn sweep(matrix: &Matrix, repeats: u16, seed: u64) -> Vec<PlannedRun> {
     })
 }
 
+/// All runs of a sweep where what serves is started anew for each number of iothreads, so that its cells are measured one after the
+/// other: in each round all contenders of a variant in turn, in an order of its own.
+pub fn by_contender(matrix: &Matrix, repeats: u16, seed: u64) -> Vec<PlannedRun> {
+    let mut runs = Vec::new();
+    for (stream, repeat) in (0_u64..).zip(0..repeats) {
+        let mut random = Random::stream(seed, stream);
+        let mut variants = unique(matrix.entries.iter().map(|entry| entry.variant));
+        random.shuffle(&mut variants);
+        for variant in variants {
+            let entries = matrix.entries.iter().filter(|entry| entry.variant == variant);
+            // All contenders have the same offsets in a cell.
+            let mut cells: Vec<(&Entry, u64)> =
+                entries.map(|entry| (entry, random.next_u64())).collect();
+            let all = cells.iter().flat_map(|(entry, _)| &entry.contenders);
+            let mut contenders = unique(all.copied());
+            random.shuffle(&mut contenders);
+            for contender in contenders {
+                random.shuffle(&mut cells);
+                let own = cells.iter().filter(|(entry, _)| entry.contenders.contains(&contender));
+                runs.extend(own.map(|&(entry, seed)| {
+                    let (purpose, cell) = (Purpose::Sweep, entry.cells[0]);
+                    let key = RunKey { purpose, repeat, step: 0, contender, variant, cell };
+                    let (jobs_max, round) = (entry.jobs_max(), Some(repeat));
+                    PlannedRun { key, jobs_max, seed, round, stretch: 1 }
+                }));
+            }
+        }
+    }
+    runs
+}
+
 type Step = (Purpose, u32, Contender, Cell);
 
 /// Low, high, low again: the cells of the entry are the low and the high one.
@@ -272,9 +304,9 @@ pub fn deeper(matrix: &Matrix, place: usize, repeat: u16, seed: u64) -> Option<P
 
 /// What is measured as sentinels: the host, and the first of what is compared.
 pub fn watched(entry: &Entry) -> impl Iterator<Item = Contender> {
-    let host = entry.contenders.iter().find(|it| **it == Contender::HOST);
-    let compared = entry.contenders.iter().find(|it| **it != Contender::HOST);
-    host.into_iter().chain(compared).copied()
+    let baseline = entry.contenders.iter().find(|it| it.is_baseline());
+    let compared = entry.contenders.iter().find(|it| !it.is_baseline());
+    baseline.into_iter().chain(compared).copied()
 }
 
 /// The sentinels of the time `step` in a round, each time on other offsets; `seed` is that of the command.
@@ -310,6 +342,32 @@ mod tests {
         let Repeats::Fixed(repeats) = settings.repeats else { panic!("{line} is a search") };
         let runs = plan(&matrix, settings.mode, repeats, seed, settings.sentinel);
         (matrix, runs)
+    }
+
+    #[test]
+    fn where_each_number_is_a_restart_its_cells_stand_together() {
+        let settings = settings("--bs 4k,64k --op randread --iothreads none,1,2 --repeats 3", 2);
+        let matrix = Matrix::new(&settings, &|_| Layers::Kernel, 1 << 30, Writes::Allowed).unwrap();
+        let runs = by_contender(&matrix, 3, 7);
+        assert_eq!(runs.len(), 3 * runs_per_repeat(&matrix));
+        let keys: HashSet<String> = runs.iter().map(|run| format!("{:?}", run.key)).collect();
+        assert_eq!(keys.len(), runs.len());
+        let group = |run: &PlannedRun| (run.round, run.key.contender);
+        let restarts: Vec<_> = runs.chunk_by(|one, next| group(one) == group(next)).collect();
+        assert_eq!(restarts.len(), 3 * matrix.entries[0].contenders.len());
+        assert!(restarts.iter().all(|cells| cells.len() == matrix.entries.len()));
+        let orders: HashSet<Vec<Contender>> = restarts
+            .chunks(matrix.entries[0].contenders.len())
+            .map(|round| round.iter().map(|cells| cells[0].key.contender).collect())
+            .collect();
+        assert!(orders.len() > 1, "each round has an order of its own");
+        // In a round all contenders have the same offsets in a cell.
+        let mut seeds = HashSet::new();
+        for run in &runs {
+            seeds.insert((run.round, run.key.cell, run.seed));
+        }
+        assert_eq!(seeds.len(), 3 * matrix.entries.len());
+        assert_eq!(by_contender(&matrix, 3, 7), runs);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Cells, contenders and settings for tests, of this crate and of those that build on it.
 #![expect(clippy::missing_panics_doc, reason = "a test panics on what is wrong")]
 
-use clap::{CommandFactory, Parser};
+use clap::Args as _;
 use load::{BlockBytes, Shape};
 
 use crate::args::TuneArgs;
@@ -23,24 +23,17 @@ pub fn client(iothreads: u16) -> Contender {
     Contender::new(Subject::Client, Iothreads::new(iothreads))
 }
 
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    tune: TuneArgs,
-}
-
 /// The options of a line without `tune`.
 ///
 /// # Errors
 /// What the command line says of it.
 pub fn parse(line: &str) -> Result<TuneArgs, String> {
-    let words = std::iter::once("tune").chain(line.split_whitespace());
-    Cli::try_parse_from(words).map(|cli| cli.tune).map_err(|error| error.to_string())
+    TuneArgs::of_words(line.split_whitespace())
 }
 
 /// What is said of an option, in one line.
 pub fn help(option: &str) -> String {
-    let command = Cli::command();
+    let command = TuneArgs::augment_args(clap::Command::new("tune"));
     let found = command.get_arguments().find(|it| it.get_long() == Some(option));
     let found = found.expect("an option");
     let help = found.get_long_help().or(found.get_help()).expect("its help").to_string();

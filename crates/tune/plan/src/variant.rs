@@ -6,6 +6,7 @@
 //! Not here: the cell (operation, block size, jobs, iodepth).
 
 mod choice;
+mod claim;
 mod image;
 
 use std::fmt;
@@ -13,6 +14,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use choice::{Aio, Delay, Device, FileSystem, Stripe};
+pub use claim::{CLAIM_NAME_MAX, ClaimName, Placement};
 pub use image::{Content, Image, Preallocation, Qcow2};
 
 use crate::cell::Cell;
@@ -44,6 +46,16 @@ pub struct Variant {
     /// Disks of each, 1 to `DISKS_MAX`.
     #[serde(deserialize_with = "one_to_16")]
     pub disks: u16,
+    /// The storage of a cluster, by its name in the job file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<ClaimName>,
+    /// Where those that are measured at once stand in a cluster.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub placement: Placement,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 fn one_to_16<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
@@ -65,6 +77,8 @@ impl Default for Variant {
             delay: Delay::default(),
             vms: 1,
             disks: 1,
+            claim: None,
+            placement: Placement::default(),
         }
     }
 }
@@ -72,8 +86,10 @@ impl Default for Variant {
 /// Only what differs from the default; nothing for the default.
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, image, aio, fs, stripe, delay, vms, disks } = *self;
+        let Self { device, image, aio, fs, stripe, delay, vms, disks, claim, placement } = *self;
         let default = Self::default();
+        // A cluster has pods beside virtual machines.
+        let kind = if claim.is_some() { "at once" } else { "VMs" };
         let parts = [
             (device != default.device).then(|| device.to_string()),
             (image != default.image).then(|| format!("{image:#}")),
@@ -81,7 +97,9 @@ impl fmt::Display for Variant {
             (fs != default.fs).then(|| fs.to_string()),
             (stripe != default.stripe).then(|| format!("stripe {stripe}")),
             (delay != default.delay).then(|| format!("delay {delay}")),
-            (vms > 1).then(|| format!("{vms} VMs")),
+            claim.map(|claim| claim.to_string()),
+            (vms > 1).then(|| format!("{vms} {kind}")),
+            (placement != default.placement).then(|| placement.to_string()),
             (disks > 1).then(|| format!("{disks} disks")),
         ];
         f.write_str(&parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
@@ -102,8 +120,8 @@ pub enum Layers {
 
 impl Variant {
     /// What is chosen besides the number of guests and disks, as it is called.
-    pub fn choices(&self) -> [String; 6] {
-        let Self { device, image, aio, fs, stripe, delay, .. } = *self;
+    pub fn choices(&self) -> [String; 8] {
+        let Self { device, image, aio, fs, stripe, delay, claim, placement, .. } = *self;
         [
             device.to_string(),
             format!("{image:#}"),
@@ -111,6 +129,8 @@ impl Variant {
             fs.to_string(),
             format!("stripe {stripe}"),
             format!("delay {delay}"),
+            claim.map_or_else(|| "no claim".to_owned(), |claim| claim.to_string()),
+            placement.to_string(),
         ]
     }
 
@@ -123,8 +143,8 @@ impl Variant {
         match contender.subject() {
             Subject::Host | Subject::Client => jobs * vms + serving,
             Subject::VmQemu | Subject::VmRingloom => vms * (jobs.min(queues.into()) + serving),
-            // Its CPUs need not be of this host.
-            Subject::VmGiven => 0,
+            // Their CPUs need not be of this host.
+            Subject::VmGiven | Subject::Pod | Subject::VmKubevirt => 0,
         }
     }
 

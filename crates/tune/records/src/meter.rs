@@ -199,7 +199,7 @@ impl GroupCost {
 }
 
 /// All CPUs of the host.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostCpu {
     /// 1.5: one and a half CPUs were busy on average, whoever used them.
     pub cpus_in_use: f64,

@@ -5,6 +5,7 @@
 //! Limits: format 4; files of another format are refused by name. docs/results.md lists the fields.
 
 mod claim;
+mod cluster;
 mod given;
 mod header;
 mod lenient;
@@ -21,6 +22,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use self::claim::Claim;
+pub use self::cluster::{Cluster, ClusterNode, ClusterStorage};
 pub use self::given::{GivenDisk, GivenGuest};
 pub use self::header::{Disk, DiskAccess, Header, Host, Programs, StartNotes};
 pub use self::lenient::{Group, ReadableResults};

@@ -106,6 +106,8 @@ fn bent(findings: &Findings<'_>, drift: &[Flag], answer: &Answer) -> Caveats {
     let holes = match answer.subject {
         Subject::VmGiven => given.as_ref().is_some_and(|given| given.disk.holes),
         Subject::Host | Subject::Client | Subject::VmQemu | Subject::VmRingloom => disk.holes,
+        // Claims are filled.
+        Subject::Pod | Subject::VmKubevirt => false,
     };
     Caveats {
         drifted: times.any(|time| drift.iter().any(|flag| flag.covers(time))),
@@ -131,7 +133,9 @@ fn one_serves(all: &mut [Advice], serve: &str) {
 fn pasted(header: &Header, answer: &Answer, variant: &Variant, serve: &str) -> Option<String> {
     let trusted = answer.recommends() && !emit::destroys(header, variant);
     match answer.subject {
-        Subject::VmGiven | Subject::Host => None,
+        Subject::VmGiven | Subject::Host | Subject::Pod => None,
+        // What is written for it is no line.
+        Subject::VmKubevirt => None,
         Subject::VmQemu => {
             let wanted = Wanted::of(header, answer.subject, variant, answer.iothreads)?;
             trusted.then(|| wanted.qemu_line())

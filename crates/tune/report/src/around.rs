@@ -65,6 +65,10 @@ fn busy(header: &Header) -> Option<String> {
 
 /// What of the host bends the numbers, unless a note says it already.
 fn warnings(header: &Header, notes: &[String]) -> Vec<String> {
+    if header.cluster.is_some() {
+        // Of the host that the command ran on nothing matters.
+        return Vec::new();
+    }
     let mut warnings = header.environment.warnings();
     warnings.retain(|warning| !notes.contains(warning));
     warnings.iter().map(|warning| format!("Note: {warning}.")).collect()

@@ -2,14 +2,14 @@
 //! ran at once. Pure functions.
 
 use findings::summary::{CellSummary, PartRow, Row, Verdict};
-use plan::contender::{Contender, Iothreads, Subject};
+use plan::contender::{Iothreads, Subject};
 use plan::lists::sorted;
 use plan::units::{counted, percent_gain};
 use records::results::Header;
 
 use super::text::{
-    TABLE_WIDTH, cpu_us, cpus, interval, legend as legend_of, megabytes, microseconds, or_missing,
-    place, section, short,
+    TABLE_WIDTH, cpu_us, cpus, interval, legend as legend_of, megabytes, microseconds, of_baseline,
+    or_missing, place, section, short,
 };
 use super::{EMULATED, Style};
 use crate::table::Table;
@@ -55,7 +55,7 @@ pub(super) fn lines(cell: &CellSummary, row: &Row) -> Vec<Vec<String>> {
 fn line(cell: &CellSummary, row: &Row) -> Vec<String> {
     let mark = mark(cell, row);
     let gain = row.to_none.filter(|_| row.iothreads() != Some(Iothreads::NONE));
-    let share = row.to_host.filter(|_| row.contender != Contender::HOST);
+    let share = row.to_host.filter(|_| !row.contender.is_baseline());
     vec![
         format!("{}{mark}", row.contender),
         short(row.iops.median),
@@ -89,7 +89,10 @@ pub(super) fn mark(cell: &CellSummary, row: &Row) -> String {
 /// One of several at once: what is measured only for all of them together stays empty.
 fn part_line(part: &PartRow) -> Vec<String> {
     let mut cells = vec![
-        format!("  VM {}", part.vm),
+        match &part.node {
+            Some(node) => format!("  {} on {node}", part.vm),
+            None => format!("  VM {}", part.vm),
+        },
         short(part.iops),
         String::new(),
         megabytes(part.bytes_per_second),
@@ -140,10 +143,10 @@ pub(super) fn legend(header: &Header, cells: &[CellSummary], spare: bool) -> Vec
                 .to_owned(),
         );
     }
-    lines.push(
-        "gain: IOPS over none; /host: IOPS relative to the bare file; both within a repeat, median."
-            .to_owned(),
-    );
+    let host = of_baseline("the bare file", cells);
+    lines.push(format!(
+        "gain: IOPS over none; /host: IOPS relative to {host}; both within a repeat, median."
+    ));
     lines.push(
         "n90: fewest iothreads that reach 90 % of the best; in brackets what it is in 95 % of \
          resamplings, if that varies."

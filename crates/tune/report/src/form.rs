@@ -10,7 +10,7 @@ use plan::lists::unique;
 
 pub(super) use self::kinds::{KINDS, Kind};
 use super::Style;
-use super::text::{or_missing, section};
+use super::text::{of_baseline, or_missing, section};
 use crate::table::Table;
 
 /// Our own sweep in this form, for each subject and variant that has several rows and columns.
@@ -24,7 +24,7 @@ pub(super) fn render(style: Style, cells: &[CellSummary]) -> String {
             for kind in &KINDS {
                 let form = (kind.form)(subject, &own);
                 if form.rows.len() > 1 && form.columns.len() > 1 {
-                    let title = format!("{}: {on}", kind.title);
+                    let title = format!("{}: {on}", of_baseline(kind.title, &own));
                     text += &section(style, &title, &table(kind, &form), &[]);
                 }
             }

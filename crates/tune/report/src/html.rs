@@ -160,11 +160,12 @@ impl<'a> View<'a> {
 
 fn category(contender: Contender) -> Category {
     match (contender.subject(), contender.iothreads()) {
-        (Subject::Host, _) => (0, Iothreads::NONE),
+        (Subject::Host | Subject::Pod, _) => (0, Iothreads::NONE),
         (Subject::VmGiven, _) => (1, Iothreads::NONE),
-        (Subject::Client | Subject::VmQemu | Subject::VmRingloom, iothreads) => {
-            (2, iothreads.unwrap_or(Iothreads::NONE))
-        }
+        (
+            Subject::Client | Subject::VmQemu | Subject::VmRingloom | Subject::VmKubevirt,
+            iothreads,
+        ) => (2, iothreads.unwrap_or(Iothreads::NONE)),
     }
 }
 
@@ -180,9 +181,9 @@ fn name(contender: Contender) -> String {
 /// The colour and the mark of a subject.
 fn class(subject: Subject) -> &'static str {
     match subject {
-        Subject::Host => "s-host",
+        Subject::Host | Subject::Pod => "s-host",
         Subject::Client => "s-client",
-        Subject::VmQemu => "s-qemu",
+        Subject::VmQemu | Subject::VmKubevirt => "s-qemu",
         Subject::VmRingloom => "s-ringloom",
         Subject::VmGiven => "s-given",
     }

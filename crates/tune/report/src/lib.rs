@@ -37,9 +37,9 @@ use findings::summary::{
 use plan::cell::Cell;
 use plan::contender::Subject;
 use plan::repeats::Repeats;
-use plan::settings::Mode;
+use plan::settings::{Mode, Settings};
 use plan::units::counted;
-use records::results::{Failure, Header, Programs, Run};
+use records::results::{Cluster, ClusterNode, ClusterStorage, Failure, Header, Programs, Run};
 use storage::target::Origin;
 
 use self::advice::Advice;
@@ -224,7 +224,8 @@ fn head(style: Style, header: &Header) -> String {
 /// What a reader who thinks of virtual machines must know first.
 fn unmeasured(header: &Header) -> Option<&'static str> {
     let has = |is_it: fn(&Subject) -> bool| header.settings.subject.iter().any(is_it);
-    if header.is_unknown() || has(|it| it.is_vm()) {
+    // Who measures pods knows what a virtual machine is.
+    if header.is_unknown() || has(|it| it.is_vm() || *it == Subject::Pod) {
         None
     } else if has(|it| *it == Subject::Client) {
         Some("No guest was measured, but a client of ringloom serve on this host.")
@@ -244,6 +245,19 @@ fn facts(header: &Header) -> [(&'static str, String); 4] {
         ];
     }
     let Header { disk, machine, settings, .. } = header;
+    let (programs, method) = (programs(header), method(settings));
+    if let Some(cluster) = &header.cluster {
+        let storage = cluster.storage.iter().map(ClusterStorage::description);
+        let nodes = cluster.nodes.iter().map(ClusterNode::description);
+        let storage = storage.collect::<Vec<_>>().join("; ");
+        let nodes = one_line(&nodes.collect::<Vec<_>>().join("; "));
+        return [
+            ("Storage", storage),
+            ("Nodes", nodes),
+            ("Programs", programs),
+            ("Method", method),
+        ];
+    }
     let name = match disk.origin {
         Origin::Scratch => "a scratch file".to_owned(),
         Origin::User | Origin::Guest => one_line(&disk.path.display().to_string()),
@@ -251,15 +265,13 @@ fn facts(header: &Header) -> [(&'static str, String); 4] {
     let title = format!("{name}: {}", disk.description);
     let machine =
         format!("{}, {}, {}", counted(machine.cores, "core"), machine.cpu, machine.kernel);
-    let programs = programs(header);
-    let method = format!(
-        "{} of {} s after {} s of ramp, seed {}",
-        repeats(settings.repeats),
-        settings.runtime,
-        settings.ramp,
-        settings.seed
-    );
     [("Disk", title), ("Machine", machine), ("Programs", programs), ("Method", method)]
+}
+
+fn method(settings: &Settings) -> String {
+    let Settings { runtime, ramp, seed, .. } = settings;
+    let repeats = repeats(settings.repeats);
+    format!("{repeats} of {runtime} s after {ramp} s of ramp, seed {seed}")
 }
 
 /// `3 repeats`, `1 repeat`, `3-12 repeats`.
@@ -273,7 +285,11 @@ pub fn repeats(repeats: Repeats) -> String {
 /// The programs that took part.
 fn programs(header: &Header) -> String {
     let Programs { daemon, qemu, fio, guest_kernel, accelerator, .. } = &header.programs;
-    let mut parts = vec![daemon.clone()];
+    let mut parts = if daemon.is_empty() { Vec::new() } else { vec![daemon.clone()] };
+    if let Some(Cluster { version, kubevirt, .. }) = &header.cluster {
+        parts.push(format!("Kubernetes {version}"));
+        parts.extend(kubevirt.as_ref().map(|version| format!("KubeVirt {version}")));
+    }
     parts.extend(fio.as_ref().map(|version| format!("fio {version}")));
     parts.extend(qemu.as_ref().map(|version| format!("QEMU {version}")));
     parts.extend(guest_kernel.as_ref().map(|kernel| format!("guests with Linux {kernel}")));

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use findings::stats::Estimate;
 use findings::summary::{CellSummary, Row};
-use plan::contender::{Contender, Iothreads};
+use plan::contender::Iothreads;
+use plan::variant::Variant;
 use serde::Serialize;
 
 use super::text::in_us;
@@ -89,6 +90,10 @@ pub(super) struct Record {
     best: bool,
     /// Whether it is the fewest iothreads that reach 90 % of the best.
     n90: bool,
+    /// The storage of a cluster.
+    claim: Option<String>,
+    /// Where those that were measured at once stood there.
+    placement: Option<String>,
 }
 
 /// All rows in their order.
@@ -125,20 +130,12 @@ impl Record {
         let verdict = cell.verdicts.iter().find(|(it, _)| *it == subject).map(|(_, it)| it);
         let is = |count: Option<Iothreads>| count.is_some() && row.iothreads() == count;
         let gain = row.to_none.filter(|_| row.iothreads() != Some(Iothreads::NONE));
-        let share = row.to_host.filter(|_| row.contender != Contender::HOST);
+        let share = row.to_host.filter(|_| !row.contender.is_baseline());
         let percent = |ratio: f64| (ratio - 1.0) * 100.0;
         let median = |ratio: Option<Estimate>| ratio.map(|ratio| ratio.median);
         let low = |ratio: Option<Estimate>| ratio?.interval.map(|interval| interval.low);
         let high = |ratio: Option<Estimate>| ratio?.interval.map(|interval| interval.high);
         Self {
-            device: variant.device.to_string(),
-            image: variant.image.to_string(),
-            aio: variant.aio.to_string(),
-            fs: variant.fs.to_string(),
-            stripe: variant.stripe.to_string(),
-            delay: variant.delay.to_string(),
-            vms: variant.vms,
-            disks: variant.disks,
             op: shape.operation().to_string(),
             bs: shape.block().get(),
             jobs: shape.jobs(),
@@ -189,6 +186,24 @@ impl Record {
             given_up: cell.is_given_up(row),
             best: is(verdict.map(|verdict| verdict.best)),
             n90: is(verdict.map(|verdict| verdict.n90)),
+            ..Self::of_variant(variant)
+        }
+    }
+
+    /// Where it was measured, and nothing else.
+    fn of_variant(variant: &Variant) -> Self {
+        Self {
+            device: variant.device.to_string(),
+            image: variant.image.to_string(),
+            aio: variant.aio.to_string(),
+            fs: variant.fs.to_string(),
+            stripe: variant.stripe.to_string(),
+            delay: variant.delay.to_string(),
+            vms: variant.vms,
+            disks: variant.disks,
+            claim: variant.claim.map(|claim| claim.to_string()),
+            placement: variant.claim.map(|_| variant.placement.to_string()),
+            ..Self::default()
         }
     }
 }
@@ -270,7 +285,10 @@ mod tests {
     #[test]
     fn without_rows_there_are_the_names() {
         let text = csv(&[]);
-        assert!(text.starts_with("device,image,") && text.ends_with(",n90\n"), "{text}");
+        assert!(
+            text.starts_with("device,image,") && text.ends_with(",n90,claim,placement\n"),
+            "{text}"
+        );
         assert_eq!(lines(&[]), "");
     }
 }

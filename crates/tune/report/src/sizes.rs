@@ -107,7 +107,7 @@ const KINDS: [Kind; 6] = [
 
 /// Of the host itself there is none.
 fn of_host(row: &Row) -> Option<Estimate> {
-    row.to_host.filter(|_| row.contender != Contender::HOST)
+    row.to_host.filter(|_| !row.contender.is_baseline())
 }
 
 /// What others with the same load are compared with.
@@ -117,7 +117,7 @@ fn first(sizes: &BySize) -> String {
         let kind = |it: Contender| it.subject().is_vm();
         let compares =
             |other: &Row| other.to_first.is_some() && kind(other.contender) == kind(row.contender);
-        row.contender != Contender::HOST && row.to_first.is_none() && rows().any(compares)
+        !row.contender.is_baseline() && row.to_first.is_none() && rows().any(compares)
     });
     unique(firsts.map(|row| row.contender.to_string())).join(", ")
 }

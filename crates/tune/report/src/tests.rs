@@ -1,5 +1,7 @@
 //! The report, compared with literal text.
 
+mod cluster;
+
 use std::path::PathBuf;
 
 use plan::contender::Contender;

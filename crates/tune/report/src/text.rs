@@ -4,6 +4,7 @@ use std::borrow::Borrow;
 use std::time::Duration;
 
 use findings::stats::{Estimate, Interval};
+use findings::summary::CellSummary;
 use plan::cell::Cell;
 use plan::contender::Contender;
 use plan::units::{Bytes, counted, grouped};
@@ -147,6 +148,15 @@ pub(super) fn who(contender: Contender, emulated: bool) -> String {
 pub(super) fn on(place: String, variant: &Variant) -> String {
     let variant = variant.to_string();
     if variant.is_empty() { place } else { format!("{place}; {variant}") }
+}
+
+/// Words of what figures are compared with: in a cluster that is the pod, not the host.
+pub(super) fn of_baseline(words: &str, cells: &[CellSummary]) -> String {
+    let mut rows = cells.iter().flat_map(|cell| &cell.rows);
+    if !rows.any(|row| row.contender.subject().is_of_cluster()) {
+        return words.to_owned();
+    }
+    words.replace("bare file", "pod").replace("host", "pod").replace("Host", "Pod")
 }
 
 pub(super) fn or_missing(text: Option<String>) -> String {

@@ -125,6 +125,9 @@ impl Bench<'_> {
                 self.with_disks(planned, rate, &name, Self::in_guests)
             }
             Subject::VmGiven => self.in_given(planned, rate, &name),
+            subject @ (Subject::Pod | Subject::VmKubevirt) => {
+                bail!("{subject} is measured by tune cluster")
+            }
         };
         match &measured {
             Ok(_) => self.pace.observe(planned, begun.elapsed()),

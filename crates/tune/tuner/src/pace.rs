@@ -185,7 +185,7 @@ impl Pace {
             Subject::Client => (80, 0),
             Subject::VmQemu if is_cold => (800, 0),
             Subject::VmQemu | Subject::VmRingloom => (400, 400),
-            Subject::VmGiven => (800, 0),
+            Subject::VmGiven | Subject::Pod | Subject::VmKubevirt => (800, 0),
         };
         let guests = if is_cold { key.variant.vms } else { 0 };
         let boots = self.boot_guess().saturating_mul(guests.into());

@@ -141,3 +141,16 @@ fn busy_threads_are_jobs_and_servers() {
         assert_eq!(variant.busy_threads(contender, &cell, 4), busy, "{contender}");
     }
 }
+
+#[test]
+fn a_claim_and_a_placement_are_named_and_absent_elsewhere() {
+    let claim = Some("ceph".parse().unwrap());
+    let packed = Variant { claim, placement: Placement::Packed, vms: 2, ..Variant::default() };
+    assert_eq!(packed.to_string(), "ceph, 2 at once, packed");
+    let json = serde_json::to_string(&packed).unwrap();
+    assert!(json.ends_with(r#","claim":"ceph","placement":"packed"}"#), "{json}");
+    assert_eq!(serde_json::from_str::<Variant>(&json).unwrap(), packed);
+    let usual = serde_json::to_string(&Variant::default()).unwrap();
+    assert!(!usual.contains("claim") && !usual.contains("placement"), "{usual}");
+    assert_eq!(serde_json::from_str::<Variant>(&usual).unwrap(), Variant::default());
+}

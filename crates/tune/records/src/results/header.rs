@@ -14,6 +14,7 @@ use storage::machine::Machine;
 use storage::target::{Kind, Origin};
 
 use super::FORMAT;
+use super::cluster::Cluster;
 use super::given::GivenGuest;
 use crate::domain::Domain;
 use crate::environment::Environment;
@@ -119,6 +120,9 @@ pub struct Header {
     /// The domain of libvirt that is the baseline, if there is one.
     #[serde(default)]
     pub domain: Option<Domain>,
+    /// The cluster, if one was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<Cluster>,
     /// What was known before the first run.
     #[serde(default)]
     pub known: StartNotes,
@@ -172,6 +176,7 @@ impl Header {
             given: None,
             settings,
             domain: None,
+            cluster: None,
             known: StartNotes::default(),
         }
     }
@@ -198,6 +203,9 @@ impl Header {
         differences.extend(self.disk.differences(&old.disk));
         if let (Some(given), Some(old)) = (&self.given, &old.given) {
             differences.extend(given.differences(old));
+        }
+        if let (Some(cluster), Some(old)) = (&self.cluster, &old.cluster) {
+            differences.extend(cluster.differences(old));
         }
         differences.extend(self.environment.differences(&old.environment));
         differences.extend(Domain::difference(self.domain.as_ref(), old.domain.as_ref()));

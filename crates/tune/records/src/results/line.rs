@@ -132,6 +132,9 @@ pub struct Part {
     pub elapsed_ns: u64,
     /// Requests by their latency.
     pub latency_ns: Vec<(u64, u64)>,
+    /// The node of a cluster on which it ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
 }
 
 /// One of several disks that were measured at once.
@@ -179,7 +182,8 @@ impl Part {
     pub fn new(vm: u16, sample: &Sample) -> Self {
         let Sample { operations, bytes, elapsed, latency } = sample;
         let (operations, bytes, elapsed_ns) = (*operations, *bytes, nanoseconds(*elapsed));
-        Self { vm, operations, bytes, elapsed_ns, latency_ns: latency.buckets() }
+        let latency_ns = latency.buckets();
+        Self { vm, operations, bytes, elapsed_ns, latency_ns, node: None }
     }
 }
 

@@ -22,6 +22,7 @@ fn two_guests(repeat: u16, operations: u64) -> Run {
         bytes: operations * 4096,
         elapsed_ns: 1_000_000_000,
         latency_ns: vec![(latency, operations)],
+        node: None,
     };
     let first = operations / 3 * 2;
     run.parts = vec![part(1, first, 50_000), part(2, operations - first, 1_500_000)];

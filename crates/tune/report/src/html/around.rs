@@ -42,6 +42,7 @@ pub(super) fn render(view: &View<'_>) -> Markup {
             (folded("Host", &flattened(&header.environment)))
             (folded("Load on the host before the start", &header.load_before.as_ref().map(load).unwrap_or_default()))
             (folded("Your guest", &flattened(&header.given)))
+            (folded("Cluster", &flattened(&header.cluster)))
         }
     }
 }

@@ -39,7 +39,7 @@ const KINDS: [Kind; 4] = [
         mark: throughput,
         limit: |cell| {
             let host = cell.host()?;
-            Some((host.iops.median, Some(Subject::Host.to_string())))
+            Some((host.iops.median, Some(host.contender.to_string())))
         },
     },
     Kind {

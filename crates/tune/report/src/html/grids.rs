@@ -9,6 +9,7 @@ use plan::variant::Variant;
 
 use super::View;
 use crate::form::{KINDS, Kind};
+use crate::text::of_baseline;
 
 /// Nothing where no numbers of iothreads are compared.
 pub(super) fn render(view: &View<'_>) -> Markup {
@@ -44,7 +45,7 @@ fn tables(view: &View<'_>, subject: Subject, variant: Variant) -> Markup {
             h3 { (subject) @if !variant.is_empty() { ": " (variant) } }
             div class="grids" {
                 @for kind in &KINDS {
-                    (figure(kind, &(kind.form)(subject, &cells)))
+                    (figure(kind, &cells, &(kind.form)(subject, &cells)))
                 }
             }
         }
@@ -52,13 +53,15 @@ fn tables(view: &View<'_>, subject: Subject, variant: Variant) -> Markup {
 }
 
 /// One of the tables that sweeps are published in.
-fn figure(kind: &Kind, form: &PublishedForm) -> Markup {
+fn figure(kind: &Kind, cells: &[CellSummary], form: &PublishedForm) -> Markup {
+    let [title, meaning, missing] =
+        [kind.title, kind.meaning, kind.missing].map(|words| of_baseline(words, cells));
     if form.is_empty() {
-        return html! { figure { figcaption { (kind.title) } p class="empty" { (kind.missing) } } };
+        return html! { figure { figcaption { (title) } p class="empty" { (missing) } } };
     }
     let grid = Grid {
-        title: kind.title,
-        meaning: kind.meaning,
+        title: &title,
+        meaning: &meaning,
         mean: kind.mean,
         form,
         figure: &|value| kind.figure(value),

@@ -11,7 +11,18 @@ use records::results::Header;
 use super::{Figure, View, files};
 use crate::advice::Advice;
 use crate::pairs::sentence;
+use crate::text::of_baseline;
 use crate::{facts, sizes, unmeasured};
+
+/// Where it was measured, in short.
+fn machine(header: &Header) -> String {
+    match &header.cluster {
+        Some(cluster) => {
+            format!("Kubernetes {}, {}", cluster.version, counted(cluster.nodes.len(), "node"))
+        }
+        None => format!("{}, {}", header.machine.cpu, counted(header.machine.cores, "core")),
+    }
+}
 
 /// What was measured.
 pub(super) fn title(header: &Header) -> String {
@@ -31,8 +42,8 @@ pub(super) fn render(view: &View<'_>) -> Markup {
             h1 { (title(header)) }
             @if !header.is_unknown() {
                 p class="when" {
-                    (Date::of(started)) " " (time_of_day(started)) " UTC · " (header.machine.cpu) ", "
-                    (counted(header.machine.cores, "core")) " · seed " (header.settings.seed)
+                    (Date::of(started)) " " (time_of_day(started)) " UTC · " (machine(header)) " · seed "
+                    (header.settings.seed)
                 }
             }
             @if let Some(it) = unmeasured(header) { p class="hint" { (it) } }
@@ -158,9 +169,11 @@ fn of_subject(
         let meaning = format!("{number} over none, geometric mean of {cells}");
         all.push((format!("{subject}: gain"), percent_gain(gain), meaning));
     }
-    if let Some((share, cells)) = mean(|row| row.to_host) {
-        let meaning = format!("IOPS of {number} to the bare file, geometric mean of {cells}");
-        all.push((format!("{subject}: of the host"), format!("{:.0} %", share * 100.0), meaning));
+    if let Some((share, count)) = mean(|row| row.to_host) {
+        let meaning = format!("IOPS of {number} to the bare file, geometric mean of {count}");
+        let [name, meaning] =
+            [format!("{subject}: of the host"), meaning].map(|words| of_baseline(&words, cells));
+        all.push((name, format!("{:.0} %", share * 100.0), meaning));
     }
     let enough = cells.iter().flat_map(|cell| &cell.verdicts).filter(|it| it.0 == subject);
     let counts: Vec<_> = enough.map(|(_, verdict)| verdict.n90).collect();

@@ -55,7 +55,14 @@ fn lines() -> Vec<String> {
             run.emulated = true;
             let (operations, bytes) = (run.operations, run.bytes);
             let (elapsed_ns, latency_ns) = (run.elapsed_ns, run.latency_ns.clone());
-            run.parts.push(results::Part { vm: 1, operations, bytes, elapsed_ns, latency_ns });
+            run.parts.push(results::Part {
+                vm: 1,
+                operations,
+                bytes,
+                elapsed_ns,
+                latency_ns,
+                node: None,
+            });
         }
     }
     let error = anyhow::anyhow!("the guest hangs");

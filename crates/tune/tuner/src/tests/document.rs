@@ -8,10 +8,14 @@ use clap::Args as _;
 use load::Sample;
 use plan::args::{ReportArgs, TuneArgs};
 use plan::testing::{cell, client};
+use plan::variant::Placement;
 use records::domain::Domain;
 use records::host_load::{HostLoad, User};
 use records::meter::{Role, ThreadCost};
-use records::results::{DiskPart, Failure, GivenDisk, GivenGuest, Header, Line, Part, Run};
+use records::results::{
+    Cluster, ClusterNode, ClusterStorage, DiskPart, Failure, GivenDisk, GivenGuest, Header, Line,
+    Part, Run,
+};
 use records::testing::{header, host_cpu, run};
 use serde::Serialize;
 use serde_json::Value;
@@ -39,6 +43,18 @@ fn full_header() -> Header {
         name: of_domain("web"),
         disk: of_domain("vda"),
         xml: of_domain("<domain/>"),
+    });
+    let storage = ClusterStorage {
+        name: "local".parse().unwrap(),
+        class: of_domain("nvme"),
+        provisioner: None,
+        mode: of_domain("Block"),
+        bytes: 1 << 30,
+    };
+    header.cluster = Some(Cluster {
+        nodes: vec![ClusterNode::default()],
+        storage: vec![storage],
+        ..Cluster::default()
     });
     header.known.skipped.push(cell("randwrite", 4096, 1, 1));
     header
@@ -79,7 +95,9 @@ fn full_run() -> Run {
         elapsed: Duration::from_secs(1),
         latency: run.latency(),
     };
-    run.parts.push(Part::new(1, &sample));
+    run.parts.push(Part { node: Some("one".to_owned()), ..Part::new(1, &sample) });
+    run.key.variant.claim = Some("local".parse().unwrap());
+    run.key.variant.placement = Placement::Packed;
     run.disk_parts.push(DiskPart::new(0, 1, &sample));
     run.windows = vec![(1, 1); 5];
     run.cost.host = Some(host_cpu(1.5, 2));

@@ -1,0 +1,110 @@
+//! The report of a cluster: storage, nodes and the pod in the place of disk, machine and host.
+
+use plan::contender::{Iothreads, Subject};
+use plan::variant::Variant;
+use records::results::{Cluster, ClusterNode, ClusterStorage, Part};
+
+use super::*;
+
+fn cluster_header() -> Header {
+    let node = |name: &str, requested_millicpus| ClusterNode {
+        name: name.to_owned(),
+        cpus: 8,
+        memory_kib: 32 << 20,
+        kernel: "6.12.0".to_owned(),
+        kubelet: "v1.34.1".to_owned(),
+        instance_type: None,
+        requested_millicpus,
+    };
+    let storage = |name: &str, class: &str| ClusterStorage {
+        name: name.parse().unwrap(),
+        class: class.to_owned(),
+        provisioner: None,
+        mode: "Block".to_owned(),
+        bytes: 16 << 30,
+    };
+    let cluster = Cluster {
+        version: "v1.34.1".to_owned(),
+        kubevirt: Some("v1.6.0".to_owned()),
+        namespace: "tuning".to_owned(),
+        run: "abc".to_owned(),
+        nodes: vec![node("node1", 200), node("node2", 4000)],
+        storage: vec![storage("local", "nvme"), storage("ceph", "rbd")],
+    };
+    let mut header = header("--repeats 3 --seed 7");
+    header.settings.subject = vec![Subject::Pod, Subject::VmKubevirt];
+    header.programs.daemon = String::new();
+    Header { cluster: Some(cluster), ..header }
+}
+
+fn cluster_runs() -> Vec<Run> {
+    let mut runs = Vec::new();
+    for (claim, slower) in [("local", 1), ("ceph", 2)] {
+        let variant = Variant { claim: Some(claim.parse().unwrap()), vms: 2, ..Variant::default() };
+        for (jobs, repeat) in [(1, 0), (1, 1), (1, 2), (4, 0), (4, 1), (4, 2)] {
+            let cells = [cell("randread", 4096, jobs, 16), cell("randread", 65536, jobs, 16)];
+            for cell in cells {
+                let vm = |count| Contender::new(Subject::VmKubevirt, Iothreads::new(count));
+                let all = [(Contender::POD, 40_000), (vm(0), 10_000), (vm(2), 30_000)];
+                for (contender, iops) in all {
+                    let operations = iops / slower;
+                    let mut run = run(cell, contender, repeat, operations);
+                    run.key.variant = variant;
+                    let part = |(vm, node): (u16, &str)| Part {
+                        vm,
+                        operations: operations / 2,
+                        bytes: run.bytes / 2,
+                        elapsed_ns: run.elapsed_ns,
+                        latency_ns: run.latency_ns.clone(),
+                        node: Some(node.to_owned()),
+                    };
+                    run.parts = [(1, "node1"), (2, "node2")].map(part).to_vec();
+                    runs.push(run);
+                }
+            }
+        }
+    }
+    runs
+}
+
+#[test]
+fn a_cluster_is_told_by_storage_and_nodes_and_compared_with_the_pod() {
+    let (header, runs) = (cluster_header(), cluster_runs());
+    let [text, markdown, page, json] = rendered(&header, &runs);
+    for part in [
+        "local: Block of the class nvme, 16G; ceph: Block of the class rbd, 16G",
+        "node1 (8 CPUs, 32 GiB, Linux 6.12.0, kubelet v1.34.1)",
+        "Kubernetes v1.34.1, KubeVirt v1.6.0",
+        "randread 4k, 1 job × iodepth 16; local, 2 at once",
+        "randread 4k, 1 job × iodepth 16; ceph, 2 at once",
+        "  2 on node2",
+        "pod",
+        "vm:kubevirt 2",
+        "/host: IOPS relative to the pod",
+    ] {
+        assert!(text.contains(part), "'{part}' is missing in:\n{text}");
+    }
+    for title in ["Gain", "n90", "Ratio to the pod, %"] {
+        for claim in ["local", "ceph"] {
+            let heading = format!("{title}: vm:kubevirt; {claim}, 2 at once");
+            let is_there = markdown.lines().any(|line| line.contains(&heading));
+            assert!(is_there || title == "Gain", "'{heading}' is missing in:\n{markdown}");
+        }
+    }
+    assert!(page.contains("Ratio to the pod, %") && !page.contains("Ratio to the host"));
+    assert!(json.contains("\"claim\":\"ceph\""), "{json}");
+}
+
+#[test]
+fn the_answer_of_a_cluster_comes_with_a_manifest_of_kubevirt_alone() {
+    let (header, runs) = (cluster_header(), cluster_runs());
+    let findings = findings(&header, &runs);
+    let files = Report::new(&findings).files();
+    let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
+    let configurations: Vec<&&str> = names.iter().filter(|it| it.starts_with("config/")).collect();
+    let is_kubevirt = |name: &&&str| name.ends_with("kubevirt.yaml") || name.ends_with(".txt");
+    assert!(!configurations.is_empty(), "{names:?}");
+    assert!(configurations.iter().all(is_kubevirt), "{configurations:?}");
+    let (_, manifest) = files.iter().find(|(name, _)| name.ends_with("kubevirt.yaml")).unwrap();
+    assert!(manifest.contains("supplementalPoolThreadCount: 2"), "{manifest}");
+}
