@@ -27,7 +27,7 @@ use storage::clock;
 use storage::interrupt::Interrupt;
 use storage::storages::{DiskFiles, Renewal, Storages, Tools};
 
-use self::fio::Fio;
+use self::fio::{Fio, Surroundings};
 pub(crate) use self::vm::Guests;
 use crate::daemon::{Daemon, Running};
 use crate::given::Given;
@@ -238,9 +238,9 @@ impl Bench<'_> {
         self.out.join("daemon.log")
     }
 
-    /// Whether some of the disk is verified before this run.
-    fn verifies(&self, planned: &Planned<'_>) -> bool {
-        self.settings.verify && planned.run.key.cell.writes()
+    fn surroundings(&self) -> Surroundings<'_> {
+        let Self { settings, out, interrupt, progress, .. } = self;
+        Surroundings { settings, out, interrupt, progress }
     }
 }
 

@@ -6,6 +6,7 @@
 //! Limits: a fio that has not ended `GRACE` after its time fails the run.
 
 mod places;
+mod window;
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use anyhow::{Context, Result, bail};
 use load::fio::{Engine, FioVersion, Intervals, Job, Rate, Report, parse_report, series};
 use load::probe::CacheMode;
 use load::{Interval, Sample, Timing, Workload};
+use plan::settings::Settings;
 use records::meter::{Group, GroupName, Meter};
 use records::results::{DiskPart, Part, Run, nanoseconds};
 use records::steady;
@@ -22,6 +24,7 @@ use storage::clock;
 use storage::interrupt::Interrupt;
 
 pub(super) use self::places::{GivenPlace, GuestPlace, HostPlace};
+use self::window::Window;
 use super::{Bench, Planned, verify};
 use crate::progress::Progress;
 
@@ -38,7 +41,7 @@ pub(crate) struct Fio {
 
 /// When fio reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reports {
+pub(crate) enum Reports {
     EachSecond,
     /// For jobs that nobody watches. Older fios (3.33 is one) may hang for ever when they report in the moment in which a
     /// job goes from writing to reading, or ends: <https://github.com/axboe/fio/pull/2076>
@@ -46,7 +49,7 @@ pub(super) enum Reports {
 }
 
 /// A fio that was started somewhere.
-pub(super) trait Place {
+pub(crate) trait Place {
     /// What the user calls it, for messages.
     fn name(&self) -> String;
 
@@ -67,19 +70,19 @@ pub(super) trait Place {
 
 /// A fio that has ended.
 #[derive(Debug)]
-pub(super) struct Ended {
-    pub(super) output: String,
+pub(crate) struct Ended {
+    pub(crate) output: String,
     /// How it ended, if not well.
-    pub(super) failed: Option<String>,
-    pub(super) ended: Instant,
+    pub(crate) failed: Option<String>,
+    pub(crate) ended: Instant,
 }
 
 /// How requests get to the kernel.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Means {
-    pub(super) version: FioVersion,
-    pub(super) engine: Engine,
-    pub(super) cache: CacheMode,
+pub(crate) struct Means {
+    pub(crate) version: FioVersion,
+    pub(crate) engine: Engine,
+    pub(crate) cache: CacheMode,
 }
 
 impl Means {
@@ -92,7 +95,7 @@ impl Means {
 
 /// The load of one place.
 #[derive(Clone, Debug)]
-pub(super) struct Work<'a> {
+pub(crate) struct Work<'a> {
     pub(super) workload: &'a Workload,
     pub(super) means: Means,
     pub(super) timing: Timing,
@@ -102,14 +105,14 @@ pub(super) struct Work<'a> {
 
 impl<'a> Work<'a> {
     /// What each of so many places has to do in a run.
-    pub(super) fn new(
-        bench: &Bench<'_>,
+    pub(crate) fn new(
+        settings: &Settings,
         planned: &Planned<'a>,
         means: Means,
         places: usize,
     ) -> Result<Self> {
         let rate = planned.rate.map(|rate| rate_of_each(rate, places)).transpose()?;
-        let timing = planned.run.timing(bench.settings);
+        let timing = planned.run.timing(settings);
         Ok(Self { workload: planned.workload, means, timing, rate })
     }
 
@@ -151,25 +154,42 @@ pub(super) struct Task<'a> {
 }
 
 /// A place and what fio works on there.
-pub(super) struct Station<'a> {
-    pub(super) place: &'a mut dyn Place,
+pub(crate) struct Station<'a> {
+    pub(crate) place: &'a mut dyn Place,
     /// Paths of files or devices, as the place has them.
-    pub(super) files: Vec<String>,
+    pub(crate) files: Vec<String>,
     /// Of the job file that is kept, without its end.
-    pub(super) job_name: String,
+    pub(crate) job_name: String,
 }
 
 /// What serves the disks.
-pub(super) struct Serving<'a> {
+pub(crate) struct Serving<'a> {
     /// Its processes.
-    pub(super) groups: &'a [Group],
+    pub(crate) groups: &'a [Group],
     /// Looks whether it is alive.
-    pub(super) check: &'a mut dyn FnMut() -> Result<()>,
+    pub(crate) check: &'a mut dyn FnMut() -> Result<()>,
+}
+
+/// What surrounds all runs of a command.
+#[derive(Clone, Copy)]
+pub(crate) struct Surroundings<'a> {
+    pub(crate) settings: &'a Settings,
+    /// The directory of the results.
+    pub(crate) out: &'a Path,
+    pub(crate) interrupt: &'a Interrupt,
+    pub(crate) progress: &'a Progress,
+}
+
+impl Surroundings<'_> {
+    /// Whether some of the disk is verified before this run.
+    fn verifies(&self, planned: &Planned<'_>) -> bool {
+        self.settings.verify && planned.run.key.cell.writes()
+    }
 }
 
 /// One run with the same work in each place, from the job files that are kept to what was measured.
-pub(super) fn run(
-    bench: &Bench<'_>,
+pub(crate) fn run(
+    surroundings: Surroundings<'_>,
     planned: &Planned<'_>,
     work: &Work<'_>,
     stations: &mut [Station<'_>],
@@ -178,14 +198,14 @@ pub(super) fn run(
     let (mut jobs, mut job_files) = (Vec::new(), Vec::new());
     for Station { files, job_name, .. } in &*stations {
         let job = work.job(files.clone())?.file(work.means.version);
-        job_files.push(keep_job(&bench.out, job_name, &job)?);
+        job_files.push(keep_job(surroundings.out, job_name, &job)?);
         jobs.push(job);
     }
     let Serving { groups, check } = serving;
-    let Bench { interrupt, progress, .. } = *bench;
+    let Surroundings { interrupt, progress, .. } = surroundings;
     let mut around = Around { interrupt, progress, name: planned.name, check };
     let mut verified_bytes = None;
-    if bench.verifies(planned) {
+    if surroundings.verifies(planned) {
         verified_bytes = Some(verify::run(stations, work, &mut around)?);
     }
     let reports = Reports::EachSecond;
@@ -302,28 +322,30 @@ impl Around<'_> {
 
 /// What all places together did.
 fn outcome(planned: &Planned<'_>, work: &Work<'_>, meter: &Meter, ended: &[Ended]) -> Result<Run> {
-    let (mut samples, mut disks) = (Vec::new(), Vec::new());
-    // The time in which all of them ran.
-    let mut window: Option<(Instant, Instant)> = None;
+    let (mut samples, mut disks, mut own) = (Vec::new(), Vec::new(), Vec::new());
     for Ended { output, failed, ended } in ended {
         let Report { sample, files, .. } = parse_report(output)?;
         if let Some(failed) = failed {
             bail!("fio ended with {failed}");
         }
-        let opened = ended.checked_sub(sample.elapsed).unwrap_or(*ended);
-        window = Some(match window {
-            None => (opened, *ended),
-            Some((open, close)) => (open.max(opened), close.min(*ended)),
-        });
+        own.push(Window::ending(*ended, sample.elapsed));
         samples.push(sample);
         disks.extend(files);
     }
-    let (open, close) = window.context("no fio ran")?;
+    let window = own.iter().copied().reduce(Window::with).context("no fio ran")?;
+    let series: Vec<_> = ended.iter().map(|it| series(&it.output)).collect();
+    if let [_, _, ..] = own[..] {
+        let each = series.iter().zip(&own);
+        let common = each.map(|(seconds, own)| window.sample(seconds, *own));
+        // All of them, or the parts would not be of the same time.
+        samples = common.collect::<Option<_>>().unwrap_or(samples);
+    }
+    let Window { open, close } = window;
     let parts = match &samples[..] {
         [_] => Vec::new(),
         several => (1..).zip(several).map(|(vm, sample)| Part::new(vm, sample)).collect(),
     };
-    let seconds: Vec<_> = ended.iter().map(|it| seconds(&series(&it.output))).collect();
+    let seconds: Vec<_> = series.iter().map(|series| seconds(series)).collect();
     let windows: Vec<_> = seconds.iter().map(|series| steady::windows(series)).collect();
     let own = planned.run.key.variant.disks;
     let disks = disks.iter().enumerate().map(|(place, disk)| DiskPart::new(place, own, disk));

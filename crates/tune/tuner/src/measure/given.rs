@@ -14,13 +14,14 @@ use crate::given::Given;
 pub(super) fn run(bench: &Bench<'_>, given: &mut Given, planned: &Planned<'_>) -> Result<Run> {
     let emulated = given.is_emulated();
     let disk = given.guest.disk.clone();
-    let means = Means { version: given.fio, engine: vm::engine(bench), cache: given.cache() };
-    let work = Work::new(bench, planned, means, 1)?;
+    let means =
+        Means { version: given.fio, engine: vm::engine(bench.settings), cache: given.cache() };
+    let work = Work::new(bench.settings, planned, means, 1)?;
     let connection = given.connection(&mut || Ok(bench.interrupt.check()?))?;
     let mut place = GivenPlace::new(connection, bench.interrupt);
     let station =
         Station { place: &mut place, files: vec![disk.path.clone()], job_name: planned.slug() };
     let serving = Serving { groups: &[], check: &mut || Ok(()) };
-    let measured = fio::run(bench, planned, &work, &mut [station], serving)?;
+    let measured = fio::run(bench.surroundings(), planned, &work, &mut [station], serving)?;
     Ok(Run { queues: disk.queues.unwrap_or(0), emulated, ..measured })
 }

@@ -12,7 +12,7 @@ use super::{Bench, Planned};
 /// Measures all disks of the variant at once, with one fio.
 pub(super) fn run(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Run> {
     let means = Means::new(bench, planned, engine(planned))?;
-    let work = Work::new(bench, planned, means, 1)?;
+    let work = Work::new(bench.settings, planned, means, 1)?;
     let mut files = Vec::new();
     for disk in planned.disks {
         let path = disk.host_path().context("the host reads no such image")?;
@@ -22,7 +22,7 @@ pub(super) fn run(bench: &Bench<'_>, planned: &Planned<'_>) -> Result<Run> {
     let mut place = HostPlace::new(bench.fio()?.program.clone())?;
     let station = Station { place: &mut place, files, job_name: planned.slug() };
     let serving = Serving { groups: &[], check: &mut || Ok(()) };
-    fio::run(bench, planned, &work, &mut [station], serving)
+    fio::run(bench.surroundings(), planned, &work, &mut [station], serving)
 }
 
 /// How the host's fio hands requests to the kernel.

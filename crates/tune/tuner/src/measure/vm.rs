@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use guest::{Controller, Guest, Plug, Plugged, Source};
 use load::fio::Engine;
 use plan::contender::{Iothreads, Subject};
-use plan::settings::GuestEngine;
+use plan::settings::{GuestEngine, Settings};
 use plan::variant::Device;
 use records::meter::{Group, GroupName, Role};
 use records::results::Run;
@@ -229,8 +229,8 @@ fn groups(
 }
 
 /// The engine of the user's choice.
-pub(super) fn engine(bench: &Bench<'_>) -> Engine {
-    match bench.settings.engine {
+pub(crate) fn engine(settings: &Settings) -> Engine {
+    match settings.engine {
         GuestEngine::IoUring => Engine::IoUring,
         GuestEngine::Libaio => Engine::Libaio,
         GuestEngine::Psync => Engine::Psync,
@@ -244,8 +244,8 @@ fn load(
     attached: &mut [Attached],
     groups: &[Group],
 ) -> Result<Run> {
-    let means = Means::new(bench, planned, engine(bench))?;
-    let work = Work::new(bench, planned, means, attached.len())?;
+    let means = Means::new(bench, planned, engine(bench.settings))?;
+    let work = Work::new(bench.settings, planned, means, attached.len())?;
     let place = |guest| GuestPlace::new(guest, bench.interrupt);
     let mut places: Vec<GuestPlace<'_>> = guests.iter_mut().map(place).collect();
     let each = (1..).zip(places.iter_mut().zip(&*attached));
@@ -261,7 +261,7 @@ fn load(
         daemons.try_for_each(Running::check_alive)
     };
     let serving = Serving { groups, check: &mut check };
-    fio::run(bench, planned, &work, &mut stations, serving)
+    fio::run(bench.surroundings(), planned, &work, &mut stations, serving)
 }
 
 /// By the names that the daemon gives its threads.
