@@ -23,6 +23,7 @@ pub mod guest;
 pub mod holdings;
 pub mod hostile;
 pub mod image;
+pub mod kubevirt;
 pub mod libblkio;
 pub mod loop_device;
 pub mod machines;

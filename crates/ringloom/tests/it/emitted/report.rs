@@ -5,11 +5,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use testkit::kubevirt;
 use testkit::process::Bench;
 use testkit::report::skipped;
 use testkit::results::{Figures, Format, Outcome, Plan, Point, Results};
 
-use super::{kubevirt, libvirt, objects, run, said, split};
+use super::{libvirt, objects, run, said, split};
 
 /// Two iothreads are worth twice none, more are not.
 fn two_are_best(point: &Point) -> Outcome {

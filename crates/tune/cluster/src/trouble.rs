@@ -1,0 +1,259 @@
+//! Why a pod, a claim or a virtual machine is not what it should be, in the cluster's own words. Pure.
+//!
+//! What is told first is what says most: the state of containers, then conditions, then warnings of events.
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Event, Node, PersistentVolumeClaim, Pod};
+use kube::core::DynamicObject;
+use serde_json::Value;
+
+/// How a pod or a virtual machine is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It runs.
+    Ready,
+    /// It may become ready; why it is not, as far as that is known.
+    Waits(Option<String>),
+    /// It will not, or is not any more.
+    Failed(String),
+}
+
+/// Reasons for which a container waits, and will wait for ever unless somebody changes something.
+const HOPELESS: [&str; 6] = [
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "CrashLoopBackOff",
+];
+
+/// What a pod is.
+pub(crate) fn pod_state(pod: &Pod) -> State {
+    let Some(status) = &pod.status else { return State::Waits(None) };
+    if pod.metadata.deletion_timestamp.is_some() {
+        return State::Failed("somebody deletes it, or its node is gone".to_owned());
+    }
+    let containers = || {
+        let all = [&status.init_container_statuses, &status.container_statuses];
+        all.into_iter().flatten().flatten()
+    };
+    if status.phase.as_deref() == Some("Failed") {
+        let own = reason(status.reason.as_deref(), status.message.as_deref());
+        let why = containers().find_map(ended).or(own);
+        let why = own_first(status.reason.as_deref(), status.message.as_deref()).or(why);
+        return State::Failed(why.unwrap_or_else(|| "it has failed".to_owned()));
+    }
+    if status.phase.as_deref() == Some("Succeeded") {
+        return State::Failed("its first process has ended".to_owned());
+    }
+    if let Some(why) = status.container_statuses.iter().flatten().find_map(ended) {
+        return State::Failed(why);
+    }
+    let waiting = containers().filter_map(|it| it.state.as_ref()?.waiting.as_ref());
+    for it in waiting.clone() {
+        if it.reason.as_deref().is_some_and(|it| HOPELESS.contains(&it)) {
+            let why = reason(it.reason.as_deref(), it.message.as_deref());
+            return State::Failed(why.unwrap_or_default());
+        }
+    }
+    let conditions = || status.conditions.iter().flatten();
+    if conditions().any(|it| it.type_ == "Ready" && it.status == "True") {
+        return State::Ready;
+    }
+    let unscheduled = conditions().find(|it| it.type_ == "PodScheduled" && it.status == "False");
+    let why = unscheduled.and_then(|it| reason(it.reason.as_deref(), it.message.as_deref()));
+    let slow =
+        || waiting.clone().find_map(|it| reason(it.reason.as_deref(), it.message.as_deref()));
+    State::Waits(why.or_else(slow))
+}
+
+/// Why a node is not ready, if it is not.
+pub(crate) fn node_trouble(node: &Node) -> Option<String> {
+    let name = node.metadata.name.as_deref().unwrap_or_default();
+    let conditions = node.status.iter().flat_map(|it| it.conditions.iter().flatten());
+    let ready = conditions.into_iter().find(|it| it.type_ == "Ready");
+    if ready.is_some_and(|it| it.status == "True") {
+        return None;
+    }
+    let why = ready.and_then(|it| reason(it.reason.as_deref(), it.message.as_deref()));
+    let why = why.map_or_else(String::new, |it| format!(" ({it})"));
+    Some(format!("its node {name} is not ready{why}"))
+}
+
+/// The words of the pod itself, such as those of an eviction.
+fn own_first(word: Option<&str>, message: Option<&str>) -> Option<String> {
+    word.and_then(|_| reason(word, message))
+}
+
+/// How a container has ended, if it has.
+fn ended(status: &ContainerStatus) -> Option<String> {
+    let end = status.state.as_ref()?.terminated.as_ref()?;
+    if end.exit_code == 0 && end.reason.as_deref() == Some("Completed") && status.name != "agent" {
+        return None;
+    }
+    let why = reason(end.reason.as_deref(), end.message.as_deref()).unwrap_or_default();
+    Some(format!("the container {} has ended with {} ({why})", status.name, end.exit_code))
+}
+
+/// A reason and its sentence.
+fn reason(word: Option<&str>, message: Option<&str>) -> Option<String> {
+    match (word.filter(|it| !it.is_empty()), message.filter(|it| !it.is_empty())) {
+        (Some(word), Some(message)) => Some(format!("{word}: {message}")),
+        (Some(one), None) | (None, Some(one)) => Some(one.to_owned()),
+        (None, None) => None,
+    }
+}
+
+/// What a virtual machine's object says; the address of a machine that runs is in its instance.
+pub(crate) fn machine_state(machine: &DynamicObject) -> State {
+    let status = &machine.data["status"];
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let condition = |wanted: &str| {
+        let all = status["conditions"].as_array().into_iter().flatten();
+        let mut found = all.filter(|it| it["type"] == wanted);
+        found.next().cloned()
+    };
+    let why = condition("Ready")
+        .filter(|it| it["status"] != "True")
+        .and_then(|it| reason(it["reason"].as_str(), it["message"].as_str()));
+    let failure = condition("Failure").filter(|it| it["status"] == "True");
+    if let Some(it) = failure {
+        let why = reason(it["reason"].as_str(), it["message"].as_str());
+        return State::Failed(why.unwrap_or_else(|| "it has failed".to_owned()));
+    }
+    match text(&status["printableStatus"]).as_deref() {
+        Some("Running") => State::Ready,
+        Some(word @ ("Stopped" | "CrashLoopBackOff" | "ImagePullBackOff" | "DataVolumeError")) => {
+            State::Failed(why.map_or_else(|| word.to_owned(), |why| format!("{word}: {why}")))
+        }
+        Some(word) => {
+            State::Waits(Some(why.map_or_else(|| word.to_owned(), |why| format!("{word}: {why}"))))
+        }
+        None => State::Waits(why),
+    }
+}
+
+/// The address of a virtual machine that runs.
+pub(crate) fn machine_address(instance: &DynamicObject) -> Option<String> {
+    let status = &instance.data["status"];
+    if status["phase"] != "Running" {
+        return None;
+    }
+    let address = status["interfaces"][0]["ipAddress"].as_str()?;
+    (!address.is_empty()).then(|| address.to_owned())
+}
+
+/// Why a claim is not bound, if it is not.
+pub(crate) fn claim_trouble(claim: &PersistentVolumeClaim, events: &[Event]) -> Option<String> {
+    let status = claim.status.as_ref();
+    let phase = status.and_then(|it| it.phase.as_deref()).unwrap_or("Pending");
+    if phase == "Bound" {
+        return None;
+    }
+    let name = claim.metadata.name.as_deref().unwrap_or_default();
+    let why = last_words(name, events).map_or_else(String::new, |it| format!(" ({it})"));
+    Some(format!("the claim {name} is {phase}{why}"))
+}
+
+/// The newest event of an object: a warning, if there is one.
+pub(crate) fn last_words(name: &str, events: &[Event]) -> Option<String> {
+    let own = || events.iter().filter(|it| it.involved_object.name.as_deref() == Some(name));
+    let time = |it: &&Event| {
+        let last = it.last_timestamp.as_ref().map(|it| it.0);
+        last.or(it.event_time.as_ref().map(|it| it.0))
+    };
+    let warning = own().filter(|it| it.type_.as_deref() == Some("Warning")).max_by_key(time);
+    let event = warning.or_else(|| own().max_by_key(time))?;
+    reason(event.reason.as_deref(), event.message.as_deref())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn pod(status: &Value) -> State {
+        pod_state(&serde_json::from_value(json!({ "status": status })).expect("a pod"))
+    }
+
+    fn waits(why: &str) -> State {
+        State::Waits(Some(why.to_owned()))
+    }
+
+    fn failed(why: &str) -> State {
+        State::Failed(why.to_owned())
+    }
+
+    fn container(state: &Value) -> Value {
+        json!([{ "name": "agent", "image": "a", "imageID": "", "ready": false, "restartCount": 0, "state": state }])
+    }
+
+    #[test]
+    fn a_pod_tells_why_it_waits_or_fails() {
+        let unscheduled = json!([{ "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+            "message": "0/2 nodes are available: insufficient cpu" }]);
+        let conditions = json!({ "phase": "Pending", "conditions": unscheduled });
+        assert_eq!(
+            pod(&conditions),
+            waits("Unschedulable: 0/2 nodes are available: insufficient cpu")
+        );
+        let state =
+            container(&json!({ "waiting": { "reason": "ErrImagePull", "message": "not found" } }));
+        let pulls = pod(&json!({ "phase": "Pending", "containerStatuses": state }));
+        assert_eq!(pulls, waits("ErrImagePull: not found"));
+        let state = container(
+            &json!({ "waiting": { "reason": "ImagePullBackOff", "message": "a: not found" } }),
+        );
+        let hopeless = pod(&json!({ "phase": "Pending", "containerStatuses": state }));
+        assert_eq!(hopeless, failed("ImagePullBackOff: a: not found"));
+        let evicted = json!({ "phase": "Failed", "reason": "Evicted", "message": "low on memory" });
+        assert_eq!(pod(&evicted), failed("Evicted: low on memory"));
+        let state = container(&json!({ "terminated": { "exitCode": 137, "reason": "OOMKilled" } }));
+        let killed = pod(&json!({ "phase": "Running", "containerStatuses": state }));
+        assert_eq!(killed, failed("the container agent has ended with 137 (OOMKilled)"));
+        let ready =
+            json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
+        assert_eq!(pod(&ready), State::Ready);
+        assert_eq!(pod(&json!({ "phase": "Pending" })), State::Waits(None));
+    }
+
+    #[test]
+    fn a_machine_tells_why_it_waits_or_fails() {
+        let machine = |status: Value| {
+            let object = json!({ "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+                "metadata": { "name": "m" }, "status": status });
+            machine_state(&serde_json::from_value(object).expect("an object"))
+        };
+        assert_eq!(machine(json!({})), State::Waits(None));
+        assert_eq!(machine(json!({ "printableStatus": "Running" })), State::Ready);
+        let ready = json!([{ "type": "Ready", "status": "False", "reason": "GuestNotRunning", "message": "no" }]);
+        let starts = machine(json!({ "printableStatus": "Starting", "conditions": ready }));
+        assert_eq!(starts, waits("Starting: GuestNotRunning: no"));
+        let stopped = machine(json!({ "printableStatus": "Stopped" }));
+        assert_eq!(stopped, failed("Stopped"));
+        let failure = json!([{ "type": "Failure", "status": "True", "reason": "FailedCreate", "message": "quota" }]);
+        assert_eq!(machine(json!({ "conditions": failure })), failed("FailedCreate: quota"));
+    }
+
+    #[test]
+    fn a_claim_tells_why_it_is_not_bound() {
+        let claim: PersistentVolumeClaim = serde_json::from_value(
+            json!({ "metadata": { "name": "c" }, "status": { "phase": "Pending" } }),
+        )
+        .expect("a claim");
+        assert_eq!(claim_trouble(&claim, &[]).as_deref(), Some("the claim c is Pending"));
+        let event = |kind: &str, reason: &str, time: &str| -> Event {
+            let object = json!({ "metadata": {}, "involvedObject": { "name": "c" }, "type": kind,
+                "reason": reason, "message": "m", "lastTimestamp": time });
+            serde_json::from_value(object).expect("an event")
+        };
+        let events = [
+            event("Normal", "WaitForFirstConsumer", "2026-01-01T00:00:09Z"),
+            event("Warning", "ProvisioningFailed", "2026-01-01T00:00:01Z"),
+        ];
+        let expected = "the claim c is Pending (ProvisioningFailed: m)";
+        assert_eq!(claim_trouble(&claim, &events).as_deref(), Some(expected));
+    }
+}

@@ -1,0 +1,108 @@
+//! The begin of a run, and what keeps one from beginning.
+
+use cluster::{ClusterError, ClusterJob, Session, sweep};
+use serde_json::json;
+
+use crate::support::{JOB, access, begin, go_on, run, setup};
+use fake_cluster::Fake;
+
+#[track_caller]
+fn refuse(fake: &Fake, text: &str, part: &str) {
+    let said = begin(fake, text).expect_err("refused").to_string();
+    assert!(said.contains(part), "{said}");
+}
+
+#[test]
+fn what_a_cluster_lacks_is_said_before_anything_is_made() {
+    let fake = Fake::start();
+    refuse(
+        &fake,
+        &JOB.replace("storageClassName: local", "storageClassName: ceph"),
+        "no storage class ceph; there are local",
+    );
+    refuse(&fake, &JOB.replace("[pod]", "[vm]").replace("a:1", "a:1, guest: g:1"), "no KubeVirt");
+    refuse(&fake, &format!("{JOB}nodes: {{nodeSelector: {{a: b}}}}\n"), "none of the 2 nodes");
+    fake.state().denied = ["create pods", "list nodes"].map(str::to_owned).into();
+    refuse(&fake, JOB, "create pods in the namespace perf");
+    refuse(&fake, JOB, "list nodes in all of the cluster");
+    let state = fake.state();
+    assert_eq!(state.objects.len(), 3, "{:?}", state.objects.keys());
+}
+
+#[test]
+fn a_run_removes_what_it_has_made_and_a_sweep_what_another_has_left() {
+    let fake = Fake::start();
+    let session = begin(&fake, JOB).expect("it begins");
+    assert_eq!(session.survey().server, "v1.34.1");
+    assert_eq!(session.survey().nodes[0].cpus, 4.0);
+    let owner = "/api/v1/namespaces/perf/configmaps/ringloom-test";
+    assert!(fake.state().objects.contains_key(owner));
+    drop(session);
+    let removal = sweep(&access(&fake), "perf", &run("test"), &mut go_on).expect("it is reached");
+    assert!(removal.left.is_empty(), "{removal:?}");
+    assert!(!fake.state().objects.contains_key(owner));
+}
+
+#[test]
+fn a_pod_that_does_not_become_ready_is_explained_and_removed() {
+    let fake = Fake::start();
+    let mut session = begin(&fake, JOB).expect("it begins");
+    let event = json!({ "metadata": { "name": "e" }, "type": "Warning", "reason": "ProvisioningFailed",
+        "message": "no space", "involvedObject": { "name": "ringloom-test-local-spread-0" } });
+    let place = "/api/v1/namespaces/perf/events/e".to_owned();
+    fake.state().objects.insert(place, event);
+    let said = session.start(&setup(1), &mut go_on).expect_err("nobody schedules it").to_string();
+    assert!(
+        said.contains("not ready after 1 s") && said.contains("ProvisioningFailed: no space"),
+        "{said}"
+    );
+    let removal = session.finish(&mut go_on);
+    assert!(removal.left.is_empty(), "{removal:?}");
+    let state = fake.state();
+    let kept: Vec<_> = state.objects.keys().filter(|it| it.contains("ringloom-")).collect();
+    assert!(kept.is_empty(), "{kept:?}");
+}
+
+#[test]
+fn a_quota_is_told_in_the_servers_words() {
+    let fake = Fake::start();
+    let mut session = begin(&fake, JOB).expect("it begins");
+    let quota = "exceeded quota: perf, requested: pods=1".to_owned();
+    fake.state().refused.insert("/pods".to_owned(), quota.clone());
+    let said = session.start(&setup(1), &mut go_on).expect_err("refused").to_string();
+    assert!(said.contains(&quota) && said.contains("create pod"), "{said}");
+}
+
+#[test]
+fn a_server_that_is_gone_and_a_wait_that_is_ended_are_told() {
+    let fake = Fake::start();
+    let config = std::fs::read_to_string(&fake.kubeconfig).expect("a file");
+    let port =
+        config.split("127.0.0.1:").nth(1).and_then(|it| it.split('"').next()).expect("a port");
+    let gone = config.replace(port, "1");
+    std::fs::write(&fake.kubeconfig, gone).expect("a file");
+    refuse(&fake, JOB, "the API server has not answered for 1 s");
+    let job = ClusterJob::parse(JOB).expect("a job");
+    let mut looks = 0;
+    let mut check = || {
+        looks += 1;
+        if looks > 1 { Err("enough".into()) } else { Ok(()) }
+    };
+    match Session::begin(&job, &access(&fake), run("test"), &mut check) {
+        Err(ClusterError::Ended(why)) => assert_eq!(why.to_string(), "enough"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_cluster_that_others_use_is_told() {
+    let fake = Fake::start();
+    assert_eq!(begin(&fake, JOB).expect("it begins").survey().notes, Vec::<String>::new());
+    let pod = json!({ "metadata": { "name": "p" }, "spec": { "nodeName": "one", "containers": [
+        { "name": "c", "resources": { "requests": { "cpu": "2500m", "memory": "1Gi" } } }] } });
+    fake.state().objects.insert("/api/v1/namespaces/theirs/pods/p".to_owned(), pod);
+    let session = begin(&fake, JOB).expect("it begins");
+    let told = "the node one is used by others: 1 pods ask for 2.5 of 4.0 CPUs";
+    assert_eq!(session.survey().notes, [told]);
+    assert_eq!(session.survey().nodes[0].requested_memory_bytes, 1 << 30);
+}
