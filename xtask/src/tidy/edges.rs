@@ -48,7 +48,11 @@ const TABLE: &[Row] = &[
     row("test_cluster", &["guest"], &[]),
     row("fake_cluster", &["agent"], &[]),
     row("dist", &["options", "ringloom"], &[]),
-    row("ringloom", &["agent", "convert", "ctl", "daemon", "options", "top", "tuner"], &[]),
+    row(
+        "ringloom",
+        &["agent", "convert", "ctl", "daemon", "options", "top", "tuner"],
+        &["fake_cluster"],
+    ),
     row("top", &["ctl"], &[]),
     row("ctl", &["convert", "qcow2"], &[]),
     row(
@@ -110,7 +114,10 @@ const TABLE: &[Row] = &[
     row("rehearsal", &["placement"], &[]),
     row(
         "tuner",
-        &["emit", "findings", "guest", "load", "plan", "records", "report", "storage"],
+        &[
+            "agent", "cluster", "emit", "findings", "guest", "load", "plan", "records", "report",
+            "storage",
+        ],
         &["model"],
     ),
     row(

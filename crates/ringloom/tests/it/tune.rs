@@ -18,6 +18,7 @@ use testkit::process::{Bench, Program, Server, Signal};
 use testkit::report::skipped;
 
 mod answers;
+mod cluster;
 mod domain;
 mod interrupts;
 mod probes;

@@ -2,6 +2,7 @@
 //!
 //! `ringloom` flattens `TuneArgs`; `settings` turns it into `Settings`, in which every default is filled in.
 
+mod cluster;
 pub mod defaults;
 mod domain;
 mod guest;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 use clap::{Args, FromArgMatches as _, Subcommand};
 use load::{BlockBytes, Operation};
 
+pub use self::cluster::ClusterArgs;
 pub use self::domain::DomainArgs;
 pub use self::guest::{GuestArgs, QUEUES_MAX, VCPUS_MAX};
 pub use self::question::QuestionArgs;
@@ -35,6 +37,8 @@ pub enum OtherQuestion {
     Curve(Box<MeasureArgs>),
     /// Throughput by block size, 512 to 4M: in all, of each guest and of each disk
     Sizes(Box<MeasureArgs>),
+    /// Pods of a Kubernetes cluster, on claims of its storage classes
+    Cluster(Box<ClusterArgs>),
 }
 
 /// Options of `ringloom tune`.
@@ -83,7 +87,7 @@ impl TuneArgs {
                 | OtherQuestion::Curve(measure)
                 | OtherQuestion::Sizes(measure),
             ) => measure,
-            None => &self.measure,
+            Some(OtherQuestion::Cluster(_)) | None => &self.measure,
         }
     }
 
@@ -95,7 +99,7 @@ impl TuneArgs {
                 | OtherQuestion::Curve(measure)
                 | OtherQuestion::Sizes(measure),
             ) => measure,
-            None => &mut self.measure,
+            Some(OtherQuestion::Cluster(_)) | None => &mut self.measure,
         }
     }
 
@@ -105,7 +109,16 @@ impl TuneArgs {
             Some(OtherQuestion::Probe(_)) => Mode::Hysteresis,
             Some(OtherQuestion::Curve(_)) => Mode::Curve,
             Some(OtherQuestion::Sizes(_)) => Mode::Sizes,
-            None => Mode::Sweep,
+            Some(OtherQuestion::Cluster(_)) | None => Mode::Sweep,
+        }
+    }
+
+    /// The options of `tune cluster`, if that is asked for; then the others have no meaning.
+    pub fn cluster(&self) -> Option<&ClusterArgs> {
+        match &self.other {
+            Some(OtherQuestion::Cluster(cluster)) => Some(cluster),
+            Some(OtherQuestion::Probe(_) | OtherQuestion::Curve(_) | OtherQuestion::Sizes(_))
+            | None => None,
         }
     }
 }

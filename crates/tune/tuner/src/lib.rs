@@ -21,6 +21,8 @@
 //! 6. **Conclude.** The crate `findings` makes rows, blocks and n90 of the lines, and of them one number with its price,
 //!    certainty and doubts; the crates `report` and `emit` render it and write configurations.
 //!
+//! `cluster` does the same on a Kubernetes cluster, where the places are pods and virtual machines.
+//!
 //! `tests::simulation` drives course, summary and answer on machines whose truth is known (`testkit::machines`).
 //!
 //! Not here: the load generators (crate `load`) and anything of the daemon, which is only known as a
@@ -28,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 mod baseline;
+mod cluster;
 mod course;
 mod daemon;
 mod fleet;

@@ -11,7 +11,7 @@ mod given;
 mod host;
 mod own;
 mod verify;
-mod vm;
+pub(crate) mod vm;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -246,7 +246,7 @@ impl Bench<'_> {
 
 impl Planned<'_> {
     /// The name of the run's files: letters, digits and `-`.
-    fn slug(&self) -> String {
+    pub(crate) fn slug(&self) -> String {
         let RunKey { repeat, .. } = self.run.key;
         let text = format!("{} r{repeat}", self.name);
         let words = text.split(|c: char| !c.is_ascii_alphanumeric());

@@ -5,6 +5,7 @@
 //! Invariants: a bar is one line, cut where the terminal ends, so that what is said while it is shown (`say`) stands above
 //! it whole. Other lines are broken by the terminal.
 
+use std::borrow::Cow;
 use std::cell::{Cell as Shared, RefCell};
 use std::io::{self, IsTerminal};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -124,7 +125,7 @@ impl Progress {
     }
 
     /// What is done before the next run.
-    pub(crate) fn before(&self, what: &'static str) {
+    pub(crate) fn before(&self, what: impl Into<Cow<'static, str>>) {
         if let Some(bar) = &self.bar {
             bar.set_message(what);
         }

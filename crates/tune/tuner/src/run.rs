@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use plan::args::{MeasureArgs, TuneArgs};
+use plan::args::TuneArgs;
 use plan::matrix::Matrix;
 use plan::repeats::Repeats;
 use plan::runs::{CURVE_MAXIMUM, PlannedRun, Purpose, RunKey};
@@ -25,6 +25,7 @@ use storage::interrupt::Interrupt;
 use storage::storages::Renewal;
 
 use self::prepare::PreparedCommand;
+pub(crate) use self::prepare::new_seed;
 use crate::Interrupted;
 use crate::course::Course;
 use crate::kept;
@@ -37,7 +38,7 @@ const OUT_NAME: &str = "ringloom-report";
 /// More default directories than anybody keeps.
 const OUT_NUMBER_MAX: u32 = 10_000;
 /// So many failed runs, one after the other, end the command.
-const FAILURES_MAX: usize = 3;
+pub(crate) const FAILURES_MAX: usize = 3;
 const EXIT_INTERRUPTED: u8 = 130;
 const EXIT_FAILED: u8 = 1;
 
@@ -52,7 +53,11 @@ const EXIT_FAILED: u8 = 1;
 )]
 pub fn run(args: TuneArgs) -> Result<()> {
     let interrupt = Interrupt::listen().context("listen to signals")?;
-    let (out, place) = place(args.measure(), Path::new(""))?;
+    if let Some(cluster) = args.cluster() {
+        return crate::cluster::run(cluster, &interrupt);
+    }
+    let measure = args.measure();
+    let (out, place) = place(measure.out.as_deref(), measure.resume, Path::new(""))?;
     tune(&args, (&out, place), &interrupt)
 }
 
@@ -64,20 +69,20 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
 
 /// Where the results go.
 #[derive(Debug)]
-enum Destination {
+pub(crate) enum Destination {
     New(Claim),
     StoredResults(Box<StoredResults>),
 }
 
 impl Destination {
-    fn stored(&self) -> Option<&StoredResults> {
+    pub(crate) fn stored(&self) -> Option<&StoredResults> {
         match self {
             Self::New(_) => None,
             Self::StoredResults(stored) => Some(stored),
         }
     }
 
-    fn open(self, out: &Path, header: &Header) -> Result<Results> {
+    pub(crate) fn open(self, out: &Path, header: &Header) -> Result<Results> {
         match self {
             Self::New(claim) => Results::create(claim, header),
             Self::StoredResults(stored) => Results::resume(out, *stored, header),
@@ -255,23 +260,23 @@ fn rate(key: &RunKey, jobs: &[u16], recorded: &RecordedRuns) -> Result<Option<f6
     }
 }
 
-fn say_how_to_go_on(out: &Path, results: &Results) {
+pub(crate) fn say_how_to_go_on(out: &Path, results: &Results) {
     let done = counted(results.recorded().runs().len(), "finished run");
     let name = out.display();
     say(&format!("{done} in {name}: the same command with --resume --out {name} goes on."));
 }
 
 /// What the report is made of.
-struct Material<'a> {
-    header: &'a Header,
-    matrix: &'a Matrix,
-    notes: &'a [String],
-    results: &'a Results,
+pub(crate) struct Material<'a> {
+    pub(crate) header: &'a Header,
+    pub(crate) matrix: &'a Matrix,
+    pub(crate) notes: &'a [String],
+    pub(crate) results: &'a Results,
 }
 
 impl Material<'_> {
     /// Writes the files of the report.
-    fn keep(&self, out: &Path) -> Result<()> {
+    pub(crate) fn keep(&self, out: &Path) -> Result<()> {
         self.with(|report| keep(report, out))
     }
 
@@ -292,7 +297,7 @@ impl Material<'_> {
     }
 
     /// Prints the report and says what failed.
-    fn conclude(&self, out: &Path, json: bool) -> Result<()> {
+    pub(crate) fn conclude(&self, out: &Path, json: bool) -> Result<()> {
         self.print(out, json)?;
         let (failed, all) = (self.results.failed_now(), self.results.recorded().failures().len());
         if all > failed {
@@ -322,16 +327,20 @@ fn keep(report: &Report<'_>, out: &Path) -> Result<()> {
 }
 
 /// Takes the directory named, or the first free of the default names; to resume, the one written last.
-fn place(args: &MeasureArgs, parent: &Path) -> Result<(PathBuf, Destination)> {
-    let out = match &args.out {
+pub(crate) fn place(
+    out: Option<&Path>,
+    resume: bool,
+    parent: &Path,
+) -> Result<(PathBuf, Destination)> {
+    let out = match out {
         Some(out) if out.exists() && !out.is_dir() => {
             bail!("--out {}: it is no directory", out.display())
         }
-        Some(out) => out.clone(),
-        None if args.resume => newest_directory(parent)?,
+        Some(out) => out.to_path_buf(),
+        None if resume => newest_directory(parent)?,
         None => return first_free(parent).map(|(out, claim)| (out, Destination::New(claim))),
     };
-    let place = if args.resume {
+    let place = if resume {
         Destination::StoredResults(Box::new(StoredResults::read(&out)?))
     } else {
         Destination::New(Claim::take(&out)?)
@@ -385,6 +394,7 @@ fn newest_directory(parent: &Path) -> Result<PathBuf> {
 mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
+    use plan::args::MeasureArgs;
     use plan::testing::parse;
     use plan::testing::settings;
     use plan::testing::{cell, client};
@@ -441,7 +451,8 @@ mod tests {
         let file = parent.path().join(FILE_NAME);
         let refused = |options: &str, out: &Path| {
             let args = parse(&format!("--out {} {options}", out.display())).unwrap();
-            place(args.measure(), parent.path()).unwrap_err().to_string()
+            let MeasureArgs { out, resume, .. } = args.measure();
+            place(out.as_deref(), *resume, parent.path()).unwrap_err().to_string()
         };
         let results = serde_json::to_string(&header("")).unwrap() + "\n";
         std::fs::write(&file, &results).unwrap();

@@ -243,7 +243,7 @@ impl PreparedCommand {
     }
 }
 
-fn new_seed() -> u64 {
+pub(crate) fn new_seed() -> u64 {
     let now = clock::since_epoch();
     // Short enough to type; the order of runs and the offsets need no more.
     u64::from(now.subsec_nanos()) ^ (now.as_secs() & 0xffff)
