@@ -3,16 +3,18 @@
 //!
 //! Installs what the tests need, runs what `check` runs before its unit tests, then every test of the workspace,
 //! the loom models and every fuzz target for a short time. A test that cannot run
-//! prints `skipped: <reason>`; the skips are counted and told at the end.
+//! prints `skipped: <reason>`; the skips are counted and told at the end. A test that fails beside others is run again
+//! alone, and told at the end too.
 //!
 //! All is built once, with the feature `fault-points`: a program that nobody asks to kill itself is the same without it.
 //!
 //! Invariants: as root a skip that `ALLOWED_SKIPS` does not name fails the command, since root
 //! can install whatever is missing; for others it is a warning.
 //! Not here: how tests are built and started (`test::programs`), how lines are understood (`test::tally`), how a command is
-//! watched (`test::watch`), how builds run beside the tests (`test::ahead`).
+//! watched (`test::watch`), how builds run beside the tests (`test::ahead`), how often a failed test is run (`test::alone`).
 
 mod ahead;
+mod alone;
 mod changed;
 mod programs;
 mod tally;
@@ -28,7 +30,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::steps::{Workspace, describe, step};
 use crate::test::changed::{Affected, BINARY, BinaryTests, Selection};
-use crate::test::programs::TestProgram;
+use crate::test::programs::{FailedTest, TestProgram};
 use crate::test::tally::{Show, Skip, Tally};
 use crate::test::watch::Log;
 use crate::{check, fuzz, install};
@@ -77,6 +79,9 @@ pub(crate) fn run(workspace: &Workspace, scope: &Scope) -> Result<()> {
     for skip in tally.skips.iter().collect::<BTreeSet<_>>() {
         println!("   skipped: {skip}");
     }
+    for test in &tally.passed_alone {
+        println!("   failed beside other tests, passed alone: {test}");
+    }
     result?;
     match judge(&tally.skips, user) {
         Verdict::Accept => {}
@@ -114,28 +119,32 @@ fn run_tests(workspace: &Workspace, selection: &Selection, tally: &mut Tally) ->
             });
             if let Some(examples) = &mut examples {
                 run.step(&log_dir.join("test-docs.log"), |log, mut take| {
-                    log.run(examples, &mut take)
+                    log.run(examples, &mut take).map(|()| Vec::new())
                 });
             }
             later.iter().for_each(ahead::build);
             run
         });
+        let mut failed = Vec::new();
         let result = own.map_or(Ok(()), |words| {
             step("tests", "those of the binary", || {
                 let mut log = Log::create(&log_dir.join("test.log"))?;
-                programs::run(workspace, &of_ringloom, &words, &mut log, |line| {
+                failed = programs::run(workspace, &of_ringloom, &words, &mut log, |line| {
                     show(tally.feed(line), line);
-                })
+                })?;
+                Ok(())
             })
         });
-        (result, beside.join().expect("it does not panic"))
+        (result.map(|()| failed), beside.join().expect("it does not panic"))
     });
     tally.add(beside.tally);
     step("tests beside these", "those of all other crates", || {
         beside.lines.iter().for_each(|line| println!("   {line}"));
         beside.result
     })?;
-    result?;
+    let failed = [result?, beside.failed].concat();
+    alone::run(workspace, &failed, &log_dir.join("test-alone.log"))?;
+    tally.have_passed_alone(failed.iter().map(alone::describe).collect());
     if !modelled.is_empty() {
         tally.add(loom(workspace, &modelled, &log_dir.join("loom.log"))?);
     }
@@ -146,21 +155,24 @@ fn run_tests(workspace: &Workspace, selection: &Selection, tally: &mut Tally) ->
 struct QuietRun {
     tally: Tally,
     lines: Vec<String>,
+    failed: Vec<FailedTest>,
     result: Result<()>,
 }
 
 impl Default for QuietRun {
     fn default() -> Self {
-        Self { tally: Tally::default(), lines: Vec::new(), result: Ok(()) }
+        let tally = Tally::default();
+        Self { tally, lines: Vec::new(), failed: Vec::new(), result: Ok(()) }
     }
 }
 
 impl QuietRun {
-    /// Does a step of it, with a log of its own; the first failure is kept, the next step is done all the same.
+    /// Does a step of it, with a log of its own, which returns the tests that failed; the first error is kept, the next step is
+    /// done all the same.
     fn step(
         &mut self,
         log: &Path,
-        work: impl FnOnce(&mut Log, &mut dyn FnMut(&str)) -> Result<()>,
+        work: impl FnOnce(&mut Log, &mut dyn FnMut(&str)) -> Result<Vec<FailedTest>>,
     ) {
         let (tally, lines) = (&mut self.tally, &mut self.lines);
         let mut take = |line: &str| {
@@ -168,7 +180,9 @@ impl QuietRun {
                 lines.push(line.to_owned());
             }
         };
+        let failed = &mut self.failed;
         let result = Log::create(log).and_then(|mut log| work(&mut log, &mut take));
+        let result = result.map(|tests| failed.extend(tests));
         let before = mem::replace(&mut self.result, Ok(()));
         self.result = before.and(result);
     }

@@ -2,7 +2,8 @@
 //! dependencies again, whenever the others ask for a feature more of a crate that both use.
 //!
 //! Invariants: each program runs in the directory of its package, as cargo runs it; all run, whatever fails.
-//! Not here: which are selected (`test`), what their output means (`test::tally`).
+//! Not here: which are selected (`test`), what their output means (`test::tally`), how often a test is run that failed
+//! (`test::alone`).
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,8 +23,8 @@ pub(crate) const FEATURES: [&str; 2] = ["--features", "ringloom/fault-points"];
 pub(crate) struct TestProgram {
     /// The package, which is called as its directory.
     pub(crate) package: String,
-    directory: PathBuf,
-    path: PathBuf,
+    pub(super) directory: PathBuf,
+    pub(super) path: PathBuf,
 }
 
 impl TestProgram {
@@ -85,28 +86,69 @@ fn parse(said: &str) -> Result<Vec<TestProgram>> {
     Ok(programs)
 }
 
+/// A test that has failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FailedTest {
+    pub(crate) program: TestProgram,
+    /// As libtest prints it.
+    pub(crate) name: String,
+}
+
 /// Runs these one after the other with these words, each with a pipe of its own: what one of them does to its output, such as
-/// making it non-blocking, ends with it.
+/// making it non-blocking, ends with it. Returns the tests that failed; a program that fails without one is an error.
 pub(crate) fn run(
     workspace: &Workspace,
     programs: &[&TestProgram],
     words: &[String],
     log: &mut Log,
     mut take_line: impl FnMut(&str),
-) -> Result<()> {
-    let mut failed = Vec::new();
-    for program in programs {
-        let TestProgram { package, directory, path } = *program;
+) -> Result<Vec<FailedTest>> {
+    let (mut failed, mut broken) = (Vec::new(), Vec::new());
+    for &program in programs {
+        let TestProgram { package, directory, path } = program;
         log.write(&format!("     Running {package} {}", path.display()), &mut take_line)?;
         let mut command = Command::new(path);
         command.args(words).current_dir(directory);
         command.env("CARGO", &workspace.cargo).env("CARGO_MANIFEST_DIR", directory);
-        if let Err(error) = log.run(&mut command, &mut take_line) {
-            failed.push(format!("{package}: {error:#}"));
+        let mut found = FailedNames::default();
+        let result = log.run(&mut command, &mut |line: &str| {
+            found.feed(line);
+            take_line(line);
+        });
+        if let Err(error) = result {
+            if found.names.is_empty() {
+                broken.push(format!("{package}: {error:#}"));
+            }
+            let test = |name| FailedTest { program: program.clone(), name };
+            failed.extend(found.names.into_iter().map(test));
         }
     }
-    ensure!(failed.is_empty(), "tests failed: {}", failed.join("; "));
-    Ok(())
+    ensure!(broken.is_empty(), "tests failed: {}", broken.join("; "));
+    Ok(failed)
+}
+
+/// The names at the end of what a test program prints. Before them, under the same heading, is what those tests printed.
+#[derive(Debug, Default)]
+struct FailedNames {
+    are_next: bool,
+    names: Vec<String>,
+}
+
+impl FailedNames {
+    fn feed(&mut self, line: &str) {
+        match line.trim_end() {
+            "failures:" => *self = Self { are_next: true, names: Vec::new() },
+            "successes:" => *self = Self::default(),
+            line => {
+                if let Some(name) = line.strip_prefix("    ")
+                    && self.are_next
+                    && !name.contains(char::is_whitespace)
+                {
+                    self.names.push(name.to_owned());
+                }
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -153,6 +195,28 @@ mod tests {
     }
 
     #[test]
+    fn the_names_of_failed_tests_are_at_the_end() {
+        let mut found = FailedNames::default();
+        for line in ["successes:", "    a::passes", "test result: ok. 1 passed"] {
+            found.feed(line);
+        }
+        assert!(found.names.is_empty(), "{found:?}");
+        let lines = [
+            "failures:",
+            "---- b::fails stdout ----",
+            "    word",
+            "failures:",
+            "    b::fails",
+            "    two words",
+            "    c::fails",
+            "",
+            "test result: FAILED. 1 passed; 2 failed;",
+        ];
+        lines.iter().for_each(|line| found.feed(line));
+        assert_eq!(found.names, ["b::fails", "c::fails"]);
+    }
+
+    #[test]
     fn all_are_run_and_the_failures_named() {
         let program = |package: &str, path: &str| TestProgram {
             package: package.to_owned(),
@@ -173,7 +237,7 @@ mod tests {
         assert!(failure.contains("tests failed: bad: exit status: 1"), "{failure}");
         let expected = ["     Running bad /bin/false", "     Running good /bin/echo", "it's"];
         assert_eq!(lines, expected);
-        run_all(&[&all[1]]).0.expect("it does not fail");
+        assert_eq!(run_all(&[&all[1]]).0.expect("it does not fail"), []);
         fs::remove_file(&path).expect("it is there");
     }
 

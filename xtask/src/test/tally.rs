@@ -46,6 +46,8 @@ pub(crate) struct Tally {
     pub(crate) failed: usize,
     pub(crate) ignored: usize,
     pub(crate) skips: Vec<Skip>,
+    /// Tests that failed beside others and passed alone; they are among those that passed.
+    pub(crate) passed_alone: Vec<String>,
     section: Section,
     test: Option<String>,
 }
@@ -87,14 +89,23 @@ impl Tally {
         self.failed += other.failed;
         self.ignored += other.ignored;
         self.skips.extend(other.skips);
+        self.passed_alone.extend(other.passed_alone);
+    }
+
+    /// Tests that were counted as failed have passed alone.
+    pub(crate) fn have_passed_alone(&mut self, tests: Vec<String>) {
+        self.failed = self.failed.saturating_sub(tests.len());
+        self.passed += tests.len();
+        self.passed_alone.extend(tests);
     }
 
     /// One line for the end of the run.
     pub(crate) fn summary(&self) -> String {
         format!(
-            "== {} passed ({} of them skipped their work), {} failed, {} ignored",
+            "== {} passed ({} of them skipped their work, {} passed only alone), {} failed, {} ignored",
             tests(self.passed),
             self.skips.len(),
+            self.passed_alone.len(),
             self.failed,
             self.ignored,
         )
@@ -182,6 +193,16 @@ test result: FAILED. 2 passed; 1 failed; 4 ignored; 0 measured; 0 filtered out; 
         assert_eq!((tally.passed, tally.failed, tally.ignored), (2, 1, 4));
         tally.feed("test result: ok. 5 passed; 0 failed; 0 ignored; finished in 0.00s");
         assert_eq!(tally.passed, 7);
+    }
+
+    #[test]
+    fn a_test_that_passes_alone_has_passed_and_is_told() {
+        let (mut tally, _) = fed();
+        tally.have_passed_alone(vec!["disk: flushes".to_owned()]);
+        assert_eq!(
+            tally.summary(),
+            "== 3 tests passed (1 of them skipped their work, 1 passed only alone), 0 failed, 4 ignored"
+        );
     }
 
     #[test]
