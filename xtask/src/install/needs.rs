@@ -235,6 +235,12 @@ pub(crate) const NEEDS: &[Need] = &[
         why: "the daemon whose command line ringloom takes, and qemu-img to compare images",
     },
     Need {
+        package: "qemu-block-extra",
+        origin: Origin::Backports,
+        proof: Proof::Files(&["/usr/lib/x86_64-linux-gnu/qemu/block-rbd.so"]),
+        why: "images of a Ceph cluster in that daemon",
+    },
+    Need {
         package: "libvirt-clients",
         origin: Origin::BackportsAlone,
         proof: Proof::Version(&["virsh"], LIBVIRT_MAJOR_MIN),
