@@ -4,7 +4,8 @@
 //! ([`Cluster::shared`]). There is no manager: neither a pool nor an image needs one, and it would take as much memory as all
 //! else. That cluster's OSD keeps its bytes in a file (bluestore), so that it comes back with them after it was killed.
 //!
-//! Invariants: every process is a child and is ended by its own id. Nothing listens but on 127.0.0.1.
+//! Invariants: every process is a child and is ended by its own id. Nothing listens but on 127.0.0.1. One test at a time stops
+//! processes of a cluster ([`Cluster::outage`]); the others wait for it, as guests do.
 //! Limits: [`START_LIMIT`]; `STORE_BYTES` for all images together; a watch of a client that is gone is forgotten after
 //! [`WATCH_LIMIT`], where Ceph's own default is 30 s.
 
@@ -59,6 +60,14 @@ pub struct Cluster {
     place: Bench,
     monitor: Mutex<Option<Process>>,
     osd: Mutex<Option<Process>>,
+    outage: Mutex<()>,
+}
+
+/// The right to stop processes of a cluster, which has one holder at a time. Dropped, it lets a frozen OSD go on.
+#[derive(Debug)]
+pub struct Outage<'a> {
+    cluster: &'a Cluster,
+    _turn: MutexGuard<'a, ()>,
 }
 
 /// A process of the cluster, which ends with its owner.
@@ -112,7 +121,12 @@ impl Cluster {
         for name in ["mon", "osd"] {
             std::fs::create_dir(place.path(name))?;
         }
-        let cluster = Self { place, monitor: Mutex::default(), osd: Mutex::default() };
+        let cluster = Self {
+            place,
+            monitor: Mutex::default(),
+            osd: Mutex::default(),
+            outage: Mutex::default(),
+        };
         cluster.make_monitor(&id, port)?;
         cluster.start_monitor()?;
         cluster.ceph(&["osd", "new", &osd_id])?;
@@ -188,20 +202,19 @@ impl Cluster {
         Ok(output.stdout)
     }
 
-    /// Starts the monitor.
-    pub fn start_monitor(&self) -> Result<()> {
+    /// Waits for the right to stop processes of this cluster.
+    pub fn outage(&self) -> Outage<'_> {
+        Outage { cluster: self, _turn: lock(&self.outage) }
+    }
+
+    fn start_monitor(&self) -> Result<()> {
         *lock(&self.monitor) = Some(self.spawn("ceph-mon", "a")?);
         Ok(())
     }
 
-    /// Kills the monitor.
-    pub fn kill_monitor(&self) {
-        *lock(&self.monitor) = None;
-    }
-
     /// Starts the OSD, on what it had stored before. One that has asked the monitor before it knew the cluster ends; another
     /// one is started then.
-    pub fn start_osd(&self) -> Result<()> {
+    fn start_osd(&self) -> Result<()> {
         let log = self.place.path("osd.log");
         let starts = || {
             let text = std::fs::read(&log).unwrap_or_default();
@@ -225,21 +238,6 @@ impl Cluster {
         })?;
         *lock(&self.osd) = Some(osd);
         Ok(())
-    }
-
-    /// Kills the OSD (SIGKILL).
-    pub fn kill_osd(&self) {
-        *lock(&self.osd) = None;
-    }
-
-    /// Stops the threads of the OSD: what is sent to it waits until [`Cluster::thaw_osd`].
-    pub fn freeze_osd(&self) -> Result<()> {
-        lock(&self.osd).as_ref().context("the OSD runs")?.signal(Signal::STOP)
-    }
-
-    /// Lets the OSD go on.
-    pub fn thaw_osd(&self) -> Result<()> {
-        lock(&self.osd).as_ref().context("the OSD runs")?.signal(Signal::CONT)
     }
 
     /// Waits until the OSD serves again.
@@ -269,6 +267,45 @@ impl Cluster {
         let said = errors(&output);
         ensure!(output.status.success(), "{program} {}: {said}", words.join(" "));
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+impl Outage<'_> {
+    /// Kills the monitor (SIGKILL).
+    pub fn kill_monitor(&self) {
+        *lock(&self.cluster.monitor) = None;
+    }
+
+    /// Starts the monitor again.
+    pub fn start_monitor(&self) -> Result<()> {
+        self.cluster.start_monitor()
+    }
+
+    /// Kills the OSD (SIGKILL).
+    pub fn kill_osd(&self) {
+        *lock(&self.cluster.osd) = None;
+    }
+
+    /// Starts the OSD again, on what it had stored before.
+    pub fn start_osd(&self) -> Result<()> {
+        self.cluster.start_osd()
+    }
+
+    /// Stops the threads of the OSD: what is sent to it waits until [`Outage::thaw_osd`].
+    pub fn freeze_osd(&self) -> Result<()> {
+        lock(&self.cluster.osd).as_ref().context("the OSD runs")?.signal(Signal::STOP)
+    }
+
+    /// Lets the OSD go on.
+    pub fn thaw_osd(&self) -> Result<()> {
+        lock(&self.cluster.osd).as_ref().context("the OSD runs")?.signal(Signal::CONT)
+    }
+}
+
+impl Drop for Outage<'_> {
+    fn drop(&mut self) {
+        // One that was killed needs nothing, and its test has failed.
+        drop(self.thaw_osd());
     }
 }
 
@@ -348,8 +385,10 @@ mod tests {
         let bytes = crate::image::create_filled(&path, 4 << 20, 7)?;
         let path = path.to_str().context("a path of a test is text")?;
         cluster.rbd(&["import", "--no-progress", path, "imported"])?;
-        cluster.kill_osd();
-        cluster.start_osd()?;
+        let outage = cluster.outage();
+        outage.kill_osd();
+        outage.start_osd()?;
+        drop(outage);
         ensure!(cluster.export("imported")? == bytes, "the image has other bytes");
         ensure!(cluster.export("kept")? == vec![0; 8 << 20], "an empty image has bytes");
         Ok(())

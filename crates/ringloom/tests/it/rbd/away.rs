@@ -26,7 +26,7 @@ fn killed_below_a_load(program: &Program, cluster: &Cluster) -> Result<()> {
     let iothreads = ",writable=on,iothread.0=t0,iothread.1=t1";
     words.extend(line(&bench, &node(cluster, "load", ""), iothreads));
     let ours = start(program, &bench, &words)?;
-    let is_over = AtomicBool::new(false);
+    let (is_over, outage) = (AtomicBool::new(false), cluster.outage());
     let pause = |time| {
         let pause = Deadline::after(time);
         poll_until("the next kill", Duration::from_secs(30), || {
@@ -41,11 +41,11 @@ fn killed_below_a_load(program: &Program, cluster: &Cluster) -> Result<()> {
         });
         pause(Duration::from_millis(500))?;
         let was_over = is_over.load(Ordering::SeqCst);
-        cluster.kill_osd();
-        cluster.kill_monitor();
+        outage.kill_osd();
+        outage.kill_monitor();
         pause(Duration::from_millis(500))?;
-        cluster.start_monitor()?;
-        cluster.start_osd()?;
+        outage.start_monitor()?;
+        outage.start_osd()?;
         load.join().expect("the load does not panic").map(|()| was_over)
     });
     ensure!(
@@ -53,9 +53,10 @@ fn killed_below_a_load(program: &Program, cluster: &Cluster) -> Result<()> {
         "nothing was under way when the OSD was killed"
     );
     cluster.wait_for_osd()?;
-    cluster.kill_monitor();
+    outage.kill_monitor();
     let verified = verify(&bench, 4, 1);
-    cluster.start_monitor()?;
+    outage.start_monitor()?;
+    drop(outage);
     verified.with_context(|| ours.log())?;
     let said = stop(ours, &[&socket(&bench)])?;
     ensure!(said.contains("no capabilities, system calls filtered"), "{said}");
@@ -72,7 +73,8 @@ fn a_stop_does_not_wait_for_ever(program: &Program, cluster: &Cluster) -> Result
         start(program, &bench, &line(&bench, &node(cluster, "silent", ""), ",writable=on"))?;
     let uri = uri(&bench, "x");
     tool("qemu-io", &["-f", "raw", "-c", "write -P 5 0 1M", &uri])?;
-    cluster.freeze_osd()?;
+    let outage = cluster.outage();
+    outage.freeze_osd()?;
     let (took, read) = std::thread::scope(|scope| -> Result<_> {
         let uri = &uri;
         let read =
@@ -82,7 +84,7 @@ fn a_stop_does_not_wait_for_ever(program: &Program, cluster: &Cluster) -> Result
         ours.signal(Signal::TERM)?;
         if !is_long {
             ours.wait_while_running(Duration::from_millis(500))?;
-            cluster.thaw_osd()?;
+            outage.thaw_osd()?;
         }
         ours.wait(Duration::from_secs(90))?;
         Ok((began.elapsed(), read.join().expect("it does not panic")))
@@ -91,7 +93,7 @@ fn a_stop_does_not_wait_for_ever(program: &Program, cluster: &Cluster) -> Result
     ensure!(took < limit, "{took:?}: {}", ours.log());
     // The client may be let go before it has read its answer.
     ensure!(!is_long || read.is_err(), "a silent OSD has answered: {read:?}");
-    cluster.thaw_osd()?;
+    drop(outage);
     ensure!(cluster.export("silent")?[..1 << 20] == vec![5; 1 << 20], "bytes are missing");
     Ok(())
 }

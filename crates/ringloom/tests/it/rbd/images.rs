@@ -200,7 +200,8 @@ fn names_of(program: &Program, cluster: &Cluster) -> Result<BTreeMap<String, Val
     words.extend(all.iter().flat_map(|line| line.split(' ')).map(str::to_owned));
     let server = program.start(&words, &[monitor_socket(&bench)])?;
     let mut client = QmpClient::connect(&monitor_socket(&bench))?;
-    let nodes = client.execute("query-named-block-nodes", &json!({"flat": true}))?;
+    let nodes = client.execute("query-named-block-nodes", &json!({"flat": true}));
+    let nodes = nodes.with_context(|| format!("{}: {}", program.name(), server.log()))?;
     let mut names = BTreeMap::new();
     for node in nodes.as_array().context("a list")? {
         let name = node["node-name"].as_str().context("a name")?;
@@ -224,7 +225,10 @@ fn named_as_by_qemu(program: &Program, cluster: &Cluster) -> Result<()> {
         skipped(&reason);
         return Ok(());
     }
+    // It ends where the cluster goes away while it starts.
+    let calm = cluster.outage();
     let theirs = names_of(&peer, cluster)?;
+    drop(calm);
     for name in ["i", "s", "r", "t"] {
         let (ours, theirs) = (ours.get(name), theirs.get(name));
         ensure!(ours.is_some() && ours == theirs, "{name}: {ours:?}, QEMU: {theirs:?}");

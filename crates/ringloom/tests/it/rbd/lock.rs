@@ -72,13 +72,14 @@ fn a_dead_owner(program: &Program, cluster: &Cluster) -> Result<()> {
     }
     let mut client = Client::connect(&bench.path("vub.sock"), Shape::small())?;
     client.write(0, &[1; 4096], 0)?;
-    cluster.freeze_osd()?;
+    let outage = cluster.outage();
+    outage.freeze_osd()?;
     begin_write(&mut client, 2)?;
     old.wait_while_running(Duration::from_millis(300))?;
     old.signal(Signal::KILL)?;
     old.wait(Duration::from_secs(30))?;
     drop(client);
-    cluster.thaw_osd()?;
+    drop(outage);
     let own = |word: String| {
         word.replace(&cluster.conf().display().to_string(), &bench.text("ceph.conf"))
     };
