@@ -1,5 +1,6 @@
 //! `nbd`: a disk of an NBD server that nobody here wrote, another end of the stacks on iothreads.
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -124,7 +125,8 @@ impl Process {
             if let Some(status) = started.child.try_wait()? {
                 bail!("nbdkit has ended: {status}");
             }
-            Ok(started.socket.exists().then_some(()))
+            // Its name is there a moment before it listens.
+            Ok(UnixStream::connect(&started.socket).is_ok().then_some(()))
         })?;
         Ok(started)
     }

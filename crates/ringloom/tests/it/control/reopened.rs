@@ -1,10 +1,12 @@
 //! Nodes get other options while guests work on them: `blockdev-reopen`.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use testkit::client::{Client, RingLayout, Shape};
+use testkit::deadline::poll_until;
 use testkit::image;
 use testkit::process::{Bench, Program, Server};
 use testkit::qmp::QmpClient;
@@ -81,15 +83,20 @@ fn options_change_under_load(program: &Program) -> Result<()> {
     }
     let both = json!({"options": [file(json!({"cache": {"direct": true}})), limited("two")]});
     qmp.execute("blockdev-reopen", &both)?;
-    // The old files are closed, and what is no option has stayed.
-    let open = flags(&server, &disk)?;
-    ensure!(open.len() == 1 && open[0] & DIRECT != 0, "{open:?}: {}", server.log());
+    // The old files are closed once their last requests are over, and what is no option has stayed.
+    client.drain()?;
+    let mut open = Vec::new();
+    poll_until("the old files to be closed", Duration::from_secs(10), || {
+        open = flags(&server, &disk)?;
+        Ok((open.len() == 1).then_some(()))
+    })
+    .with_context(|| server.log())?;
+    ensure!(open[0] & DIRECT != 0, "{open:?}: {}", server.log());
     let found = info(&mut qmp, "f")?;
     ensure!(found["cache"]["direct"] == true && found["write_threshold"] == 1_u64 << 40, "{found}");
     qmp.execute("object-del", &json!({"id": "one"}))?;
     let (_, desc) = qmp.refused("object-del", &json!({"id": "two"}))?;
     ensure!(desc.contains("in use"), "{desc}");
-    client.drain()?;
     let expected = client.expected();
     drop((client, qmp));
     stop(server, &[&socket, &monitor_socket(&bench)])?;

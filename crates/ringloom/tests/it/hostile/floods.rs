@@ -24,8 +24,10 @@ const WARM_UP: Duration = Duration::from_millis(300);
 /// The connections in that time at least; a quiet machine has forty times as many.
 const CONNECTIONS_MIN: u32 = 1000;
 /// How much more memory of its own the daemon may have after all of it; a leak of a page for each round would be more.
-/// Without a leak it has some 50 KiB more, at most 300.
+/// Without a leak it has some 50 KiB more, at most 300. Beside other tests a thread may first come to its work then, and need
+/// more (780 KiB have been seen); what leaks does so each time.
 const GROWTH_KIB_MAX: u64 = 682;
+const TIMES_MAX: usize = 3;
 /// How long the daemon may take to let go of what its clients left.
 const RELEASE_LIMIT: Duration = Duration::from_secs(10);
 /// Rounds with all 256 queues: what is held is noted after some, and must be the same after all. Of each queue, 180 bytes
@@ -37,17 +39,22 @@ const ROUNDS: u32 = 20;
 fn leaves_nothing(
     target: &Target<'_>,
     warm_up: impl FnOnce() -> Result<()>,
-    work: impl FnOnce() -> Result<()>,
+    work: impl Fn() -> Result<()>,
 ) -> Result<()> {
     let before = at_rest(target.pid)?;
     warm_up()?;
     back_to(target, &before)?;
-    let early = anonymous_kib(target.pid)?;
-    work()?;
-    back_to(target, &before)?;
-    let late = anonymous_kib(target.pid)?;
-    note(&format!("the daemon's own memory: {early} KiB, then {late} KiB"));
-    ensure!(late <= early + GROWTH_KIB_MAX, "the daemon grew from {early} to {late} KiB");
+    let mut sizes = vec![anonymous_kib(target.pid)?];
+    let mut has_grown = true;
+    while has_grown && sizes.len() <= TIMES_MAX {
+        work()?;
+        back_to(target, &before)?;
+        let (early, late) = (sizes[sizes.len() - 1], anonymous_kib(target.pid)?);
+        has_grown = late > early + GROWTH_KIB_MAX;
+        sizes.push(late);
+    }
+    note(&format!("the daemon's own memory, in KiB: {sizes:?}"));
+    ensure!(!has_grown, "the daemon grew each time: {sizes:?} KiB");
     target.others_go_on()
 }
 

@@ -34,6 +34,11 @@ status=$?
 [ \"$1\" = restart ] && journalctl --no-pager -o cat -n 20 | grep -q 'Failed at step CGROUP' || exit $status
 exec /usr/bin/systemctl \"$@\"
 ";
+/// What was said just now is in the journal a moment later.
+const JOURNALCTL: &str = "#!/bin/sh
+/usr/bin/journalctl --sync
+exec /usr/bin/journalctl \"$@\"
+";
 /// What the small file system of the first disk holds.
 const ROOM: &str = "64m";
 /// What is written otherwise in the page than here: this machine need not have KVM, nor that much memory.
@@ -326,7 +331,7 @@ fn furnish(system: &Systemd, old: &Path, new: &Path) -> Result<()> {
     fs::copy(old, place.join("ringloom_0.1.0_amd64.deb"))?;
     fs::copy(new, place.join("next/ringloom_0.1.1_amd64.deb"))?;
     let cargo = "#!/bin/sh\n[ \"$*\" = 'xtask dist' ] && cp ringloom_*.deb target/packages/\n";
-    for (name, script) in [("cargo", cargo), ("systemctl", SYSTEMCTL)] {
+    for (name, script) in [("cargo", cargo), ("systemctl", SYSTEMCTL), ("journalctl", JOURNALCTL)] {
         let program = place.join("bin").join(name);
         fs::write(&program, script)?;
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
