@@ -8,16 +8,18 @@ use plan::units::{counted, percent_gain};
 use records::results::Header;
 
 use super::text::{
-    TABLE_WIDTH, cpu_us, cpus, interval, legend as legend_of, megabytes, microseconds, of_baseline,
-    or_missing, place, section, short,
+    TABLE_WIDTH, cpu_us, cpus, interval, is_of_cluster, legend as legend_of, megabytes,
+    microseconds, of_baseline, or_missing, place, section, short,
 };
 use super::{EMULATED, Style};
 use crate::table::Table;
 
-pub(super) const COLUMNS: [&str; 12] = [
+const COLUMNS: [&str; 12] = [
     "subject", "IOPS", "interval", "MB/s", "p50", "p99", "p99.9", "CPU", "ctx", "CPUs", "gain",
     "/host",
 ];
+/// Of the cell that the last one is compared with.
+const BASELINE: usize = 11;
 /// The columns that a table of a terminal has only if it does not get too wide by them.
 const SPARE: [&str; 2] = ["ctx", "CPUs"];
 
@@ -43,8 +45,17 @@ pub(super) fn render(style: Style, header: &Header, cells: &[CellSummary]) -> St
     sections.collect::<String>() + &legend_of(style, &legend(header, cells, spare))
 }
 
+/// The heading of a cell's table.
+pub(super) fn columns(cell: &CellSummary) -> [&'static str; COLUMNS.len()] {
+    let mut columns = COLUMNS;
+    if is_of_cluster(std::slice::from_ref(cell)) {
+        columns[BASELINE] = "/pod";
+    }
+    columns
+}
+
 fn table(cell: &CellSummary) -> Table {
-    Table::of(&COLUMNS, cell.rows.iter().flat_map(|row| lines(cell, row)))
+    Table::of(&columns(cell), cell.rows.iter().flat_map(|row| lines(cell, row)))
 }
 
 /// That of the contender, and one for each of several guests that ran at once.
@@ -134,18 +145,26 @@ pub(super) fn legend(header: &Header, cells: &[CellSummary], spare: bool) -> Vec
          brackets the lowest and highest of fewer than six repeats."
             .to_owned(),
         "p50 to p99.9: latency in µs.".to_owned(),
-        format!("CPU: µs of CPU time per request, of {serving} (host: of the load)."),
     ];
-    if spare {
+    if is_of_cluster(cells) {
         lines.push(
-            "ctx: context switches per request, of the same. CPUs: in use on the host, and how \
-             many there are."
+            "CPU, ctx: what serves a claim is not seen. CPUs: in use on the nodes of the pods, and how many there are."
                 .to_owned(),
         );
+    } else {
+        lines.push(format!("CPU: µs of CPU time per request, of {serving} (host: of the load)."));
+        if spare {
+            lines.push(
+                "ctx: context switches per request, of the same. CPUs: in use on the host, and how \
+                 many there are."
+                    .to_owned(),
+            );
+        }
     }
-    let host = of_baseline("the bare file", cells);
+    let baseline = "/host: IOPS relative to the bare file";
     lines.push(format!(
-        "gain: IOPS over none; /host: IOPS relative to {host}; both within a repeat, median."
+        "gain: IOPS over none; {}; both within a repeat, median.",
+        of_baseline(baseline, cells)
     ));
     lines.push(
         "n90: fewest iothreads that reach 90 % of the best; in brackets what it is in 95 % of \

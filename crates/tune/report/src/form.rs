@@ -8,12 +8,13 @@ use findings::summary::form::PublishedForm;
 use findings::summary::{CellSummary, compared};
 use plan::lists::unique;
 
-pub(super) use self::kinds::{KINDS, Kind};
+pub(super) use self::kinds::{KINDS, Kind, PublishedTable};
 use super::Style;
 use super::text::{of_baseline, or_missing, section};
 use crate::table::Table;
 
-/// Our own sweep in this form, for each subject and variant that has several rows and columns.
+/// Our own sweep in this form, for each subject and variant that has several rows and columns; below those of KubeVirt's machines the
+/// published one.
 pub(super) fn render(style: Style, cells: &[CellSummary]) -> String {
     let mut text = String::new();
     for variant in unique(cells.iter().map(|cell| cell.variant)) {
@@ -27,6 +28,14 @@ pub(super) fn render(style: Style, cells: &[CellSummary]) -> String {
                     let title = format!("{}: {on}", of_baseline(kind.title, &own));
                     text += &section(style, &title, &table(kind, &form), &[]);
                 }
+            }
+        }
+    }
+    for subject in compared(cells) {
+        for kind in &KINDS {
+            if let Some(published) = kind.published(subject, cells) {
+                let table = table(kind, &published.form);
+                text += &section(style, &published.title, &table, &published.below);
             }
         }
     }

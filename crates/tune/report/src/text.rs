@@ -150,10 +150,15 @@ pub(super) fn on(place: String, variant: &Variant) -> String {
     if variant.is_empty() { place } else { format!("{place}; {variant}") }
 }
 
+/// Whether they were measured on a cluster.
+pub(super) fn is_of_cluster(cells: &[CellSummary]) -> bool {
+    let mut rows = cells.iter().flat_map(|cell| &cell.rows);
+    rows.any(|row| row.contender.subject().is_of_cluster())
+}
+
 /// Words of what figures are compared with: in a cluster that is the pod, not the host.
 pub(super) fn of_baseline(words: &str, cells: &[CellSummary]) -> String {
-    let mut rows = cells.iter().flat_map(|cell| &cell.rows);
-    if !rows.any(|row| row.contender.subject().is_of_cluster()) {
+    if !is_of_cluster(cells) {
         return words.to_owned();
     }
     words.replace("bare file", "pod").replace("host", "pod").replace("Host", "Pod")

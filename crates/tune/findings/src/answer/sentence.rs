@@ -18,7 +18,7 @@ const CHANGES_MAX: usize = 3;
 
 /// The one sentence.
 pub fn sentence(answer: &Answer) -> String {
-    let threads = threads(answer.iothreads);
+    let (threads, is_of_cluster) = (threads(answer.iothreads), answer.subject.is_of_cluster());
     if let Some(why) = &answer.nothing {
         return nothing(why, answer.iothreads);
     }
@@ -26,8 +26,8 @@ pub fn sentence(answer: &Answer) -> String {
         let reasons: Vec<String> = answer.doubts.iter().map(doubt).collect();
         let purpose = purpose(answer).map_or_else(String::new, |purpose| format!(" for {purpose}"));
         return format!(
-            "Your machine cannot tell how many iothreads are best{purpose}: {}. Of what was measured, \
-             {threads} would be the choice.",
+            "{} cannot tell how many iothreads are best{purpose}: {}. Of what was measured, {threads} would be the choice.",
+            if is_of_cluster { "The cluster" } else { "Your machine" },
             reasons.join("; ")
         );
     }
@@ -56,9 +56,11 @@ pub fn sentence(answer: &Answer) -> String {
 /// missing where no header says what to go on with.
 pub fn details(answer: &Answer, repeats: Option<Repeats>) -> Vec<String> {
     let mut details = Vec::new();
+    let is_of_cluster = answer.subject.is_of_cluster();
     let emulated = answer.doubts.contains(&Doubt::Emulated);
     if emulated {
-        details.push("A host with KVM would tell.".to_owned());
+        let place = if is_of_cluster { "Nodes" } else { "A host" };
+        details.push(format!("{place} with KVM would tell."));
     }
     let more_would_tell = |it: &Doubt| {
         matches!(it, Doubt::FewRepeats(_) | Doubt::Explored(_) | Doubt::NotCompared(_))
@@ -69,12 +71,15 @@ pub fn details(answer: &Answer, repeats: Option<Repeats>) -> Vec<String> {
             Some(Repeats::Until { most, .. }) => answer.repeats_of_cell < usize::from(most),
             Some(Repeats::Fixed(_)) | None => false,
         };
-        let how = if goes_on {
+        let how = if is_of_cluster {
+            "The same job with more rounds, such as 6, would tell more"
+        } else if goes_on {
             "The same command with --resume and a longer --budget goes on measuring"
         } else {
             "A new command with more repeats, such as --repeats 6-40, would tell more"
         };
-        details.push(format!("{how}; a longer --runtime makes each repeat steadier."));
+        let runtime = if is_of_cluster { "runtime" } else { "--runtime" };
+        details.push(format!("{how}; a longer {runtime} makes each repeat steadier."));
     }
     if matches!(answer.nothing, Some(NoAnswer::NumbersFailed(_))) && repeats.is_some() {
         details.push("The same command with --resume tries the failed runs again.".to_owned());

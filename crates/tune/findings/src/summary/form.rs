@@ -98,6 +98,22 @@ impl PublishedForm {
         let own = self.rows.iter().zip(&self.cells).filter(|(row, _)| row.size == size);
         mean.of(own.flat_map(|(_, cells)| cells.iter().flatten().copied()))
     }
+
+    /// All figures with their places.
+    pub fn figures(&self) -> impl Iterator<Item = (&FormRow, FormColumn, f64)> {
+        self.rows.iter().zip(&self.cells).flat_map(|(row, cells)| {
+            let placed = self.columns.iter().zip(cells);
+            placed.filter_map(move |(column, figure)| figure.map(|it| (row, *column, it)))
+        })
+    }
+
+    /// The figure at a place.
+    pub fn figure(&self, row: &FormRow, column: FormColumn) -> Option<f64> {
+        let row = self.rows.iter().position(|it| it == row)?;
+        let column = self.columns.iter().position(|it| *it == column)?;
+        self.cells[row][column]
+    }
+
     /// Whether there is no figure.
     pub fn is_empty(&self) -> bool {
         self.cells.is_empty()
@@ -112,7 +128,8 @@ pub fn place(cell: Cell) -> (FormRow, FormColumn) {
 }
 
 impl Mean {
-    fn of(self, figures: impl Iterator<Item = f64>) -> Option<f64> {
+    /// `None` of no figure.
+    pub(crate) fn of(self, figures: impl Iterator<Item = f64>) -> Option<f64> {
         match self {
             Self::Arithmetic => {
                 let figures: Vec<f64> = figures.collect();

@@ -3,9 +3,14 @@
 //!
 //! Not here: the figures (`summary::form`).
 
+use findings::published;
 use findings::summary::CellSummary;
 use findings::summary::form::{Mean, PublishedForm, gains, n90s, ratios};
 use plan::contender::Subject;
+use plan::lists::unique;
+use plan::units::counted;
+
+use crate::text::on;
 
 /// One of the tables.
 #[derive(Debug)]
@@ -17,6 +22,8 @@ pub(crate) struct Kind {
     pub(crate) mean: Mean,
     /// Of a sweep of our own.
     pub(crate) form: fn(Subject, &[CellSummary]) -> PublishedForm,
+    /// Of the published sweep, which has some of them.
+    pub(crate) published: Option<fn() -> PublishedForm>,
     /// From which values on a darker shade is used.
     pub(crate) shades: [f64; 7],
     /// What a figure is multiplied by to be written.
@@ -34,6 +41,7 @@ const GAINS: Kind = Kind {
     missing: "None was not measured beside a number of iothreads, so there is no gain.",
     mean: Mean::Geometric,
     form: gains,
+    published: Some(published::gains),
     shades: [1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0],
     scale: 100.0,
     less: 100.0,
@@ -47,6 +55,7 @@ const N90S: Kind = Kind {
     missing: "No numbers of iothreads were compared.",
     mean: Mean::Arithmetic,
     form: n90s,
+    published: Some(published::n90s),
     shades: [1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 13.0],
     scale: 1.0,
     less: 0.0,
@@ -59,6 +68,7 @@ const RATIOS: Kind = Kind {
     missing: "The host was not measured with the same load, so there is no ratio to it.",
     mean: Mean::Geometric,
     form: ratios,
+    published: None,
     shades: [0.2, 0.4, 0.6, 0.75, 0.9, 1.0, 1.1],
     scale: 100.0,
     less: 0.0,
@@ -67,6 +77,15 @@ const RATIOS: Kind = Kind {
 
 /// Those of a sweep of our own.
 pub(crate) const KINDS: [Kind; 3] = [GAINS, N90S, RATIOS];
+
+/// A table of the published sweep.
+#[derive(Debug)]
+pub(crate) struct PublishedTable {
+    pub(crate) title: String,
+    pub(crate) form: PublishedForm,
+    /// Sentences.
+    pub(crate) below: Vec<String>,
+}
 
 impl Kind {
     /// The figure of a cell.
@@ -77,6 +96,28 @@ impl Kind {
     /// A mean of them.
     pub(crate) fn total(&self, value: f64) -> String {
         half_up(value * self.scale - self.less, self.decimals)
+    }
+
+    /// The published sweep's table, with its heading and what stands below it: whose it is, and what its mean is over the cells
+    /// that these variants have, too. KubeVirt's machines alone can be held against it.
+    pub(crate) fn published(
+        &self,
+        subject: Subject,
+        cells: &[CellSummary],
+    ) -> Option<PublishedTable> {
+        let form = self.published.filter(|_| subject == Subject::VmKubevirt)?();
+        let mut below = vec![format!("{}.", published::SOURCE)];
+        for variant in unique(cells.iter().map(|cell| cell.variant)) {
+            let here = cells.iter().filter(|cell| cell.variant == variant).cloned();
+            let own = (self.form)(subject, &here.collect::<Vec<_>>());
+            let Some(shared) = published::shared(self.mean, &own, &form) else { continue };
+            let place = on(counted(shared.count, "cell"), &variant);
+            let (own, other) = (self.total(shared.own), self.total(shared.other));
+            below.push(format!(
+                "{place}: measured here as well, in the mean {own}, published {other}."
+            ));
+        }
+        Some(PublishedTable { title: format!("Published sweep: {}", self.title), form, below })
     }
 
     /// How many of the limits a figure reaches.

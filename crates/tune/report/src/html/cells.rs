@@ -8,7 +8,12 @@ use plan::units::counted;
 use records::results::Run;
 
 use super::{View, charts, filters, folded_table, framed};
-use crate::cells::{COLUMNS, lines as own_lines, verdicts};
+use crate::cells::{columns, lines as own_lines, verdicts};
+use crate::text::of_baseline;
+
+const LEAD: &str = "By number of iothreads. Bars with caps are 95 % confidence intervals, thin bars only the lowest and highest of the repeats. \
+     Hollow marks were explored and not measured again. Ring: n90. Dashed: the host, and the number of its CPUs. Latency: dot \
+     p50, circle p99, tick p99.9.";
 
 /// Nothing without a sweep.
 pub(super) fn render(view: &View<'_>) -> Markup {
@@ -18,12 +23,7 @@ pub(super) fn render(view: &View<'_>) -> Markup {
     html! {
         section id="cells" {
             h2 { "Each cell" }
-            p class="lead" {
-                "By number of iothreads. Bars with caps are 95 % confidence intervals, thin bars only \
-                 the lowest and highest of the repeats. Hollow marks were explored and not measured \
-                 again. Ring: n90. Dashed: the host, and the number of its CPUs. Latency: dot p50, \
-                 circle p99, tick p99.9."
-            }
+            p class="lead" { (of_baseline(LEAD, &view.report.cells)) }
             (filters::legend(view))
             @for cell in &view.report.cells { (card(view, cell)) }
             @for cell in view.lost() { (lost(cell)) }
@@ -50,7 +50,7 @@ fn card(view: &View<'_>, cell: &CellSummary) -> Markup {
         }
         @if let Some(failed) = view.failed_of(cell) { p class="warn" { (failed_words(failed)) } }
         div class="charts" { (charts::render(view, cell)) }
-        (folded_table("Table", &COLUMNS, &rows(cell)))
+        (folded_table("Table", &columns(cell), &rows(cell)))
     };
     let who: Vec<Contender> = cell.rows.iter().map(|row| row.contender).collect();
     framed("cell", cell.cell, &cell.variant, &who, &inside)

@@ -8,7 +8,7 @@ use plan::lists::unique;
 use plan::variant::Variant;
 
 use super::View;
-use crate::form::{KINDS, Kind};
+use crate::form::{KINDS, Kind, PublishedTable};
 use crate::text::of_baseline;
 
 /// Nothing where no numbers of iothreads are compared.
@@ -26,6 +26,7 @@ pub(super) fn render(view: &View<'_>) -> Markup {
             }
             @for subject in subjects {
                 @for variant in unique(view.report.cells.iter().map(|cell| cell.variant)) { (tables(view, subject, variant)) }
+                (published(view, subject))
             }
         }
     }
@@ -46,6 +47,39 @@ fn tables(view: &View<'_>, subject: Subject, variant: Variant) -> Markup {
             div class="grids" {
                 @for kind in &KINDS {
                     (figure(kind, &cells, &(kind.form)(subject, &cells)))
+                }
+            }
+        }
+    }
+}
+
+/// The published sweep, below that of KubeVirt's machines.
+fn published(view: &View<'_>, subject: Subject) -> Markup {
+    let tables: Vec<(&Kind, PublishedTable)> = KINDS
+        .iter()
+        .filter_map(|kind| Some((kind, kind.published(subject, &view.report.cells)?)))
+        .collect();
+    if tables.is_empty() {
+        return Markup::default();
+    }
+    html! {
+        div class="subject" data-subject=(subject) {
+            h3 { "Published sweep" }
+            div class="grids" {
+                @for (kind, published) in &tables {
+                    @let grid = Grid {
+                        title: &published.title,
+                        meaning: kind.meaning,
+                        mean: kind.mean,
+                        form: &published.form,
+                        figure: &|value| kind.figure(value),
+                        total: &|value| kind.total(value),
+                        class: &|_, _, value| format!("h{}", kind.shade(value)),
+                    };
+                    div {
+                        (grid.figure())
+                        @for sentence in &published.below { p class="lead" { (sentence) } }
+                    }
                 }
             }
         }

@@ -68,6 +68,24 @@ fn cluster_runs() -> Vec<Run> {
 }
 
 #[test]
+fn the_published_sweep_stands_beside_that_of_a_cluster() {
+    let (header, runs) = (cluster_header(), cluster_runs());
+    let [text, markdown, page, _] = rendered(&header, &runs);
+    assert!(!text.contains("Published sweep"), "a terminal is too narrow for it");
+    // 4k randread is a cell of it with 1 and 4 jobs at iodepth 16, 64k is not.
+    for part in [
+        "## Published sweep: Gain over none, %",
+        "| 2k randread | 18 | 31 | 30 |",
+        "2 cells; local, 2 at once: measured here as well, in the mean 200, published ",
+        "## Published sweep: n90",
+    ] {
+        assert!(markdown.contains(part), "{part}\nis missing in\n{markdown}");
+    }
+    assert!(page.contains("<h3>Published sweep</h3>"), "{page}");
+    assert!(page.contains("2 cells; ceph, 2 at once: measured here as well"), "{page}");
+}
+
+#[test]
 fn a_cluster_is_told_by_storage_and_nodes_and_compared_with_the_pod() {
     let (header, runs) = (cluster_header(), cluster_runs());
     let [text, markdown, page, json] = rendered(&header, &runs);
@@ -78,9 +96,9 @@ fn a_cluster_is_told_by_storage_and_nodes_and_compared_with_the_pod() {
         "randread 4k, 1 job × iodepth 16; local, 2 at once",
         "randread 4k, 1 job × iodepth 16; ceph, 2 at once",
         "  2 on node2",
+        "/pod: IOPS relative to the pod",
         "pod",
         "vm:kubevirt 2",
-        "/host: IOPS relative to the pod",
     ] {
         assert!(text.contains(part), "'{part}' is missing in:\n{text}");
     }
