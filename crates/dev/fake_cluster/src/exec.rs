@@ -19,8 +19,8 @@ const INPUT: u8 = 0;
 const OUTPUT: u8 = 1;
 const STATUS: u8 = 3;
 const CLOSED: u8 = 255;
-/// Where pods have a claim that is a block device.
-const DISK: &str = "/dev/ringloom-disk";
+/// Where pods and guests have a claim that is a block device.
+const DISKS: [&str; 2] = ["/dev/ringloom-disk", "/dev/vda"];
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Joins a websocket to an agent until one of them ends, or the pod does.
@@ -79,7 +79,8 @@ fn with_disk(bytes: &[u8], state: &Mutex<State>) -> Vec<u8> {
     let state = state.lock().expect("no panic");
     match (&state.disk, std::str::from_utf8(bytes)) {
         (Some(disk), Ok(text)) => {
-            text.replace(DISK, disk.to_str().expect("a plain name")).into_bytes()
+            let disk = disk.to_str().expect("a plain name");
+            DISKS.iter().fold(text.to_owned(), |text, it| text.replace(it, disk)).into_bytes()
         }
         _ => bytes.to_vec(),
     }

@@ -91,7 +91,7 @@ pub enum TreatmentKind {
 /// How the disk of a virtual machine is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum VmIothreads {
-    /// By QEMU's main loop, with one queue.
+    /// By QEMU's main loop, with as many queues as QEMU gives by itself.
     None,
     /// By a pool of so many iothreads, with a queue for each CPU.
     Pool(u16),

@@ -104,8 +104,10 @@ fn reason(word: Option<&str>, message: Option<&str>) -> Option<String> {
     }
 }
 
-/// What a virtual machine's object says; the address of a machine that runs is in its instance.
-pub(crate) fn machine_state(machine: &DynamicObject) -> State {
+/// What a virtual machine's object says, with its instance if there is one; the address of a machine that runs is in the latter.
+pub(crate) fn machine_state(machine: &DynamicObject, instance: Option<&DynamicObject>) -> State {
+    let phase = instance.and_then(|it| it.data["status"]["phase"].as_str());
+    let has_ended = matches!(phase, Some("Failed" | "Succeeded"));
     let status = &machine.data["status"];
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let condition = |wanted: &str| {
@@ -123,6 +125,8 @@ pub(crate) fn machine_state(machine: &DynamicObject) -> State {
     }
     match text(&status["printableStatus"]).as_deref() {
         Some("Running") => State::Ready,
+        // So it is called before it has an instance, too.
+        Some("Stopped") if !has_ended => State::Waits(Some("Stopped".to_owned())),
         Some(word @ ("Stopped" | "CrashLoopBackOff" | "ImagePullBackOff" | "DataVolumeError")) => {
             State::Failed(why.map_or_else(|| word.to_owned(), |why| format!("{word}: {why}")))
         }
@@ -221,17 +225,21 @@ mod tests {
 
     #[test]
     fn a_machine_tells_why_it_waits_or_fails() {
-        let machine = |status: Value| {
-            let object = json!({ "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+        let object = |kind: &str, status: Value| -> DynamicObject {
+            let object = json!({ "apiVersion": "kubevirt.io/v1", "kind": kind,
                 "metadata": { "name": "m" }, "status": status });
-            machine_state(&serde_json::from_value(object).expect("an object"))
+            serde_json::from_value(object).expect("an object")
         };
+        let machine = |status: Value| machine_state(&object("VirtualMachine", status), None);
         assert_eq!(machine(json!({})), State::Waits(None));
         assert_eq!(machine(json!({ "printableStatus": "Running" })), State::Ready);
         let ready = json!([{ "type": "Ready", "status": "False", "reason": "GuestNotRunning", "message": "no" }]);
         let starts = machine(json!({ "printableStatus": "Starting", "conditions": ready }));
         assert_eq!(starts, waits("Starting: GuestNotRunning: no"));
-        let stopped = machine(json!({ "printableStatus": "Stopped" }));
+        let status = json!({ "printableStatus": "Stopped" });
+        assert_eq!(machine(status.clone()), waits("Stopped"), "it has not begun");
+        let ended = object("VirtualMachineInstance", json!({ "phase": "Failed" }));
+        let stopped = machine_state(&object("VirtualMachine", status), Some(&ended));
         assert_eq!(stopped, failed("Stopped"));
         let failure = json!([{ "type": "Failure", "status": "True", "reason": "FailedCreate", "message": "quota" }]);
         assert_eq!(machine(json!({ "conditions": failure })), failed("FailedCreate: quota"));

@@ -2,11 +2,13 @@
 //!
 //! Not here: a real cluster (docs/cluster.md says how), and what keeps pods from becoming ready (the crate `cluster`).
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context, Result, ensure};
 use fake_cluster::Fake;
 use serde_json::json;
 
-use super::{LIMIT, OUT, Rig, check_sound, list, of_kind, text, with_rig};
+use super::{LIMIT, OUT, Rig, check_sound, contender, list, of_kind, text, with_rig};
 
 const JOB: &str = "\
 namespace: perf
@@ -66,6 +68,41 @@ fn pods_of_two_nodes_are_measured_at_once() {
         let report = rig.report()?;
         for words in ["local", "one", "two", "v1.34.1"] {
             ensure!(report.contains(words), "{words} is missing: {report}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn machines_with_and_without_iothreads_are_measured_beside_pods() {
+    with_rig(|rig| {
+        let fake = Fake::with_pods();
+        fake.state().has_kubevirt = true;
+        let changes = [
+            ("{agent: a:1}", "{agent: a:1, guest: g:1}"),
+            ("[pod]", "[pod, vm]"),
+            ("[1, 2]", "[1]"),
+            ("jobs: 1", "jobs: [1, 4]"),
+            ("rounds: 2", "iothreads: [none, 2]\nvm: {cpus: 2, memory: 1Gi}\nrounds: 1"),
+        ];
+        let ran = rig.run(&line(rig, &fake, &changes)?)?;
+        ensure!(ran.status.success(), "{ran:?}");
+        ensure!(ran.stderr.contains("1 start of pods and 2 of virtual machines"), "{ran:?}");
+        check_nothing_left(rig, &fake, &[OUT])?;
+        let lines = rig.lines()?;
+        check_sound(&lines)?;
+        let names: BTreeSet<String> = lines.iter().map(contender).collect();
+        let expected = ["pod", "vm:kubevirt 2", "vm:kubevirt none"].map(str::to_owned);
+        ensure!(names == expected.into(), "{names:?}");
+        let markdown = std::fs::read_to_string(rig.path(OUT).join("report.md"))?;
+        for words in [
+            "| gain | /pod |",
+            "| vm:kubevirt none |",
+            "## Published sweep: Gain over none, %",
+            "The same job with more rounds",
+            "The cluster cannot tell",
+        ] {
+            ensure!(markdown.contains(words), "{words} is missing: {markdown}");
         }
         Ok(())
     });
@@ -145,7 +182,10 @@ fn what_a_job_gets_wrong_is_told_before_anything_is_made() {
         refuse("Name: local", "Name: ceph", &["no storage class ceph", "local"])?;
         refuse("[pod]", "[vm]", &["lacks guest"])?;
         let machines = [("{agent: a:1}", "{agent: a:1, guest: g:1}"), ("[pod]", "[vm]")];
-        self::refuse(rig, &fake, &machines, &["job.yaml", "vm is not there yet"])?;
+        self::refuse(rig, &fake, &machines, &["the cluster has no KubeVirt"])?;
+        fake.state().has_kubevirt = true;
+        fake.state().denied.insert("create virtualmachines".to_owned());
+        self::refuse(rig, &fake, &machines, &["create virtualmachines", "--print-rbac"])?;
         fake.state().denied.insert("create pods".to_owned());
         refuse("rounds: 2", "rounds: 1", &["create pods", "--print-rbac"])
     });

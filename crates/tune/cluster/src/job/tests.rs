@@ -18,7 +18,9 @@ fn the_example_is_a_job() {
     assert_eq!(job.workload["op"], "randread,randwrite");
     assert_eq!(job.storage[0].bytes, 20 << 30);
     assert_eq!(job.nodes.node_selector["kubernetes.io/os"], "linux");
-    assert_eq!(job.all_treatments(), [Treatment::Pod]);
+    let names: Vec<_> = job.all_treatments().iter().map(ToString::to_string).collect();
+    let machines = ["vm", "vm with 1 iothread", "vm with 2 iothreads", "vm with 4 iothreads"];
+    assert_eq!(names, [&["pod"], &machines[..]].concat());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::*;
-use crate::job::{VmIothreads, example};
+use crate::job::{TreatmentKind, VmIothreads, example};
 
 fn names() -> Names {
     let run = RunId::new("abcdef0123456789").expect("a name");
@@ -121,11 +121,15 @@ fn claims_namespaces_and_the_relay_are_whole() {
                 (20_u64 << 30).to_string()
             );
             assert_eq!(claim["spec"]["volumeMode"], "Block");
-            let space = is_whole(&namespace(group.names, group.job));
-            assert_eq!(
-                space["metadata"]["labels"]["pod-security.kubernetes.io/enforce"],
-                "baseline"
-            );
+            let mut job = group.job.clone();
+            for (treatment, profile) in
+                [(TreatmentKind::Vm, "privileged"), (TreatmentKind::Pod, "baseline")]
+            {
+                job.treatments = vec![treatment];
+                let space = is_whole(&namespace(group.names, &job));
+                let labels = &space["metadata"]["labels"];
+                assert_eq!(labels["pod-security.kubernetes.io/enforce"], profile);
+            }
             let relay = is_whole(&pod::relay(group.names, group.job, group.owner));
             assert_eq!(relay["spec"]["containers"][0]["securityContext"]["runAsNonRoot"], true);
             is_whole(&owner(group.names));

@@ -1,6 +1,6 @@
 //! KubeVirt's virtual machines: a kernel and an initramfs from an image, the claim as a virtio-blk disk, and nothing else.
 //!
-//! Invariants: without iothreads there is one queue and no `ioThreadsPolicy`; with them there is the policy `supplementalPool` and a queue
+//! Invariants: without iothreads there is nothing but KubeVirt's own defaults; with them there is the policy `supplementalPool` and a queue
 //! for each CPU. The token of the agent stands on the kernel's command line, and nowhere else.
 
 use k8s_openapi::api::core::v1::{Affinity, Toleration, TopologySpreadConstraint};

@@ -212,7 +212,7 @@ impl Session {
                 return Ok((address, node(it)));
             }
             let launcher = self.launcher_state(name, check)?;
-            match (trouble::machine_state(&machine), launcher) {
+            match (trouble::machine_state(&machine, instance.as_ref()), launcher) {
                 (_, Some(State::Failed(why))) => return Err(failed(format!("its pod: {why}"))),
                 (State::Failed(why), _) => return Err(failed(why)),
                 (own, launcher) if deadline.is_over() => {

@@ -79,10 +79,6 @@ impl ClusterPlan {
     /// # Errors
     /// What of the job cannot be measured, in its own words.
     pub(super) fn new(job: &ClusterJob, old: Option<&Header>) -> Result<Self> {
-        ensure!(
-            !job.has_vms(),
-            "treatments: vm is not there yet: virtual machines of KubeVirt are not measured, pods are"
-        );
         let seed = old.map_or_else(new_seed, |header| header.settings.seed);
         let storage = storage(job)?;
         let settings = settings(job, &storage, seed)?;

@@ -45,7 +45,7 @@ pub(super) struct Workers {
     disks: Vec<Disk>,
     /// Claims that have been filled, by storage, placement and worker.
     filled: BTreeSet<(String, String, String)>,
-    /// Nodes whose clocks were told of.
+    /// Nodes and guests whose clocks were told of.
     off: BTreeSet<String>,
 }
 
@@ -74,7 +74,7 @@ impl Workers {
         progress.before("pods and virtual machines start");
         let setup = setup(contender, &variant)?;
         self.workers = session.start(&setup, check)?;
-        self.judge(plan)?;
+        self.judge(plan, &setup)?;
         self.disks = Vec::new();
         for place in 0..self.workers.len() {
             let disk = self.disk(place, &setup, progress, check)?;
@@ -103,7 +103,7 @@ impl Workers {
     }
 
     /// Refuses workers that cannot be measured, or not together.
-    fn judge(&mut self, plan: &ClusterPlan) -> Result<()> {
+    fn judge(&mut self, plan: &ClusterPlan, setup: &Setup) -> Result<()> {
         for Worker { name, node, agent, .. } in &self.workers {
             let (facts, clock) = (agent.facts(), agent.offset());
             let fio = facts.fio.as_deref();
@@ -118,9 +118,11 @@ impl Workers {
                 "{name} on {node}: its clock is known to {error:?} only, too little to start several at once"
             );
             let off = Duration::from_nanos(clock.offset_ns.unsigned_abs());
-            if off > CLOCK_OFF_MAX && self.off.insert(node.clone()) {
+            // A guest has a clock of its own, which is gone with it.
+            let whose = if setup.treatment == Treatment::Pod { node } else { name };
+            if off > CLOCK_OFF_MAX && self.off.insert(whose.clone()) {
                 let side = if clock.offset_ns > 0 { "ahead of" } else { "behind" };
-                say(&format!("Note: the clock of {node} is {off:.1?} {side} this machine's."));
+                say(&format!("Note: the clock of {whose} is {off:.1?} {side} this machine's."));
             }
         }
         Ok(())
