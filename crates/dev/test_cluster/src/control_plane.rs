@@ -4,10 +4,10 @@
 //! appears when pods can be started. Threads: one that offers volumes again.
 
 use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 
 use crate::certificates::{certificate, kubeconfig, signing_key, token};
 use crate::clock::{Attempt, pause, wait_for};
@@ -19,9 +19,12 @@ use crate::node::{NODES, Node, address};
 use crate::place::Place;
 use crate::programs::KUBERNETES;
 use crate::run::{make_dir, start, write};
-use crate::{namespace, volumes};
+use crate::running::Running;
+use crate::{kubevirt, namespace, volumes};
 
 const API_PORT: u16 = 6443;
+/// The conditions of pods have no field more than KubeVirt 1.6 knows: it patches them only if they are as it has them.
+const NO_OBSERVED_GENERATION: &str = "--feature-gates=PodObservedGenerationTracking=false";
 const START_LIMIT: Duration = Duration::from_secs(180);
 /// How often it is looked whether everything still runs.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
@@ -50,6 +53,7 @@ pub(crate) fn run(place: &Place, port: u16) -> Result<()> {
     }
     kubectl.apply(&volumes::objects(&devices))?;
     wait_until_ready(&kubectl, &mut running)?;
+    kubevirt::start_all(place, &kubectl, &mut running)?;
     let keeper = kubectl.clone();
     std::thread::spawn(move || offer_volumes(&keeper));
     write(&place.run("ready"), "")?;
@@ -163,6 +167,7 @@ impl Cluster<'_> {
                 command.arg(format!("--{option}={kubeconfig}"));
             }
             command.arg(format!("--cert-dir={}", self.path(name).display()));
+            command.arg(NO_OBSERVED_GENERATION);
             if name == "kube-controller-manager" {
                 let key = self.path("accounts.key");
                 command.arg(format!("--service-account-private-key-file={}", key.display()));
@@ -196,59 +201,11 @@ fn server_options() -> Vec<String> {
         "--requestheader-group-headers=X-Remote-Group",
         "--requestheader-extra-headers-prefix=X-Remote-Extra-",
         "--enable-aggregator-routing=true",
+        NO_OBSERVED_GENERATION,
     ]
     .map(str::to_owned)
     .to_vec();
     options.push(format!("--secure-port={API_PORT}"));
     options.push(format!("--advertise-address={}", address(NODES[0])));
     options
-}
-
-/// The programs that should stay.
-#[derive(Debug, Default)]
-struct Running {
-    children: Vec<(&'static str, Child)>,
-}
-
-impl Running {
-    fn add(&mut self, name: &'static str, child: Child) {
-        self.children.push((name, child));
-    }
-
-    /// An error once one has ended.
-    fn check(&mut self) -> Result<()> {
-        for (name, child) in &mut self.children {
-            if let Some(status) = child.try_wait()? {
-                bail!("{name} ended: {status}");
-            }
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_program_that_ends_is_told() {
-        let mut running = Running::default();
-        running.add(
-            "cat",
-            Command::new("cat").stdin(std::process::Stdio::piped()).spawn().expect("cat"),
-        );
-        running.check().expect("it waits for input");
-        running.add("false", Command::new("false").spawn().expect("it starts"));
-        let error = wait_for("its end", Duration::from_secs(20), || {
-            Ok(match running.check() {
-                Err(error) => Attempt::Done(error),
-                Ok(()) => Attempt::later("it runs"),
-            })
-        });
-        let text = error.expect("it ends").to_string();
-        assert_eq!(text, "false ended: exit status: 1");
-        let (_, cat) = &mut running.children[0];
-        drop(cat.stdin.take());
-        cat.wait().expect("it ends with its input");
-    }
 }

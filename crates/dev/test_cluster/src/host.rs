@@ -126,10 +126,12 @@ fn remove_group(group: &Path) -> Result<()> {
 struct Loop {
     device: String,
     backing: String,
+    /// File system (as major:minor) and inode of what it is on. The path of what was set up in a mount namespace that is gone is `/`.
+    file: (String, u64),
 }
 
 fn loops() -> Result<Vec<Loop>> {
-    let arguments = ["--list", "--json", "--output", "NAME,BACK-FILE"];
+    let arguments = ["--list", "--json", "--output", "NAME,BACK-FILE,BACK-INO,BACK-MAJ:MIN"];
     let text = output_of(Command::new("losetup").args(arguments))?;
     if text.trim().is_empty() {
         return Ok(Vec::new());
@@ -139,7 +141,14 @@ fn loops() -> Result<Vec<Loop>> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     Ok(list
         .iter()
-        .map(|it| Loop { device: text(&it["name"]), backing: text(&it["back-file"]) })
+        .map(|it| Loop {
+            device: text(&it["name"]),
+            backing: text(&it["back-file"]),
+            file: (
+                text(&it["back-maj:min"]).trim().to_owned(),
+                it["back-ino"].as_u64().unwrap_or_default(),
+            ),
+        })
         .collect())
 }
 
@@ -148,13 +157,23 @@ fn own_loops(place: &Place) -> Result<Vec<Loop>> {
     let all = loops()?;
     let root = place.run("");
     let is_below = |it: &Loop| Path::new(&it.backing).starts_with(&root);
-    let own: Vec<String> =
-        all.iter().filter(|it| is_below(it)).map(|it| it.device.clone()).collect();
+    let own: Vec<(String, u64)> = all
+        .iter()
+        .filter(|it| is_below(it))
+        .map(|it| identity(&it.device))
+        .collect::<Result<_>>()?;
     let (first, second): (Vec<Loop>, Vec<Loop>) = all
         .into_iter()
-        .filter(|it| is_below(it) || own.contains(&it.backing))
-        .partition(|it| own.contains(&it.backing));
+        .filter(|it| is_below(it) || own.contains(&it.file))
+        .partition(|it| own.contains(&it.file));
     Ok(first.into_iter().chain(second).collect())
+}
+
+/// What tells a file from all others: its file system and inode, as `losetup` has them.
+fn identity(path: &str) -> Result<(String, u64)> {
+    let text = output_of(Command::new("stat").args(["--format", "%Hd:%Ld %i", path]))?;
+    let (system, inode) = text.trim().split_once(' ').context("what stat prints")?;
+    Ok((system.to_owned(), inode.parse().context("an inode")?))
 }
 
 /// An error that names what is not as it was before `up`.

@@ -1,4 +1,4 @@
-//! `cargo xtask cluster`: a Kubernetes of two nodes with local volumes on this machine, for tests that need a real one.
+//! `cargo xtask cluster`: a Kubernetes of two nodes with local volumes and KubeVirt on this machine, for tests that need a real one.
 //!
 //! Everything runs in mount, process, network and host name namespaces of its own below one process, `serve`; killing
 //! that ends all. `up` prepares and starts it, `test` tries what others build on, `down` ends it and looks that this
@@ -13,18 +13,23 @@
 mod bring_up;
 mod certificates;
 mod clock;
+mod contents;
 mod control_plane;
+mod domain;
 mod forward;
+mod handler;
 mod host;
 mod image;
 mod images;
 mod kubectl;
+mod kubevirt;
 mod namespace;
 mod node;
 mod packages;
 mod place;
 mod programs;
 mod run;
+mod running;
 mod serve;
 mod smoke;
 mod volumes;
@@ -34,7 +39,7 @@ use clap::Parser;
 
 use crate::place::Place;
 
-/// A Kubernetes of two nodes for tests, private to this machine's namespaces
+/// A Kubernetes of two nodes with KubeVirt for tests, private to this machine's namespaces
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask cluster")]
 enum Command {

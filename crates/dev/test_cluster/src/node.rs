@@ -169,6 +169,8 @@ BinaryName = "{root}/usr/sbin/runc"
             "makeIPTablesUtilChains": false,
             "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
             "imageGCHighThresholdPercent": 100,
+            // As the API server is told.
+            "featureGates": {"PodObservedGenerationTracking": false},
         }))
     }
 }

@@ -1,4 +1,4 @@
-//! The programs of Kubernetes, built once from the Go module proxy and kept.
+//! The programs of Kubernetes and KubeVirt, built once from the Go module proxy and kept.
 //!
 //! Invariants: a directory of programs appears when all of it is complete; its name tells the version, the compiler's
 //! version and what our own part (`programs/`) was, so that nothing old is taken. What building leaves (modules and
@@ -37,9 +37,33 @@ pub(crate) const KUBERNETES: Bundle = Bundle {
              -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=34",
 };
 
+/// Which KubeVirt it is.
+pub(crate) const KUBEVIRT_VERSION: &str = "v1.6.0";
+
+/// KubeVirt's server and controllers, and what prints the objects that its operator would make. It asks for other versions of
+/// modules than Kubernetes itself does.
+pub(crate) const KUBEVIRT: Bundle = Bundle {
+    name: "kubevirt",
+    version: KUBEVIRT_VERSION,
+    module: include_str!("../programs/kubevirt/go.mod"),
+    source: include_str!("../programs/kubevirt/main.go"),
+    links: &["kubevirt-objects", "virt-api", "virt-controller"],
+    linker: "",
+};
+
+/// The stand-in of KubeVirt's program of that name, which runs in containers without anything else.
+pub(crate) const CONTAINER_DISK: Bundle = Bundle {
+    name: "container-disk",
+    version: "stand-in",
+    module: include_str!("../programs/container-disk/go.mod"),
+    source: include_str!("../programs/container-disk/main.go"),
+    links: &[],
+    linker: "",
+};
+
 /// Builds what is missing.
 pub(crate) fn build(place: &Place) -> Result<()> {
-    let bundles = [&KUBERNETES];
+    let bundles = [&KUBERNETES, &KUBEVIRT, &CONTAINER_DISK];
     let mut is_new = false;
     for bundle in bundles {
         if !bundle.directory(place)?.is_dir() {
@@ -54,7 +78,7 @@ impl Bundle {
     /// Where its programs are once they are built.
     pub(crate) fn directory(&self, place: &Place) -> Result<PathBuf> {
         let go = output_of(Command::new("go").args(["env", "GOVERSION"]))
-            .context("Go builds the programs of Kubernetes: 1.24 or newer")?;
+            .context("Go builds the programs of Kubernetes and KubeVirt: 1.24 or newer")?;
         let mut hasher = DefaultHasher::new();
         (self.module, self.source, self.linker).hash(&mut hasher);
         let (name, version, go, key) = (self.name, self.version, go.trim(), hasher.finish());
@@ -63,7 +87,7 @@ impl Bundle {
 
     fn build(&self, place: &Place) -> Result<()> {
         let place_of = self.directory(place)?;
-        println!("== {} {}: built once, some 10 minutes", self.name, self.version);
+        println!("== {} {}: built once, up to 10 minutes", self.name, self.version);
         let work = place.go().join(self.name);
         make_dir(&work)?;
         write(&work.join("go.mod"), self.module)?;

@@ -68,6 +68,11 @@ pub(crate) fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("read {}", path.display()))
 }
 
+/// Reads a file of bytes.
+pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("read {}", path.display()))
+}
+
 /// Removes a file or directory with all that is in it, if it is there.
 pub(crate) fn remove(path: &Path) -> Result<()> {
     let result = match path.symlink_metadata() {

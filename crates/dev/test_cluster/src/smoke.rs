@@ -1,5 +1,7 @@
 //! `test`: what tests of a real cluster build on, tried on it, then those tests.
 
+mod machine;
+
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -37,6 +39,7 @@ pub(crate) fn test(place: &Place) -> Result<()> {
     step("commands in a pod: output, exit status, librbd refused by name", || {
         trial.command_in_pod()
     })?;
+    step("a virtual machine whose agent answers", || trial.machine())?;
     step("claims that are gone leave volumes that are offered again", || trial.offered_again())?;
     tests_of_cluster(place, trial.kubectl.program())
 }

@@ -1,0 +1,3 @@
+module ringloom.test/container-disk
+
+go 1.23.0
