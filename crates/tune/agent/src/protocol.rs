@@ -118,7 +118,7 @@ pub struct Facts {
     pub cpu_limit: Option<f64>,
     /// Memory that the control group may use.
     pub memory_limit: Option<u64>,
-    /// Who made the machine, if it is a virtual one.
+    /// What the hypervisor calls itself, if the machine is a virtual one.
     pub hypervisor: Option<String>,
     /// Whether the kernel lets the agent use io_uring.
     pub io_uring: bool,

@@ -16,7 +16,6 @@ pub(super) fn look(fio: &Path) -> Facts {
     let memory = field(&meminfo, "MemTotal").and_then(|it| it.split(' ').next()?.parse().ok());
     let is_guest =
         field(&cpuinfo, "flags").is_some_and(|it| it.split(' ').any(|it| it == "hypervisor"));
-    let vendor = || first("/sys/class/dmi/id/sys_vendor").unwrap_or_else(|| "unknown".to_owned());
     Facts {
         ringloom: env!("CARGO_PKG_VERSION").to_owned(),
         fio: version_of(fio),
@@ -27,9 +26,22 @@ pub(super) fn look(fio: &Path) -> Facts {
         memory_bytes: memory.unwrap_or(0_u64).saturating_mul(1024),
         cpu_limit: cpu_limit(),
         memory_limit: memory_limit(),
-        hypervisor: is_guest.then(vendor),
+        hypervisor: is_guest.then(signature),
         io_uring: io_uring::IoUring::new(2).is_ok(),
     }
+}
+
+/// What the hypervisor calls itself where the processor is asked for it (CPUID, leaf 0x40000000): `KVMKVMKVM`, `TCGTCGTCGTCG`.
+#[cfg(target_arch = "x86_64")]
+fn signature() -> String {
+    let answer = std::arch::x86_64::__cpuid(0x4000_0000);
+    let bytes = [answer.ebx, answer.ecx, answer.edx].map(u32::to_le_bytes).concat();
+    String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn signature() -> String {
+    first("/sys/class/dmi/id/sys_vendor").unwrap_or_else(|| "unknown".to_owned())
 }
 
 fn version_of(fio: &Path) -> Option<String> {

@@ -22,8 +22,8 @@ use crate::measure::fio::{self, Means, Serving, Station, Surroundings, Work};
 use crate::measure::vm::engine;
 use crate::progress::{Progress, say};
 
-/// What systemd calls QEMU without KVM.
-const EMULATED: &str = "qemu";
+/// The signature of QEMU without KVM.
+const EMULATED: &str = "TCGTCGTCGTCG";
 /// A clock that is known worse than this tells no common window.
 const CLOCK_ERROR_MAX: Duration = Duration::from_millis(250);
 /// A node's clock that is further from this machine's is told of: other programs suffer from it.
