@@ -18,8 +18,6 @@ const COLUMNS: [&str; 12] = [
     "subject", "IOPS", "interval", "MB/s", "p50", "p99", "p99.9", "CPU", "ctx", "CPUs", "gain",
     "/host",
 ];
-/// Of the cell that the last one is compared with.
-const BASELINE: usize = 11;
 /// The columns that a table of a terminal has only if it does not get too wide by them.
 const SPARE: [&str; 2] = ["ctx", "CPUs"];
 
@@ -47,11 +45,8 @@ pub(super) fn render(style: Style, header: &Header, cells: &[CellSummary]) -> St
 
 /// The heading of a cell's table.
 pub(super) fn columns(cell: &CellSummary) -> [&'static str; COLUMNS.len()] {
-    let mut columns = COLUMNS;
-    if is_of_cluster(std::slice::from_ref(cell)) {
-        columns[BASELINE] = "/pod";
-    }
-    columns
+    let is_of_cluster = is_of_cluster(std::slice::from_ref(cell));
+    COLUMNS.map(|it| if it == "/host" && is_of_cluster { "/pod" } else { it })
 }
 
 fn table(cell: &CellSummary) -> Table {

@@ -67,17 +67,8 @@ fn published(view: &View<'_>, subject: Subject) -> Markup {
             h3 { "Published sweep" }
             div class="grids" {
                 @for (kind, published) in &tables {
-                    @let grid = Grid {
-                        title: &published.title,
-                        meaning: kind.meaning,
-                        mean: kind.mean,
-                        form: &published.form,
-                        figure: &|value| kind.figure(value),
-                        total: &|value| kind.total(value),
-                        class: &|_, _, value| format!("h{}", kind.shade(value)),
-                    };
                     div {
-                        (grid.figure())
+                        (coloured(kind, &published.title, kind.meaning, &published.form))
                         @for sentence in &published.below { p class="lead" { (sentence) } }
                     }
                 }
@@ -93,9 +84,14 @@ fn figure(kind: &Kind, cells: &[CellSummary], form: &PublishedForm) -> Markup {
     if form.is_empty() {
         return html! { figure { figcaption { (title) } p class="empty" { (missing) } } };
     }
+    coloured(kind, &title, &meaning, form)
+}
+
+/// A table that is coloured by the size of its figures.
+fn coloured(kind: &Kind, title: &str, meaning: &str, form: &PublishedForm) -> Markup {
     let grid = Grid {
-        title: &title,
-        meaning: &meaning,
+        title,
+        meaning,
         mean: kind.mean,
         form,
         figure: &|value| kind.figure(value),
