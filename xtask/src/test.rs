@@ -143,8 +143,8 @@ fn run_tests(workspace: &Workspace, selection: &Selection, tally: &mut Tally) ->
         beside.result
     })?;
     let failed = [result?, beside.failed].concat();
-    alone::run(workspace, &failed, &log_dir.join("test-alone.log"))?;
-    tally.have_passed_alone(failed.iter().map(alone::describe).collect());
+    let passed = alone::run(workspace, &failed, &log_dir.join("test-alone.log"))?;
+    tally.have_passed_alone(passed);
     if !modelled.is_empty() {
         tally.add(loom(workspace, &modelled, &log_dir.join("loom.log"))?);
     }

@@ -21,12 +21,13 @@ const RUNS: usize = 3;
 /// How many tests are run again.
 const TESTS_MAX: usize = 10;
 
-/// Runs these again, one at a time.
-pub(crate) fn run(workspace: &Workspace, failed: &[FailedTest], log: &Path) -> Result<()> {
+/// Runs these again, one at a time; returns their names.
+pub(crate) fn run(workspace: &Workspace, failed: &[FailedTest], log: &Path) -> Result<Vec<String>> {
     if failed.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
-    let names: Vec<String> = failed.iter().map(describe).collect();
+    let name = |test: &FailedTest| format!("{}: {}", test.program.package, test.name);
+    let names: Vec<String> = failed.iter().map(name).collect();
     ensure!(
         failed.len() <= TESTS_MAX,
         "tests failed, too many to be run alone: {}",
@@ -49,12 +50,8 @@ pub(crate) fn run(workspace: &Workspace, failed: &[FailedTest], log: &Path) -> R
             bail!("tests failed, alone as well: {}", broken.join(", "));
         }
         Ok(())
-    })
-}
-
-/// The package and the name of a test.
-pub(crate) fn describe(test: &FailedTest) -> String {
-    format!("{}: {}", test.program.package, test.name)
+    })?;
+    Ok(names)
 }
 
 #[cfg(test)]
@@ -79,7 +76,7 @@ mod tests {
         FailedTest { program, name: "a::b".to_owned() }
     }
 
-    fn run_again(name: &str, count: usize, script: &str) -> (Result<()>, usize) {
+    fn run_again(name: &str, count: usize, script: &str) -> (Result<Vec<String>>, usize) {
         let place: PathBuf =
             std::env::temp_dir().join(format!("xtask-{}-{name}", std::process::id()));
         fs::create_dir_all(&place).expect("a directory");
@@ -95,7 +92,7 @@ mod tests {
     #[test]
     fn a_test_must_pass_each_time() {
         let (result, runs) = run_again("passes", 1, "exit 0");
-        result.expect("it passes");
+        assert_eq!(result.expect("it passes"), ["disk: a::b"]);
         assert_eq!(runs, RUNS);
         let (result, runs) = run_again("fails", 1, FAILS);
         let text = format!("{:#}", result.expect_err("it fails"));
