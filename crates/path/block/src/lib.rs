@@ -56,7 +56,7 @@ pub use internal_io::{
 pub use log_rate_limit::LogRateLimit;
 pub use medium::{Alignments, DurableWriteMethod, Medium};
 pub use node::{
-    AfterPiecesAction, Answer, BlockLimits, BufferCopyPolicy, EofPolicy, Lane,
+    AfterPiecesAction, Answer, BlockLimits, BufferCopyPolicy, CompletedRequest, EofPolicy, Lane,
     LaneCompletionDecision, LaneError, LeafLane, LocateQuery, Mapping, Node, ResizeError, Token,
     WakeTime, display_name,
 };

@@ -122,6 +122,13 @@ pub trait Lane: Debug {
     /// A request that was answered with [`AfterPiecesAction::NotifyLane`] was carried out, or was not, and nothing of it
     /// is in flight any more. What the lane keeps, it holds again, and answers once more.
     fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision;
+
+    /// [`Lane::completed`] for many requests with one call, for a lane that has something to do once for all of them.
+    fn completed_together(&mut self, completed: &mut [CompletedRequest]) {
+        for request in completed {
+            request.decision = self.completed(request.token, request.outcome);
+        }
+    }
 }
 
 /// A lane of a node without children, which answers every request at once.
@@ -186,6 +193,10 @@ macro_rules! pass_on_to {
             outcome: $crate::Outcome,
         ) -> $crate::LaneCompletionDecision {
             self.$below.completed(token, outcome)
+        }
+
+        fn completed_together(&mut self, completed: &mut [$crate::CompletedRequest]) {
+            self.$below.completed_together(completed);
         }
     };
 }
@@ -296,6 +307,24 @@ pub enum AfterPiecesAction {
     /// The lane is told, and says. Until then it may keep other requests waiting, so the answer is carried out
     /// without waiting for anything else of this lane, not even for other parts of the same request.
     NotifyLane,
+}
+
+/// A request that was carried out, or was not, and what its lane says to that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CompletedRequest {
+    /// The name that the lane knows it by.
+    pub token: Token,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// What becomes of it now: before the lane is asked, that it is over.
+    pub decision: LaneCompletionDecision,
+}
+
+impl CompletedRequest {
+    /// One of which no lane has been told.
+    pub fn new(token: Token, outcome: Outcome) -> Self {
+        Self { token, outcome, decision: LaneCompletionDecision::Finish(outcome) }
+    }
 }
 
 /// What a read behind the end of a file gives: an error, or zeroes. Writes make a file longer.

@@ -31,8 +31,8 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use block::{
-    AfterPiecesAction, Answer, BatchPieces, BufferCopyPolicy, Buffers, Clock, InternalOperation,
-    LaneError, Mapping, Node, Operation, Outcome, SourceRequestSlot,
+    AfterPiecesAction, Answer, BatchPieces, BufferCopyPolicy, Buffers, Clock, CompletedRequest,
+    InternalOperation, LaneError, Mapping, Node, Operation, Outcome, SourceRequestSlot,
 };
 use kernel_io::{
     Alarm, BouncePool, EngineKernel, FileTable, InlineBudget, Interest, Kernel, KernelError,
@@ -115,6 +115,10 @@ pub struct Engine<K = Kernel> {
     lane_calls_left: u32,
     /// An empty list, kept for its room.
     internal_ios: Vec<InternalOperation>,
+    /// What was carried out, and its lane is to be told of.
+    completed: Vec<CompletedRequest>,
+    /// That lane, if there is any such request.
+    completed_on: Option<LaneIndex>,
     /// Requests that lanes hold.
     held: usize,
     /// Those among them that were answered already.
@@ -175,6 +179,8 @@ impl<K: EngineKernel> Engine<K> {
             pieces: BatchPieces::default(),
             lane_calls_left: LANE_CALLS_MAX,
             internal_ios: Vec::new(),
+            completed: Vec::new(),
+            completed_on: None,
             held: 0,
             cancelled: 0,
             pieces_open: 0,
@@ -442,6 +448,7 @@ impl<K: EngineKernel> Engine<K> {
     /// may sleep then.
     pub fn has_own_work(&self) -> bool {
         self.lanes.any_woken()
+            || !self.completed.is_empty()
             || self.lanes.channels.have_work()
             || !self.partly_submitted.is_empty()
             || self.has_inline_work()
@@ -520,7 +527,7 @@ impl<K: EngineKernel> Engine<K> {
         let outcome = job.failure.map_or(Outcome::Done, Outcome::Failed);
         match job.after {
             AfterPiecesAction::Finish => self.finish(index, outcome),
-            AfterPiecesAction::NotifyLane => self.notify_lane(index, outcome),
+            AfterPiecesAction::NotifyLane => self.notify_later(index, outcome),
         }
     }
 

@@ -56,6 +56,8 @@ pub(crate) enum RequestPhase {
     Transfer,
     /// Its bytes are there, and it waits for a sync of each of its files.
     Sync,
+    /// It was carried out, or was not, and its lane is about to be told.
+    Completed,
 }
 
 /// Where a request comes from, which is told its outcome: a source, or a lane's internal I/O.
@@ -209,7 +211,8 @@ impl RequestTable {
     /// Those of a lane that are carried out on channels, each with one of these.
     pub(crate) fn on_channels(&self, lane: LaneIndex) -> Vec<(RequestIndex, StorageId)> {
         let is_carried_out = |job: &IoRequest| {
-            job.owner.is_some() && job.lane == lane && job.phase != RequestPhase::Held
+            let is_over = matches!(job.phase, RequestPhase::Held | RequestPhase::Completed);
+            job.owner.is_some() && job.lane == lane && !is_over
         };
         let jobs = self.jobs.iter().enumerate().filter(|(_, job)| is_carried_out(job));
         let found = jobs.filter_map(|(place, job)| {

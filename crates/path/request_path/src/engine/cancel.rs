@@ -30,6 +30,8 @@ impl Engine {
                 self.set_cancelled(index);
                 self.advance(index);
             }
+            // It ends as it does anyway.
+            RequestPhase::Completed => {}
         }
     }
 

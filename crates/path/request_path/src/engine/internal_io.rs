@@ -5,10 +5,13 @@
 //!
 //! Limits: a lane bounds its internal I/Os by its requests; they count as requests in flight.
 
-use block::{AfterPiecesAction, LaneCompletionDecision, Outcome, Piece, TakeoverOwner};
+use block::{
+    AfterPiecesAction, CompletedRequest, LaneCompletionDecision, Outcome, Piece, TakeoverOwner,
+};
 use kernel_io::EngineKernel;
 
 use super::Engine;
+use crate::LaneIndex;
 use crate::failure_reporter::StorageFailureCause;
 use crate::io_request::{RequestIndex, RequestPhase};
 use crate::storage_backends::FileAndChannelBackends;
@@ -17,6 +20,7 @@ impl<K: EngineKernel> Engine<K> {
     /// Goes on with lanes that have something to do, as far as this round has room; whether there was any.
     /// What is left keeps the iothread awake.
     pub(super) fn run_woken_lanes(&mut self) -> bool {
+        self.notify_completed();
         if self.lane_calls_left > 0 {
             self.lanes.collect_woken();
         }
@@ -45,7 +49,7 @@ impl<K: EngineKernel> Engine<K> {
             self.internal_ios = internal_ios;
             self.lanes.close_if_over(lane);
         }
-        any
+        any || !self.completed.is_empty()
     }
 
     /// Starts an internal I/O, unless it changes what another process goes on with.
@@ -67,32 +71,52 @@ impl<K: EngineKernel> Engine<K> {
         }
     }
 
-    /// An answer was carried out, or was not: the request is over, or with its lane again.
-    pub(super) fn notify_lane(&mut self, index: RequestIndex, outcome: Outcome) {
+    /// An answer was carried out, or was not: its lane is told, together with what else ends now.
+    pub(super) fn notify_later(&mut self, index: RequestIndex, outcome: Outcome) {
         let job = self.jobs.get(index);
+        job.phase = RequestPhase::Completed;
         let lane = job.lane;
-        match (outcome, self.lanes.with(lane, |it| it.completed(index.token(), outcome))) {
-            (Outcome::Done, LaneCompletionDecision::Finish(Outcome::Failed(kind))) => {
-                self.refused(index, kind)
-            }
-            (_, LaneCompletionDecision::Finish(outcome)) => self.finish(index, outcome),
-            (_, LaneCompletionDecision::HoldAgain) => {
-                let job = self.jobs.get(index);
-                self.pieces_open -= job.pieces.len();
-                self.lanes.remove_pieces(lane, job.pieces.len());
-                job.forget_answer(index);
-                job.failure = None;
-                job.phase = RequestPhase::Held;
-                job.after = AfterPiecesAction::Finish;
-                let (bytes, released) = (job.memory.count(), job.released);
-                self.cancelled += usize::from(job.is_cancelled());
-                self.held += 1;
-                self.lanes.held(lane, 1, bytes);
-                if released {
-                    // Whoever waited for its end still does.
-                    self.lanes.release(lane, 1);
+        if self.completed_on != Some(lane) {
+            self.notify_completed();
+            self.completed_on = Some(lane);
+        }
+        self.completed.push(CompletedRequest::new(index.token(), outcome));
+    }
+
+    /// Tells the lane of what was carried out: the requests are over, or with their lane again.
+    pub(super) fn notify_completed(&mut self) {
+        let Some(lane) = self.completed_on.take() else { return };
+        let mut completed = std::mem::take(&mut self.completed);
+        self.lanes.with(lane, |it| it.completed_together(&mut completed));
+        for request in completed.drain(..) {
+            let index = RequestIndex::of(request.token);
+            match (request.outcome, request.decision) {
+                (Outcome::Done, LaneCompletionDecision::Finish(Outcome::Failed(kind))) => {
+                    self.refused(index, kind)
                 }
+                (_, LaneCompletionDecision::Finish(outcome)) => self.finish(index, outcome),
+                (_, LaneCompletionDecision::HoldAgain) => self.hold_again(lane, index),
             }
+        }
+        self.completed = completed;
+    }
+
+    /// The lane has taken a request back.
+    fn hold_again(&mut self, lane: LaneIndex, index: RequestIndex) {
+        let job = self.jobs.get(index);
+        self.pieces_open -= job.pieces.len();
+        self.lanes.remove_pieces(lane, job.pieces.len());
+        job.forget_answer(index);
+        job.failure = None;
+        job.phase = RequestPhase::Held;
+        job.after = AfterPiecesAction::Finish;
+        let (bytes, released) = (job.memory.count(), job.released);
+        self.cancelled += usize::from(job.is_cancelled());
+        self.held += 1;
+        self.lanes.held(lane, 1, bytes);
+        if released {
+            // Whoever waited for its end still does.
+            self.lanes.release(lane, 1);
         }
     }
 }
