@@ -83,9 +83,14 @@ impl DirtyBitmap {
     /// Marks the granules that have a part of these bytes; what lies behind the end of the disk is left out. Called after the
     /// bytes were changed. A granule that is marked already costs no write to memory that others share.
     pub fn set(&self, bytes: Range<u64>) {
+        self.set_all_of(std::slice::from_ref(&bytes));
+    }
+
+    /// [`Self::set`] for many runs of bytes, all of which were changed before.
+    pub fn set_all_of(&self, changed: &[Range<u64>]) {
         // Beside the one in `clear`: either the look below finds what was cleared, or who cleared finds what was changed.
         fence(Ordering::SeqCst);
-        for (index, mask) in self.masks(bytes) {
+        for (index, mask) in changed.iter().flat_map(|bytes| self.masks(bytes.clone())) {
             let word = &self.words[index];
             if word.load(Ordering::Relaxed) & mask != mask {
                 word.fetch_or(mask, Ordering::Release);

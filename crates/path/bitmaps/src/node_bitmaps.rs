@@ -60,8 +60,8 @@ pub struct RecordingBitmaps {
 
 impl RecordingBitmaps {
     /// These bytes may have been changed.
-    pub fn set(&self, bytes: &Range<u64>) {
-        self.bitmaps.iter().for_each(|bitmap| bitmap.set(bytes.clone()));
+    pub fn set(&self, changed: &[Range<u64>]) {
+        self.bitmaps.iter().for_each(|bitmap| bitmap.set_all_of(changed));
     }
 
     /// Whether the node has no bitmaps at all, also none that record nothing.

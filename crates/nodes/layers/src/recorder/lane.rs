@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use bitmaps::{NodeBitmaps, RecordingBitmaps};
 use block::{
-    BatchPieces, Lane, LaneCompletionDecision, LocateQuery, Mapping, Operation, Outcome, Target,
-    Token, WakeTime,
+    BatchPieces, CompletedRequest, Lane, LaneCompletionDecision, LocateQuery, Mapping, Operation,
+    Outcome, Target, Token, WakeTime,
 };
 
 use crate::in_flight_changes::InFlightChanges;
@@ -20,12 +20,14 @@ pub(super) struct RecorderLane {
     bitmaps: Arc<NodeBitmaps>,
     /// Those that record, as far as this lane knows.
     recording: RecordingBitmaps,
+    /// An empty list, kept for its room.
+    changed: Vec<Range<u64>>,
 }
 
 impl RecorderLane {
     pub(super) fn new(below: Box<dyn Lane>, bitmaps: Arc<NodeBitmaps>) -> Self {
         let (changes, recording) = (InFlightChanges::default(), RecordingBitmaps::default());
-        Self { below, changes, bitmaps, recording }
+        Self { below, changes, bitmaps, recording, changed: Vec::new() }
     }
 
     /// Looks which bitmaps record.
@@ -41,19 +43,29 @@ impl RecorderLane {
         self.recording.is_alone()
     }
 
-    /// These bytes may have been changed.
-    fn record(&mut self, bytes: &Range<u64>) {
+    /// What is in the list may have been changed; it is empty then.
+    fn record(&mut self) {
+        if self.changed.is_empty() {
+            return;
+        }
         self.look();
-        self.recording.set(bytes);
+        self.recording.set(&self.changed);
+        self.changed.clear();
     }
 
     /// The lane below has answered.
     fn answered(&mut self, answered: &mut [Mapping]) {
         for mapping in answered {
-            if let Some(bytes) = self.changes.answered(mapping) {
-                self.record(&bytes);
-            }
+            self.changed.extend(self.changes.answered(mapping));
         }
+        self.record();
+    }
+
+    /// A request of the lane below, or a change, is over, or is held again; what was changed is put in the list.
+    fn over(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
+        let (decision, ended) = self.changes.completed(&mut *self.below, token, outcome);
+        self.changed.extend(ended);
+        decision
     }
 }
 
@@ -94,11 +106,16 @@ impl Lane for RecorderLane {
     }
 
     fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
-        let (told, ended) = self.changes.completed(&mut *self.below, token, outcome);
-        if let Some(bytes) = ended {
-            self.record(&bytes);
+        let decision = self.over(token, outcome);
+        self.record();
+        decision
+    }
+
+    fn completed_together(&mut self, completed: &mut [CompletedRequest]) {
+        for request in completed {
+            request.decision = self.over(request.token, request.outcome);
         }
-        told
+        self.record();
     }
 }
 
@@ -108,4 +125,82 @@ fn changed_bytes(operation: Operation) -> Option<Range<u64>> {
         return None;
     }
     operation.extent().map(|extent| extent.bytes()).filter(|bytes| !bytes.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use bitmaps::{Granularity, NewBitmap, Persistence, Recording};
+    use block::{
+        AfterPiecesAction, Answer, ByteCount, ByteOffset, DiskSize, Durability, FailKind, ZeroTerms,
+    };
+
+    use super::*;
+
+    const DISK: DiskSize = DiskSize(ByteCount(1 << 20));
+    const GRANULE: u64 = 64 << 10;
+
+    /// A lane below that holds this request again when it is told of its end.
+    #[derive(Debug)]
+    struct Below(Token);
+
+    impl Lane for Below {
+        fn map(&mut self, batch: &mut [Mapping], pieces: &mut BatchPieces) {
+            for mapping in batch {
+                (mapping.answer, mapping.after) =
+                    (Answer::Now(pieces.none()), AfterPiecesAction::NotifyLane);
+            }
+        }
+
+        fn due(&self) -> Option<WakeTime> {
+            None
+        }
+
+        fn resume(&mut self, _: Instant, _: &mut Vec<Mapping>, _: &mut BatchPieces) {}
+
+        fn release(&mut self) {}
+
+        fn completed(&mut self, token: Token, outcome: Outcome) -> LaneCompletionDecision {
+            if token == self.0 {
+                LaneCompletionDecision::HoldAgain
+            } else {
+                LaneCompletionDecision::Finish(outcome)
+            }
+        }
+    }
+
+    #[test]
+    fn of_changes_that_end_together_all_are_recorded_but_those_that_are_held_again() {
+        let bitmaps = NodeBitmaps::new(DISK);
+        let _stays = bitmaps
+            .add(&NewBitmap {
+                name: "changed".to_owned(),
+                granularity: Granularity::DEFAULT,
+                recording: Recording::On,
+                persistence: Persistence::Volatile,
+            })
+            .expect("there is room");
+        let bits = bitmaps.bits("changed").expect("it was added");
+        let mut lane = RecorderLane::new(Box::new(Below(Token(1))), bitmaps);
+        let zeroes = |token: u32| {
+            let extent = DISK.check(ByteOffset(u64::from(token) * GRANULE), ByteCount(512));
+            let extent = extent.expect("it is inside");
+            let operation = Operation::WriteZeroes(extent, ZeroTerms::KEEP, Durability::Cached);
+            Mapping::new(Token(token), operation)
+        };
+        let mut batch = [0, 1, 2].map(zeroes);
+        lane.map(&mut batch, &mut BatchPieces::default());
+        assert_eq!(bits.count_granules(), 0, "nothing has ended");
+
+        let failed = Outcome::Failed(FailKind::Io);
+        let mut ended = [(0, Outcome::Done), (1, Outcome::Done), (2, failed)]
+            .map(|(token, outcome)| CompletedRequest::new(Token(token), outcome));
+        lane.completed_together(&mut ended);
+        let decisions = ended.map(|request| request.decision);
+        let [first, second, third] = decisions;
+        assert_eq!(first, LaneCompletionDecision::Finish(Outcome::Done));
+        assert_eq!(second, LaneCompletionDecision::HoldAgain);
+        assert_eq!(third, LaneCompletionDecision::Finish(failed));
+        let marked = [0, 1, 2].map(|granule| bits.is_dirty(granule * GRANULE));
+        assert_eq!(marked, [true, false, true]);
+    }
 }

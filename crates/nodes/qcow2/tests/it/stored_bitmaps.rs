@@ -107,7 +107,8 @@ impl Process {
         let storage = control.storage();
         let written = control.run(storage.write(at, HostMemory::of(bytes)));
         written.map_err(|kind| anyhow::anyhow!("write: {kind:?}"))?;
-        self.bitmaps.recording().set(&(at..at + bytes.len() as u64));
+        let changed = at..at + bytes.len() as u64;
+        self.bitmaps.recording().set(std::slice::from_ref(&changed));
         Ok(())
     }
 

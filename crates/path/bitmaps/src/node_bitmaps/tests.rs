@@ -17,7 +17,8 @@ fn new(name: &str) -> NewBitmap {
 
 /// Records a change as a lane does.
 fn record(bitmaps: &NodeBitmaps, granule: u64) {
-    bitmaps.recording().set(&(granule << 16..(granule << 16) + 1));
+    let changed = granule << 16..(granule << 16) + 1;
+    bitmaps.recording().set(std::slice::from_ref(&changed));
 }
 
 fn count(bitmaps: &NodeBitmaps, name: &str) -> u64 {
