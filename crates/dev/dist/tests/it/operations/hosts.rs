@@ -177,7 +177,9 @@ impl Hosts {
     }
 
     pub(super) fn guest_works(&self) -> Result<()> {
-        self.goes_on("vm1")
+        self.goes_on("vm1")?;
+        // The log waits for a moment, since a client may start more queues.
+        self.is_said("ringloom@vm1", "the client is served")
     }
 
     /// Another guest, on a storage of its own, that answers nothing any more.
