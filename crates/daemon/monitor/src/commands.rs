@@ -428,7 +428,10 @@ pub(crate) fn run(
     let fields = command.fields(arguments)?;
     let (watch, what) = (Arc::clone(context.state.graph().watch()), format!("{name}{subject}"));
     let result = watch.during(what, || (command.run)(context, fields));
-    let result = result.map_err(|error| explained(context, error));
+    let result = result.map_err(|mut error| {
+        explain_fences(context.is_fenced, &mut error.desc);
+        error
+    });
     if !command.only_asks {
         match &result {
             Ok(_) => tracing::info!("monitor {}: {name}{subject}", client.monitor),
@@ -444,14 +447,12 @@ pub(crate) fn run(
 /// The error numbers of what the fences refuse: EPERM of a filter of system calls, EACCES of landlock.
 const REFUSED_BY_FENCES: [&str; 2] = ["(os error 1)", "(os error 13)"];
 
-/// What the fences may have refused is said with the option that opens them.
-fn explained(context: &CommandContext<'_>, mut error: QmpError) -> QmpError {
-    if context.is_fenced && REFUSED_BY_FENCES.iter().any(|number| error.desc.ends_with(number)) {
-        error
-            .desc
+/// Adds to a sentence about what the fences may have refused the option that opens them.
+fn explain_fences(is_fenced: bool, sentence: &mut String) {
+    if is_fenced && REFUSED_BY_FENCES.iter().any(|number| sentence.ends_with(number)) {
+        sentence
             .push_str("; commands open files and make sockets only below --allow-below DIRECTORY");
     }
-    error
 }
 
 impl Command {

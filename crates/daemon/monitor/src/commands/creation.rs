@@ -13,7 +13,7 @@ use block::{ByteCount, DiskSize, Node};
 use syntax::{Keys, OptionFields, Union, ValueType, optional, required};
 
 use super::queries::GraphReader;
-use super::{CommandContext, done};
+use super::{CommandContext, done, explain_fences};
 use crate::inbox::Message;
 use crate::qmp_error::QmpError;
 
@@ -130,8 +130,10 @@ pub(super) fn create(
     context.events.extend(events);
     let (maker, inbox, job) =
         (context.state.graph().image_maker(), context.inbox.clone(), id.clone());
+    let is_fenced = context.is_fenced;
     let work = move || {
-        let error = carry_out(&maker, creation).err();
+        let mut error = carry_out(&maker, creation).err();
+        error.iter_mut().for_each(|sentence| explain_fences(is_fenced, sentence));
         inbox.send(Message::JobEnded { id: job, error });
     };
     if let Err(error) = std::thread::Builder::new().name(format!("job {id}")).spawn(work) {
