@@ -99,7 +99,7 @@ pub(crate) enum Word {
     /// Have a job rest, go on, end or be waited for
     #[command(subcommand)]
     Job(JobWord),
-    /// Move a disk to another file while it is used
+    /// Move a disk to another file, device or server while it is used
     MoveDisk(MoveDiskArgs),
     /// Copy disks as they are at one instant: full first, then what was changed
     Backup(Box<BackupArgs>),
@@ -334,16 +334,20 @@ pub(crate) enum JobWord {
 
 /// Which disk moves, and where to.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own on the command line")]
 pub(crate) struct MoveDiskArgs {
     /// The export or node
     #[arg(value_name = "EXPORT|NODE")]
     pub(crate) target: String,
-    /// The file that the daemon makes
-    #[arg(long, value_name = "FILE")]
+    /// A file that the daemon makes, a block device, or nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH
+    #[arg(long, value_name = "FILE|DEVICE|URI")]
     pub(crate) to: String,
-    /// What the file is to be
+    /// What is made of it; default: qcow2 of a new file NAME.qcow2, raw of NAME.img, NAME.raw, devices and URIs
     #[arg(long, value_enum)]
-    pub(crate) format: Format,
+    pub(crate) format: Option<Format>,
+    /// What is on the device, or on the server, may go
+    #[arg(long)]
+    pub(crate) overwrite: bool,
     /// The most that is copied in a second, as 100M
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) speed: Option<u64>,

@@ -14,6 +14,7 @@ mod arguments;
 mod backup;
 mod changes;
 mod client;
+mod destination;
 mod inventory;
 mod jobs;
 mod move_disk;

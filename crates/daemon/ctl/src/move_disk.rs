@@ -1,18 +1,18 @@
-//! `ringloom ctl move-disk`: a disk moves to another file while it is used: a mirror, a comparison if that is asked for, a switch.
+//! `ringloom ctl move-disk`: a disk moves to other storage while it is used: a mirror, a comparison if that is asked for, a switch.
 //!
 //! Invariants: until the switch is asked for, whoever is interrupted leaves the disk where it is, and a job that goes on, as is said;
 //! a file that was made for a move that fails is removed, and a daemon that dies until then does not need it. Afterwards nothing is taken back: it may be what guests write.
 
-use std::fs;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Error, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::arguments::{Format, MoveDiskArgs};
+use crate::arguments::MoveDiskArgs;
 use crate::client::QmpClient;
+use crate::destination::Destination;
 use crate::inventory::{Inventory, text};
-use crate::jobs::{Interrupted, LOOK, create, remove, watch_until};
+use crate::jobs::{Interrupted, LOOK, remove, watch_until};
 use crate::signals::interrupts;
 use crate::table::Answer;
 use crate::units::bytes;
@@ -22,14 +22,16 @@ fn move_id(node: &str) -> String {
     format!("move-{}", node.replace(['#', '/'], "-"))
 }
 
-/// A move whose file is made.
+/// A move.
 struct Move<'a> {
     /// The node that is left.
     node: String,
     /// The one that takes its place.
     new: String,
-    path: String,
+    destination: Destination,
     size: u64,
+    /// Whether the disk is past the page cache.
+    is_direct: bool,
     arguments: &'a MoveDiskArgs,
 }
 
@@ -53,20 +55,19 @@ fn compared(client: &mut QmpClient, id: &str) -> Result<Compared> {
     Ok(Compared { bytes, differing: number("ringloom-differing").unwrap_or(0) })
 }
 
-/// Moves a disk to another file while it is used: makes the file, copies, switches, and closes what was there.
+/// Moves a disk to other storage while it is used: makes that, copies, switches, and closes what was there.
 pub(crate) fn move_disk(client: &mut QmpClient, arguments: &MoveDiskArgs) -> Result<Answer> {
-    let MoveDiskArgs { target, to, name, .. } = arguments;
+    let MoveDiskArgs { target, name, .. } = arguments;
     let interrupted = interrupts()?;
     let inventory = Inventory::read(client)?;
     let node = inventory.target(target)?;
     let size = inventory.node(&node).and_then(|it| it["size"].as_u64());
     let size = size.with_context(|| format!("node {node}: its size is not known"))?;
-    let path = std::path::absolute(to).with_context(|| format!("{to}: where is that?"))?;
-    ensure!(path.symlink_metadata().is_err(), "{} exists already", path.display());
-    let path = path.display().to_string();
+    let is_direct = inventory.node(&node).is_some_and(|it| it["direct"] == true);
+    let destination = Destination::of(arguments)?;
     let new = name.clone().unwrap_or_else(|| format!("{node}-moved"));
     ensure!(inventory.node(&new).is_none(), "there is a node {new} already: say --node NAME");
-    let it = Move { node, new, path, size, arguments };
+    let it = Move { node, new, destination, size, is_direct, arguments };
     it.carry_out(client, &interrupted)
 }
 
@@ -76,7 +77,7 @@ impl Move<'_> {
     }
 
     fn carry_out(&self, client: &mut QmpClient, interrupted: &AtomicBool) -> Result<Answer> {
-        let made = make(client, &self.new, &self.path, self.arguments.format, self.size);
+        let made = self.destination.make(client, &self.new, self.size, self.is_direct);
         let begun = made.and_then(|()| client.ask("blockdev-mirror", &self.mirror()));
         if let Err(error) = begun {
             return Err(self.take_back(client, error));
@@ -99,8 +100,8 @@ impl Move<'_> {
 
     /// Closes what was left; says where the disk is.
     fn close_old(&self, client: &mut QmpClient, warnings: &mut Vec<String>) -> String {
-        let Self { node, new, path, .. } = self;
-        let target = &self.arguments.target;
+        let Self { node, new, destination, .. } = self;
+        let (target, path) = (&self.arguments.target, destination.name());
         let closed = match self.arguments.keep {
             true => None,
             false => Some(client.ask("blockdev-del", &json!({"node-name": node}))),
@@ -183,7 +184,8 @@ impl Move<'_> {
     fn take_back(&self, client: &mut QmpClient, error: Error) -> Error {
         let id = self.id();
         if self.is_moved(client) {
-            let Self { node, new, path, .. } = self;
+            let Self { node, new, destination, .. } = self;
+            let path = destination.name();
             return error.context(format!(
                 "somebody else has completed job {id}: node {new}, {path}, is the disk now, and node {node} is still open"
             ));
@@ -194,11 +196,8 @@ impl Move<'_> {
         remove(client, &self.new);
         // A daemon that has ended may have made the switch before.
         let is_closed = Inventory::read(client).is_ok_and(|it| it.node(&self.new).is_none());
-        let gone = match is_closed && fs::remove_file(&self.path).is_ok() {
-            true => format!(", and {} is gone", self.path),
-            false => format!(", and {} is no disk", self.path),
-        };
-        error.context(format!("node {} stays where it is{gone}", self.node))
+        let left = self.destination.take_away(is_closed);
+        error.context(format!("node {} stays where it is, and {left}", self.node))
     }
 
     /// What is left by who has had enough before the switch.
@@ -207,14 +206,17 @@ impl Move<'_> {
         format!(
             "node {node} stays where it is, and job {id} goes on: 'ringloom ctl job wait {id}' and 'job complete {id}' move the \
              disk; 'job cancel {id}', 'job dismiss {id}' and 'disk del {new}' give {} up",
-            self.path
+            self.destination.name()
         )
     }
 
     /// What is said if nobody knows whether the switch was made.
     fn after_switch(&self) -> String {
         let target = &self.arguments.target;
-        format!("'ringloom ctl show {target}' says whether the disk is {} now", self.path)
+        format!(
+            "'ringloom ctl show {target}' says whether the disk is {} now",
+            self.destination.name()
+        )
     }
 
     fn answer(
@@ -237,12 +239,12 @@ impl Move<'_> {
                 warnings.push(format!(
                     "{found} of {} differed from what was copied there: somebody else writes to it, or the storage does not \
                      keep what it is given",
-                    self.path
+                    self.destination.name()
                 ));
             }
         }
         let json = json!({
-            "node": self.new, "file": self.path, "bytes": self.size,
+            "node": self.new, "file": self.destination.name(), "bytes": self.size,
             "compared-bytes": compared.map(|it| it.bytes),
             "differing-bytes": compared.map(|it| it.differing), "warnings": warnings,
         });
@@ -250,33 +252,4 @@ impl Move<'_> {
         answer.warnings = warnings;
         answer
     }
-}
-
-/// Makes a file, and an image in it, and a node of that name.
-fn make(client: &mut QmpClient, node: &str, path: &str, format: Format, size: u64) -> Result<()> {
-    let id = format!("make-{node}");
-    let length = if format == Format::Raw { size } else { 0 };
-    let file = json!({"driver": "file", "filename": path, "size": length});
-    create(client, &id, &file).with_context(|| format!("{path} cannot be made"))?;
-    let file = json!({"driver": "file", "filename": path, "discard": "unmap"});
-    let mut added = match format {
-        Format::Raw => file,
-        Format::Qcow2 => {
-            let below = format!("{node}-file");
-            let mut file = file;
-            file["node-name"] = below.as_str().into();
-            file["ringloom-volatile"] = true.into();
-            client.ask("blockdev-add", &file)?;
-            let image = json!({"driver": "qcow2", "file": below, "size": size});
-            let made = create(client, &id, &image);
-            remove(client, &below);
-            made.with_context(|| format!("{path}: no image can be made"))?;
-            json!({"driver": "qcow2", "file": {"driver": "file", "filename": path, "discard": "unmap"}})
-        }
-    };
-    added["node-name"] = node.into();
-    added["discard"] = "unmap".into();
-    // Until an export stands on it a daemon that is started again does not look for it.
-    added["ringloom-volatile"] = true.into();
-    client.ask("blockdev-add", &added).map(drop)
 }

@@ -1,6 +1,7 @@
 //! `ringloom ctl`: each word, good and bad, with ringloom and with qemu-storage-daemon.
 
 mod backup;
+mod destinations;
 mod failures;
 mod jobs;
 mod moved;
