@@ -25,8 +25,8 @@ use block::{Clock, SystemClock};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
-    SocketType, recv, sendmsg, socketpair,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown,
+    SocketFlags, SocketType, recv, sendmsg, shutdown, socketpair,
 };
 use sandbox::SandboxMode;
 use vhost_user::DescriptorCloseRisk;
@@ -37,6 +37,9 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// The pause before descriptors that the kernel could not take are sent again.
 const MOMENT: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+
+/// How long it may take to end, once it has nothing more to do. With descriptors whose close never ends it stays.
+const END_LIMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// The other process's name.
 const NAME: &std::ffi::CStr = c"descriptorcheck";
@@ -55,6 +58,8 @@ const NO_ROOM: u64 = 3;
 #[derive(Debug)]
 pub struct DescriptorCheck {
     socket: OwnedFd,
+    /// What tells of its end, where the kernel does.
+    process: Option<OwnedFd>,
     memory_files: Arc<GuestMemoryFilePolicy>,
     /// Whether it has said that it is behind its fences.
     is_confined: bool,
@@ -112,6 +117,16 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
+impl Drop for DescriptorCheck {
+    /// The other process ends before this one does: a service manager that counts processes finds none left.
+    fn drop(&mut self) {
+        let Some(process) = &self.process else { return };
+        if shutdown(&self.socket, Shutdown::Both).is_ok() {
+            let _in_time = poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&END_LIMIT));
+        }
+    }
+}
+
 impl DescriptorCheck {
     /// Makes the other process. Call it before the first thread.
     pub fn start(
@@ -119,7 +134,7 @@ impl DescriptorCheck {
         sandbox: SandboxMode,
     ) -> Result<Arc<Self>, DescriptorCheckStartError> {
         let (ours, theirs) = pair().map_err(DescriptorCheckStartError::Make)?;
-        host::start_apart(NAME, theirs, |socket| {
+        let process = host::start_apart(NAME, theirs, |socket| {
             process::run(&socket, memory_files, sandbox);
         })
         .map_err(DescriptorCheckStartError::Make)?;
@@ -129,12 +144,15 @@ impl DescriptorCheck {
         if bytes != said.len() {
             return Err(DescriptorCheckStartError::Ended);
         }
-        Ok(Arc::new(Self::of(ours, memory_files, said == CONFINED)))
+        let mut check = Self::of(ours, memory_files, said == CONFINED);
+        check.process = process;
+        Ok(Arc::new(check))
     }
 
     fn of(socket: OwnedFd, memory_files: &Arc<GuestMemoryFilePolicy>, is_confined: bool) -> Self {
         Self {
             socket,
+            process: None,
             memory_files: Arc::clone(memory_files),
             is_confined,
             exports: AtomicU64::new(0),

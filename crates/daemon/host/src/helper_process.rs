@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::process::{close_descriptors_but, count_threads};
 
@@ -26,11 +27,16 @@ const IGNORED: [libc::c_int; 7] = [
 ];
 
 /// Makes a process of this name that does nothing but `task` and ends. It has one descriptor of this process, which is
-/// given to it, and standard streams that lead nowhere; signals that ask processes to end do nothing there.
+/// given to it, and standard streams that lead nowhere; signals that ask processes to end do nothing there. Returns a
+/// descriptor that can be read when it has ended (a pidfd), if the kernel has such.
 ///
 /// # Errors
 /// If this process has more than one thread, which the other one would lack, or none can be made.
-pub fn start_apart(name: &CStr, descriptor: OwnedFd, task: impl FnOnce(OwnedFd)) -> io::Result<()> {
+pub fn start_apart(
+    name: &CStr,
+    descriptor: OwnedFd,
+    task: impl FnOnce(OwnedFd),
+) -> io::Result<Option<OwnedFd>> {
     let threads = count_threads()?;
     if threads != 1 {
         return Err(io::Error::other(format!("the process has {threads} threads already")));
@@ -49,7 +55,8 @@ pub fn start_apart(name: &CStr, descriptor: OwnedFd, task: impl FnOnce(OwnedFd))
             // What the parent has to do at its end is not for this process to do.
             signal_hook::low_level::exit(code)
         }
-        _ => Ok(()),
+        // Nobody waits for it, so the number stays its own.
+        child => Ok(Pid::from_raw(child).and_then(|it| pidfd_open(it, PidfdFlags::empty()).ok())),
     }
 }
 

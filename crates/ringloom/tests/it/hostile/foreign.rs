@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -230,14 +230,36 @@ fn whoever_looks_at_descriptors_ends_with_the_daemon() {
             let (check, _) = descriptor_check(server.pid())?;
             server.signal(signal)?;
             server.wait(REFUSAL_LIMIT)?;
-            poll_until("its end", REFUSAL_LIMIT, || {
+            let is_there = || {
                 let name = std::fs::read_to_string(format!("/proc/{check}/comm"));
                 let status = std::fs::read_to_string(format!("/proc/{check}/status"));
-                let is_there = name.is_ok_and(|name| name == "descriptorcheck\n")
-                    && status.is_ok_and(|status| !status.contains("State:\tZ"));
-                Ok((!is_there).then_some(()))
-            })?;
+                name.is_ok_and(|name| name == "descriptorcheck\n")
+                    && status.is_ok_and(|status| !status.contains("State:\tZ"))
+            };
+            poll_until("its end", REFUSAL_LIMIT, || Ok((!is_there()).then_some(())))?;
         }
+        Ok(())
+    });
+}
+
+/// A service manager that finds a process left kills it, and may wait for it in vain.
+#[test]
+fn a_daemon_that_stops_waits_for_a_moment_for_the_process_that_looks_at_descriptors() {
+    with(&ringloom(), |program| {
+        let bench = Bench::new()?;
+        let disk = Disk::new(&bench, "d", 2);
+        disk.create_sparse(1 << 20)?;
+        let mut server = serve(program, std::slice::from_ref(&disk))?;
+        let (check, _) = descriptor_check(server.pid())?;
+        let check = Pid::from_raw(i32::try_from(check)?).context("it is a process")?;
+        kill_process(check, Signal::STOP)?;
+        let begun = Instant::now();
+        server.signal(Signal::TERM)?;
+        let ended = server.wait(REFUSAL_LIMIT);
+        let waited = begun.elapsed();
+        kill_process(check, Signal::CONT)?;
+        ended?;
+        ensure!(waited >= Duration::from_millis(200), "it has ended after {waited:?}");
         Ok(())
     });
 }
