@@ -64,6 +64,7 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
         Err(error) => return output::fail(program, &error),
     };
     log::start(&log, &plan.log_levels);
+    let has_files = !plan.config.is_empty();
     match daemon::serve(*plan, &log) {
         Ok(()) => {
             log.settle();
@@ -73,7 +74,8 @@ fn run_serve(program: &str, arguments: Vec<OsString>) -> ExitCode {
         Err(error @ ServeError::ChildFailed) => output::fail(program, &error),
         Err(error) => {
             log::keep_error(&log, &error);
-            output::fail(program, &error)
+            let is_of_files = has_files && matches!(error, ServeError::NothingExported);
+            refuse(program, &error, is_of_files)
         }
     }
 }

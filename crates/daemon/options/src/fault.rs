@@ -52,14 +52,29 @@ pub enum CommandLineError {
     /// The line as a whole is wrong.
     #[error(transparent)]
     Line(#[from] CommandLineSyntaxError),
+    /// The line as a whole is wrong, with what its configuration files say.
+    #[error(transparent)]
+    LineWithFiles(CommandLineSyntaxError),
 }
 
 impl CommandLineError {
-    /// Whether a configuration file is wrong in itself: no system call has failed, so that it stays wrong until somebody
-    /// changes it.
+    /// The same of a line that has configuration files.
+    pub(super) fn with_files(self) -> Self {
+        match self {
+            Self::Line(fault) => Self::LineWithFiles(fault),
+            Self::Argument { .. }
+            | Self::InFile { .. }
+            | Self::Config(_)
+            | Self::Image { .. }
+            | Self::LineWithFiles(_) => self,
+        }
+    }
+
+    /// Whether a configuration file is wrong in itself, or does not go with the others and the line: no system call has
+    /// failed, so that it stays wrong until somebody changes it.
     pub fn is_of_configuration(&self) -> bool {
         let is_there = match self {
-            Self::InFile { .. } | Self::Config(_) => true,
+            Self::InFile { .. } | Self::Config(_) | Self::LineWithFiles(_) => true,
             Self::Argument { .. } | Self::Image { .. } | Self::Line(_) => false,
         };
         let mut causes = iter::successors(self.source(), |&error| error.source());

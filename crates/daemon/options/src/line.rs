@@ -25,6 +25,11 @@ pub fn parse(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<ServeCommand, CommandLineError> {
     let words = getopt::split(arguments)?;
+    let has_files = words.iter().any(|word| word.name == OptionKind::Config);
+    read(words).map_err(|error| if has_files { error.with_files() } else { error })
+}
+
+fn read(words: Vec<ParsedOption>) -> Result<ServeCommand, CommandLineError> {
     match words.last().map(|word| word.name) {
         Some(OptionKind::Help) => return Ok(ServeCommand::Help(HelpTopic::Serve)),
         Some(OptionKind::Version) => return Ok(ServeCommand::Version),

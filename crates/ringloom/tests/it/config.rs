@@ -161,6 +161,11 @@ fn a_configuration_that_is_wrong_in_itself_has_an_exit_status_of_its_own() {
         let served = "image = \"i\"\nsocket = \"s\"\n";
         testkit::image::create_sparse(&bench.path("i"), 1 << 20)?;
         std::fs::write(bench.path("d.toml"), format!("{served}daemonize = true\n"))?;
+        // What does not go together, and what serves nothing.
+        let mixed = format!("{served}[[object]]\nqom-type = \"iothread\"\nid = \"t\"\n");
+        check(&mixed, 2, "cannot be combined with --object (w.toml:3:1)")?;
+        check("", 2, "nothing to serve")?;
+        check("state = \"kept\"\n", 2, "nothing to serve")?;
         let exit = under_manager(&bench, &["--config", "d.toml"])?;
         let said = "a service manager has started this process and waits for it";
         ensure!(exit.status.code() == Some(2) && exit.stderr.contains(said), "{exit:?}");

@@ -170,6 +170,13 @@ fn fails_clearly(system: &Systemd) -> Result<()> {
     ensure!(system.property("ringloom@vm3", "NRestarts")? == "0", "it is tried again");
     let journal = system.journal("ringloom@vm3")?;
     ensure!(journal.contains("vm3.toml:1:1") && journal.contains("image"), "{journal}");
+    // So is one that contradicts itself.
+    let text = format!("{CONFIGURATION}[[object]]\nqom-type = \"iothread\"\nid = \"t\"\n");
+    std::fs::write(system.path("/etc/ringloom/vm3.toml"), text)?;
+    ensure!(!system.run(&["systemctl", "start", "ringloom@vm3"])?.status.success(), "it serves");
+    ensure!(system.property("ringloom@vm3", "ActiveState")? == "failed", "it will be tried again");
+    let journal = system.journal("ringloom@vm3")?;
+    ensure!(journal.contains("cannot be combined with --object"), "{journal}");
     let text = format!("daemonize = true\n{CONFIGURATION}");
     std::fs::write(system.path("/etc/ringloom/vm3.toml"), text)?;
     ensure!(!system.run(&["systemctl", "start", "ringloom@vm3"])?.status.success(), "it serves");

@@ -456,10 +456,15 @@ fn what_only_a_change_of_the_file_helps_against_is_known() {
     {
         assert!(is_lasting(wrong), "{wrong}");
     }
+    // It does not go with the line.
+    assert!(is_lasting("image = \"Cargo.toml\"\nsocket = \"s\"\n"));
     let missing = "[[blockdev]]\ndriver = \"file\"\nnode-name = \"x\"\nfilename = \"nowhere\"\n";
     assert!(!is_lasting(missing));
     let said = crate::parse(["--config=nowhere.toml", NULL].map(OsString::from));
     assert!(!said.expect_err("it is not there").is_of_configuration());
+    let (_file, only) = file("pidfile = \"x\"\n");
+    let said = crate::parse([OsString::from(only)]);
+    assert!(said.expect_err("nothing to serve").is_of_configuration());
     let said = crate::parse(["--blockdev=null-co"].map(OsString::from));
     assert!(!said.expect_err("a line").is_of_configuration());
 }
