@@ -20,7 +20,7 @@ use sandbox::Sandbox;
 use takeover::{PredecessorProcess, TakeoverOutcome};
 
 use crate::kept_state::State;
-use crate::log::Log;
+use crate::log::{Log, is_journal};
 use crate::metrics_output::MetricsOutput;
 use crate::serve::ServeError;
 
@@ -190,7 +190,8 @@ fn write_pidfile_after(plan: &Plan, predecessor: &PredecessorProcess) -> Option<
 }
 
 fn print_attach_lines(plan: &Plan, directory: &Path) -> io::Result<()> {
-    let Some(format) = plan.print else { return Ok(()) };
+    let by_default = plan.print_by_default.filter(|_| !is_journal(io::stdout()));
+    let Some(format) = plan.print.or(by_default) else { return Ok(()) };
     let mut lines = attach_lines(format, plan.exports(), directory);
     if let Some(server) = &plan.nbd_server {
         lines += &nbd_attach_lines(format, &server.address, plan.exports(), directory);

@@ -36,6 +36,7 @@ pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
         daemonize: _,
         takeover: _,
         print: _,
+        print_by_default: _,
         sandbox: _,
         named_files: _,
         guest_memory: _,

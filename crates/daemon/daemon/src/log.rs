@@ -27,6 +27,7 @@ use rustix::fs::OFlags;
 pub use event::{LogEvent, Severity};
 use queue::{LogLine, LogQueue, StderrEcho};
 use system::SystemLog;
+pub(crate) use system::is_journal;
 
 /// How many bytes of lines wait for the thread that writes them; what is more is lost.
 const WAITING_MAX: usize = 1 << 20;
@@ -116,9 +117,14 @@ impl Log {
                     None => Self::new(None, StderrMode::Told, format),
                 }
             }
-            (Daemonize::Background, file) => {
-                let system = || SystemLog::connect().map(LogDestination::System);
-                Self::new(file.or_else(system), StderrMode::Told, format)
+            (Daemonize::Background, Some(file)) => Self::new(Some(file), StderrMode::Told, format),
+            (Daemonize::Background, None) => {
+                // Whoever watches the start may do so in the journal: there each line stands once.
+                let (journal, stderr) = match SystemLog::behind_stderr() {
+                    Some(journal) => (Some(journal), StderrMode::SamePlace),
+                    None => (SystemLog::connect(), StderrMode::Told),
+                };
+                Self::new(journal.map(LogDestination::System), stderr, format)
             }
         })
     }

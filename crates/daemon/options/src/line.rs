@@ -83,7 +83,7 @@ fn read(words: Vec<ParsedOption>) -> Result<ServeCommand, CommandLineError> {
         server.set_rights(&plan.socket_rights);
     }
     // Whoever uses the short form has no other place to learn how to attach a guest.
-    plan.print = plan.print.or((form == CommandLineForm::Short).then_some(AttachLinesFormat::Qemu));
+    plan.print_by_default = (form == CommandLineForm::Short).then_some(AttachLinesFormat::Qemu);
     if let Some(printed) = printed {
         return Ok(ServeCommand::Config(printed));
     }
@@ -141,6 +141,7 @@ impl CommonOptions {
             daemonize: Daemonize::Foreground,
             takeover: TakeoverMode::Never,
             print: None,
+            print_by_default: None,
             sandbox: SandboxMode::Possible,
             named_files: NamedFilesPolicy::Refused,
             guest_memory: GuestMemoryOptions::default(),

@@ -66,6 +66,8 @@ pub struct Plan {
     pub takeover: TakeoverMode,
     /// In which form to print the lines that attach a guest, if at all.
     pub print: Option<AttachLinesFormat>,
+    /// In which form if nobody has said one: not to a journal, where nobody looks for them.
+    pub print_by_default: Option<AttachLinesFormat>,
     /// What the daemon gives up once everything is set up.
     pub sandbox: SandboxMode,
     /// Which files images may name.

@@ -7,6 +7,7 @@
 //! get that was started anew and has a new socket.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 
 use rustix::fs::fstat;
@@ -56,9 +57,7 @@ impl SystemLog {
 
     /// The journal, if that is where stderr leads: by its own way each line has its severity and fields.
     pub(super) fn behind_stderr() -> Option<Self> {
-        let stream = std::env::var(STREAM).ok()?;
-        let found = fstat(io::stderr()).ok()?;
-        if stream != format!("{}:{}", found.st_dev, found.st_ino) {
+        if !is_journal(io::stderr()) {
             return None;
         }
         let socket = UnixDatagram::unbound().ok()?;
@@ -72,6 +71,14 @@ impl SystemLog {
         send(&self.socket, &datagram, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
         Ok(())
     }
+}
+
+/// Whether systemd has led a stream of this process to the journal.
+pub(crate) fn is_journal(stream: impl AsFd) -> bool {
+    let is_it = |journal: String| {
+        fstat(stream).is_ok_and(|it| journal == format!("{}:{}", it.st_dev, it.st_ino))
+    };
+    std::env::var(STREAM).is_ok_and(is_it)
 }
 
 fn datagram(protocol: Protocol, event: &LogEvent, process: u32) -> Vec<u8> {
