@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use exports::{SocketOptions, check_socket_path};
-use syntax::{ArgumentError, socket_mode};
+use syntax::{ArgumentError, Hint, nearest, socket_mode};
 
 /// The rights of a UNIX socket for metrics if they are not said: as of a monitor's.
 pub const METRICS_MODE: u32 = 0o600;
@@ -50,6 +50,14 @@ enum MetricsOptionsError {
     /// No group.
     #[error("group expects a group")]
     Group,
+    /// Probably a right that is misspelt.
+    #[error("a socket has no '{key}'{}: after its path come mode=MODE and group=GROUP", Hint(*nearest))]
+    Key {
+        /// As written.
+        key: String,
+        /// What was probably meant.
+        nearest: Option<&'static str>,
+    },
 }
 
 impl MetricsOptions {
@@ -103,6 +111,12 @@ fn unix(text: &str) -> Result<SocketOptions, ArgumentError> {
                 return Err(ArgumentError::own(MetricsOptionsError::Group));
             }
             group = Some(text.to_owned());
+        } else if let Some((key, _)) = last.split_once('=') {
+            let nearest = nearest(key, ["mode", "group"]);
+            return Err(ArgumentError::own(MetricsOptionsError::Key {
+                key: key.to_owned(),
+                nearest,
+            }));
         } else {
             break;
         }
@@ -167,5 +181,7 @@ mod tests {
         check("unix:a,mode=8", Err("mode expects permission bits in octal, 0 to 0777, not '8'"));
         check("unix:a,mode=+7", Err("not '+7'"));
         check("unix:a,group=", Err("group expects a group"));
+        check("unix:a,gruop=p", Err("a socket has no 'gruop'; did you mean 'group'?: after its"));
+        check("unix:a,mode=0660,owner=p,group=g", Err("a socket has no 'owner': after its path"));
     }
 }
