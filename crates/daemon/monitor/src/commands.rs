@@ -418,7 +418,7 @@ pub(crate) fn run(
     }
     let subject = SUBJECTS.iter().find_map(|key| arguments.get(*key)?.as_str());
     // A client could put lines of its own into the log.
-    let brief = |name: &str| name.chars().take(64).collect::<String>().escape_debug().to_string();
+    let brief = |name: &str| one_line(&name.chars().take(64).collect::<String>());
     let subject = subject.map_or_else(String::new, |name| format!(" {}", brief(name)));
     if !command.only_asks
         && let Some((node, job)) = context.jobs.node_in_use(&Value::Object(arguments.clone()))
@@ -436,12 +436,22 @@ pub(crate) fn run(
         match &result {
             Ok(_) => tracing::info!("monitor {}: {name}{subject}", client.monitor),
             Err(error) => {
-                let desc = error.desc.escape_debug();
+                let desc = one_line(&error.desc);
                 tracing::info!("monitor {}: {name}{subject}: {desc}", client.monitor);
             }
         }
     }
     result
+}
+
+/// A text without what would begin another line, or what a terminal would obey; quotes stay as they are.
+fn one_line(text: &str) -> String {
+    let shown = |letter: char| {
+        let escaped = letter.is_control().then(|| letter.escape_debug());
+        let plain = (!letter.is_control()).then_some(letter);
+        escaped.into_iter().flatten().chain(plain)
+    };
+    text.chars().flat_map(shown).collect()
 }
 
 /// The error numbers of what the fences refuse: EPERM of a filter of system calls, EACCES of landlock.
@@ -503,4 +513,15 @@ fn answer(value: impl serde::Serialize) -> Result<Value, QmpError> {
 /// An error of an argument as an answer.
 fn wrong(error: &ArgumentError) -> QmpError {
     QmpError::generic(chain_of(error).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::one_line;
+
+    #[test]
+    fn a_text_stays_one_line_and_keeps_its_quotes() {
+        assert_eq!(one_line("it's \"a\" \\ é"), "it's \"a\" \\ é");
+        assert_eq!(one_line("a\nINFO b\u{1b}[2J"), "a\\nINFO b\\u{1b}[2J");
+    }
 }
