@@ -20,12 +20,16 @@ use ratatui::widgets::{Clear, Paragraph, Wrap};
 pub(crate) use self::theme::Theme;
 use self::theme::{Letters, Tone};
 use crate::app::App;
+use crate::prompt::Prompt;
 use crate::troubles::{Severity, Trouble};
 use crate::views::Table;
 
 /// In less than this nothing can be read.
 pub(crate) const WIDTH_MIN: u16 = 60;
 pub(crate) const HEIGHT_MIN: u16 = 10;
+
+/// The most rows that a question, or what became of it, takes.
+const FOOTER_MAX: usize = 3;
 
 /// From this height on there are panels below the table.
 const PANELS_FROM: u16 = 36;
@@ -56,13 +60,17 @@ fn draw_all(frame: &mut Frame<'_>, app: &mut App, now: Duration, theme: Theme) {
     let troubles = app.troubles(now);
     let table = app.table_with(app.view, now, &troubles);
     let (top, below) = header::draw(frame, area, app, &troubles, (now, theme));
-    let (footer, middle) = split_last(rows_from(area, top + below));
+    let said = footer(usize::from(area.width), app, theme);
+    let rows = u16::try_from(said.len()).unwrap_or(1);
+    let (footer, middle) = split_last(rows_from(area, top + below), rows);
     let main = match area.height >= PANELS_FROM {
         true => panels::draw(frame, middle, app, (now, theme), (&troubles, table.rows.len())),
         false => middle,
     };
     draw_main(frame, main, app, &table, theme);
-    draw_footer(frame, footer, app, theme);
+    for (row, line) in (0..).zip(&said) {
+        write(frame, footer, row, line);
+    }
 }
 
 /// The rows of an area from the one of that number on.
@@ -71,9 +79,9 @@ fn rows_from(area: Rect, rows: u16) -> Rect {
     Rect { y: area.y + rows, height: area.height - rows, ..area }
 }
 
-/// The last row, and what is above it.
-fn split_last(area: Rect) -> (Rect, Rect) {
-    let height = area.height.saturating_sub(1);
+/// The last rows, and what is above them.
+fn split_last(area: Rect, rows: u16) -> (Rect, Rect) {
+    let height = area.height.saturating_sub(rows);
     (rows_from(area, height), Rect { height, ..area })
 }
 
@@ -95,25 +103,64 @@ fn draw_main(frame: &mut Frame<'_>, area: Rect, app: &mut App, table: &Table, th
     tables::draw(frame, area, table, (selected, app.offset), theme);
 }
 
-fn draw_footer(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
-    let line = if let Some(prompt) = &app.prompt {
-        let choices = match prompt.choices.join(", ") {
-            all if all.is_empty() => String::new(),
-            all => format!("   ({all}; Tab goes through them)"),
-        };
-        Line::from(vec![
-            Span::styled(prompt.label(), theme.style(Tone::Title)),
-            Span::raw(prompt.text.clone()),
-            Span::styled(" ", theme.style(Tone::Chosen)),
-            Span::styled(choices, theme.style(Tone::Faint)),
-        ])
-    } else if let Some(message) = &app.message {
-        let tone = if message.is_bad { Tone::Bad } else { Tone::Good };
-        Line::styled(ctl::printable(&message.text), theme.style(tone))
-    } else {
-        keys_line(usize::from(area.width), theme)
+/// What is asked, or was done, in as many rows as it needs; else keys.
+fn footer(width: usize, app: &App, theme: Theme) -> Vec<Line<'static>> {
+    if let Some(prompt) = &app.prompt {
+        return prompted(width, prompt, theme);
+    }
+    let Some(message) = &app.message else { return vec![keys_line(width, theme)] };
+    let tone = if message.is_bad { Tone::Bad } else { Tone::Good };
+    let line = |text| Line::styled(text, theme.style(tone));
+    wrapped(&ctl::printable(&message.text), width).into_iter().map(line).collect()
+}
+
+/// A question with what was typed so far, and what can be said.
+fn prompted(width: usize, prompt: &Prompt, theme: Theme) -> Vec<Line<'static>> {
+    let choices = match prompt.choices.join(", ") {
+        all if all.is_empty() => String::new(),
+        all => format!("   ({all}; Tab goes through them)"),
     };
-    write(frame, area, 0, &line);
+    let mut lines = Vec::new();
+    let mut spans = vec![
+        Span::styled(prompt.label(), theme.style(Tone::Title)),
+        Span::raw(prompt.text.clone()),
+        Span::styled(" ", theme.style(Tone::Chosen)),
+    ];
+    let used = |spans: &[Span<'_>]| -> usize { spans.iter().map(Span::width).sum() };
+    if used(&spans) > width {
+        let asked = wrapped(&prompt.label(), width).into_iter();
+        lines.extend(asked.map(|text| Line::styled(text, theme.style(Tone::Title))));
+        spans.remove(0);
+    }
+    let faint = |text: String| Span::styled(text, theme.style(Tone::Faint));
+    if used(&spans) + choices.chars().count() <= width {
+        spans.push(faint(choices));
+        lines.push(Line::from(spans));
+    } else {
+        lines.push(Line::from(spans));
+        lines.extend(wrapped(choices.trim_start(), width).into_iter().map(faint).map(Line::from));
+    }
+    lines.truncate(FOOTER_MAX);
+    lines
+}
+
+/// A text in rows, broken at blanks where that is possible; what needs more than [`FOOTER_MAX`] ends with dots.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut rows = Vec::new();
+    let mut left: Vec<char> =
+        text.trim().chars().map(|it| if it == '\n' { ' ' } else { it }).collect();
+    while left.len() > width && rows.len() + 1 < FOOTER_MAX {
+        let blank = left[..=width].iter().rposition(|it| *it == ' ').filter(|place| *place > 0);
+        let rest = left.split_off(blank.unwrap_or(width));
+        rows.push(left.into_iter().collect());
+        left = rest.into_iter().skip_while(|it| *it == ' ').collect();
+    }
+    if left.len() > width {
+        left.truncate(width.saturating_sub(1));
+        left.push('…');
+    }
+    rows.push(left.into_iter().collect());
+    rows
 }
 
 /// The most important keys, as many as there is room for.

@@ -154,6 +154,10 @@ const fn number(title: &'static str, rank: u8) -> Column {
 /// The daemon, where there are several.
 const DAEMON: Column = column("DAEMON", Side::Name, 0, 24);
 
+/// What is said if a filter leaves no row.
+const NONE_SO_CALLED: &str =
+    "no name here has the text of the filter: / changes it, Esc forgets it";
+
 /// Makes the table of a view.
 pub(crate) fn table(view: View, fleet: &Fleet, troubles: &[Trouble], wanted: &Wanted) -> Table {
     let mut table = match view {
@@ -176,9 +180,13 @@ pub(crate) fn table(view: View, fleet: &Fleet, troubles: &[Trouble], wanted: &Wa
     let filter = wanted.filter.to_lowercase();
     let named: Vec<usize> =
         (0..table.columns.len()).filter(|place| table.columns[*place].side == Side::Name).collect();
+    let is_there = !table.rows.is_empty();
     table
         .rows
         .retain(|row| named.iter().any(|place| row.cells[*place].to_lowercase().contains(&filter)));
+    if is_there && table.rows.is_empty() {
+        table.nothing = NONE_SO_CALLED;
+    }
     table.rows.sort_by(|one, other| compare(one, other, wanted));
     table
 }

@@ -79,7 +79,7 @@ fn state(
     let left = vec![
         Span::styled("ringloom top  ", theme.style(Tone::Title)),
         Span::styled(text, theme.style(tone)),
-        Span::raw(format!("  {exports} exports  {queues} queues")),
+        Span::raw(format!("  {}  {}", several(exports, "export"), several(queues, "queue"))),
     ];
     // Which daemon, in what is left between them.
     let used: usize = left.iter().chain([&right]).map(Span::width).sum();
@@ -92,11 +92,25 @@ fn state(
     ends(left, vec![Span::raw(format!("{which}  ")), right], width)
 }
 
+/// `1 export`, `2 exports`.
+fn several(count: usize, word: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {word}{plural}")
+}
+
 /// The end of a text, which tells paths apart.
 fn last_part(text: &str, width: usize) -> String {
     match text.chars().count().checked_sub(width) {
         None | Some(0) => text.to_owned(),
         Some(more) => ['…'].into_iter().chain(text.chars().skip(more + 1)).collect(),
+    }
+}
+
+/// The beginning of a text, and that it goes on.
+fn first_part(text: &str, width: usize) -> String {
+    match text.chars().count() <= width {
+        true => text.to_owned(),
+        false => text.chars().take(width.saturating_sub(1)).chain(['…']).collect(),
     }
 }
 
@@ -149,9 +163,11 @@ fn views(fleet: &Fleet, app: &App, theme: Theme, width: usize) -> Line<'static> 
     if !app.wanted.filter.is_empty() {
         chosen.push(format!("/{}", ctl::printable(&app.wanted.filter)));
     }
-    let reversed = if app.wanted.is_reversed { ", reversed" } else { "" };
+    let reversed = if app.wanted.is_reversed { " ↑" } else { "" };
     chosen.push(format!("by {}{reversed}", app.wanted.sort.word()));
-    ends(left, vec![Span::styled(chosen.join("  "), theme.style(Tone::Faint))], width)
+    let used: usize = left.iter().map(Span::width).sum();
+    let chosen = first_part(&chosen.join("  "), width.saturating_sub(used + 1));
+    ends(left, vec![Span::styled(chosen, theme.style(Tone::Faint))], width)
 }
 
 /// What is wrong, as many lines as there is room for; then what daemons do not say.

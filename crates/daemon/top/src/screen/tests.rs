@@ -125,6 +125,23 @@ fn prompts_messages_and_help_are_shown() {
     app.hear(0, News::Done(Err("this monitor is read-only".to_owned())), NOW);
     let last = lines(&mut app, (80, 24)).pop().unwrap_or_default();
     assert_eq!(last, "refused: this monitor is read-only");
+    // What is long has more rows, and nothing of it is lost.
+    let desc = "The command x-blockdev-set-iothread is not available: this monitor is read-only";
+    app.hear(0, News::Done(Err(desc.to_owned())), NOW);
+    let shown = lines(&mut app, (80, 24));
+    assert_eq!(shown[22..].join(" "), format!("refused: {desc}"));
+    app.press(KeyEvent::from(KeyCode::Esc), NOW);
+    press(&mut app, "2mt");
+    let shown = lines(&mut app, (80, 24));
+    assert_eq!(shown[22], "move queue 1 of vm1, until its client leaves, to iothread: t");
+    assert_eq!(shown[23], "(t0, t1; Tab goes through them)");
+    app.press(KeyEvent::from(KeyCode::Esc), NOW);
+    press(&mut app, "p1");
+    let shown = lines(&mut app, (60, 24)).split_off(21);
+    assert_eq!(shown[0], "pin queue 1 of vm1, also after a restart, to iothread");
+    assert_eq!(shown[1], "number:");
+    assert!(shown[2].starts_with("1 "), "{shown:?}");
+    app.press(KeyEvent::from(KeyCode::Esc), NOW);
     press(&mut app, "?");
     let help = lines(&mut app, (80, 24));
     assert!(help[0].starts_with("ringloom top: keys"), "{help:?}");
@@ -154,4 +171,18 @@ fn without_daemons_it_says_what_it_looks_for() {
     let mut app = app(&[]);
     let shown = lines(&mut app, (80, 24)).join("\n");
     assert!(shown.contains("no monitors; they are looked for every 2 s"), "{shown}");
+}
+
+#[test]
+fn what_is_too_long_is_seen_to_go_on() {
+    assert_eq!(wrapped("one two three", 8), ["one two", "three"]);
+    assert_eq!(wrapped("abcdefghij", 4), ["abcd", "efgh", "ij"]);
+    assert_eq!(wrapped("abcdefghijklmnop", 4), ["abcd", "efgh", "ijk…"]);
+    assert_eq!(wrapped("", 4), [""]);
+    let mut app = app(&["vm"]);
+    app.wanted.filter = "vm-with-a-long-name".to_owned();
+    app.wanted.is_reversed = true;
+    let shown = lines(&mut app, (80, 24));
+    assert!(shown[2].ends_with(" /vm-with-a-long-nam…"), "{}", shown[2]);
+    assert!(lines(&mut app, (100, 24))[2].ends_with("/vm-with-a-long-name  by trouble ↑"));
 }

@@ -187,6 +187,9 @@ fn rows_are_sorted_and_filtered() {
     assert_eq!(first(SortKey::Name, false, "B"), found(2, "b | vm1 | 0"));
     assert_eq!(first(SortKey::Name, false, "T1"), found(2, "a | vm1 | 1"));
     assert_eq!(first(SortKey::Name, false, "nothing"), found(0, ""));
+    let filter = "nothing".to_owned();
+    let none = table(View::Queues, &fleet, &[], &Wanted { filter, ..wanted() });
+    assert!(none.nothing.starts_with("no name here has the text of the filter"));
 }
 
 #[test]
