@@ -29,7 +29,8 @@ use block::{Clock, Durability};
 use credentials::{Authorization, X509Credentials};
 use exports::{
     AdoptedSession, DescriptorCheck, DiskParts, Export, ExportKind, ExportOptions, ExportSocket,
-    ExportedDisk, LOGICAL_BLOCK_BYTES, ServingIothreads, VhostUserBlkDisk, WaitPolicy,
+    ExportedDisk, LOGICAL_BLOCK_BYTES, ServingIothreads, StorageCondition, VhostUserBlkDisk,
+    WaitPolicy,
 };
 use graph::{
     Blockdev, Graph, NamedFilesPolicy, ObjectKind, ObjectOptions, PollOptions, PoolOptions, Secret,
@@ -43,6 +44,7 @@ use kernel_io::{FileTable, OpenFile, ReactorChoice, SpareRings};
 use nbd_server::{ListenGrant, NbdCatalog, NbdExport, NbdServer};
 use sandbox::Sandbox;
 
+use crate::health::HealthFindings;
 use crate::placer::PlacedPool;
 use crate::running_export::RunningExport;
 use crate::served_disks::ServedDisks;
@@ -112,6 +114,8 @@ pub struct DaemonState {
     spare_rings: Arc<SpareRings>,
     sandbox: Option<Arc<Sandbox>>,
     descriptor_check: Arc<DescriptorCheck>,
+    /// What is found of queues and files all the time, once they are looked at.
+    health: Option<Arc<HealthFindings>>,
 }
 
 /// An export whose node and iothreads are ready; it lacks its claim and its socket.
@@ -194,7 +198,18 @@ impl DaemonState {
             spare_rings: Arc::default(),
             sandbox: sandbox.cloned(),
             descriptor_check: Arc::clone(descriptor_check),
+            health: None,
         }
+    }
+
+    /// What is found of queues and files from now on.
+    pub fn set_health(&mut self, health: &Arc<HealthFindings>) {
+        self.health = Some(Arc::clone(health));
+    }
+
+    /// What was found last of the storage of each export.
+    pub fn storage(&self) -> Vec<(String, StorageCondition)> {
+        self.health.as_ref().map(|it| it.storage()).unwrap_or_default()
     }
 
     /// Makes an object: starts an iothread, makes a throttle group, or reads a secret.

@@ -95,6 +95,9 @@ impl Finish<'_> {
         }
         // Before anybody is accepted: whoever sees an export sees all threads that stay.
         let health = guests.some_if_served(self.watch(built))?;
+        if let Some(health) = &health {
+            built.set_health(health.findings());
+        }
         for export in listening {
             guests.log_if_served(built.start(export, None).map_err(ServeError::from))?;
         }

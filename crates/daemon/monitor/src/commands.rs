@@ -116,8 +116,8 @@ pub(crate) const COMMANDS: &[Command] = {
         BlockDeviceInfo, BlockDirtyBitmapSha256, BlockExportInfo, BlockGraph, BlockInfo,
         BlockJobInfo, BlockStats, ChardevBackendInfo, ChardevInfo, ChardevReturn, CommandInfo,
         JobInfo, ObjectPropertyInfo, ObjectTypeInfo, QapiType, RingloomIothreadInfo,
-        RingloomLogInfo, RingloomNbdNodeInfo, RingloomPoolInfo, RingloomQueueInfo, SchemaInfo,
-        SnapshotInfo, VersionInfo,
+        RingloomLogInfo, RingloomNbdNodeInfo, RingloomPoolInfo, RingloomQueueInfo,
+        RingloomStorageInfo, SchemaInfo, SnapshotInfo, VersionInfo,
     };
     use Arguments::{Blockdev, Export, Keys as Table, None as Nothing, Object};
     use graph::DELAY_SET;
@@ -337,6 +337,12 @@ pub(crate) const COMMANDS: &[Command] = {
             Nothing,
             Vec::<RingloomQueueInfo>::describe,
             placement::queues,
+        ),
+        asks(
+            "query-ringloom-storage",
+            Nothing,
+            Vec::<RingloomStorageInfo>::describe,
+            exports::storage,
         ),
         asks("query-version", Nothing, VersionInfo::describe, queries::version),
         changes("quit", Nothing, <()>::describe, queries::quit),

@@ -465,6 +465,13 @@ structure! {
         "disconnected-ns" disconnected_ns: u64,
     }
 
+    /// What was found of the storage of an export (ringloom's own).
+    struct RingloomStorageInfo {
+        "export" export: String,
+        "removed" is_removed: bool,
+        "size-difference" size_difference: i64,
+    }
+
     /// What is logged (ringloom's own).
     struct RingloomLogInfo {
         "level" level: &'static str,

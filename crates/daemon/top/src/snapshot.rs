@@ -25,6 +25,18 @@ pub(crate) struct Snapshot {
     pub(crate) pools: Vec<Pool>,
     pub(crate) jobs: Vec<Job>,
     pub(crate) nbd_nodes: Vec<NbdNode>,
+    pub(crate) storage: Vec<Storage>,
+}
+
+/// What the daemon has found of the storage of an export (`query-ringloom-storage`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub(crate) struct Storage {
+    pub(crate) export: String,
+    /// Whether a file was removed, renamed or replaced.
+    pub(crate) removed: bool,
+    /// By how many bytes it has grown, or shrunk, since it was measured.
+    pub(crate) size_difference: i64,
 }
 
 /// A node on an NBD server (`query-ringloom-nbd-nodes`).
@@ -156,6 +168,7 @@ pub(crate) struct Replies {
     pub(crate) jobs: Option<Vec<Value>>,
     pub(crate) block_jobs: Option<Vec<Value>>,
     pub(crate) nbd_nodes: Option<Vec<Value>>,
+    pub(crate) storage: Option<Vec<Value>>,
 }
 
 impl Replies {
@@ -177,6 +190,7 @@ impl Replies {
             pools: list("query-ringloom-pools", self.pools)?.unwrap_or_default(),
             jobs,
             nbd_nodes: list("query-ringloom-nbd-nodes", self.nbd_nodes)?.unwrap_or_default(),
+            storage: list("query-ringloom-storage", self.storage)?.unwrap_or_default(),
         })
     }
 }
@@ -204,6 +218,7 @@ mod tests {
             jobs: some(json!({"id": "j", "type": "backup", "status": "running"})),
             block_jobs: some(json!({"device": "j", "speed": 5, "io-status": "ok"})),
             nbd_nodes: some(json!({"node-name": "n", "disconnected-ns": 7})),
+            storage: some(json!({"export": "e", "removed": true, "size-difference": -3})),
             iothreads: None,
         };
         let found = replies.read(Duration::ZERO).expect("it is understood");
@@ -213,6 +228,7 @@ mod tests {
         assert_eq!(found.iothreads, None);
         assert_eq!(found.pools[0].exports[0].gain_max, Some(0.5));
         assert_eq!(found.nbd_nodes[0].disconnected_ns, 7);
+        assert_eq!((found.storage[0].removed, found.storage[0].size_difference), (true, -3));
         assert_eq!((found.jobs[0].speed, found.jobs[0].io_status.as_str()), (5, "ok"));
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::fleet::{Daemon, Fleet, Link};
 use crate::numbers::{self, duration};
 use crate::rates::{IothreadRates, QueueRates, Rates};
-use crate::snapshot::{Iothread, Job, NbdNode, Snapshot};
+use crate::snapshot::{Iothread, Job, NbdNode, Snapshot, Storage};
 
 /// For so long none of the open requests of a queue is answered, before that is told.
 const STALL_TOLD: Duration = Duration::from_secs(2);
@@ -151,6 +151,7 @@ fn of_daemon(daemon: &Daemon, now: Duration, interval: Duration) -> Vec<Trouble>
     }
     found.extend(last.iothreads.iter().flatten().filter_map(standing_still));
     found.extend(last.nbd_nodes.iter().filter_map(disconnected));
+    found.extend(last.storage.iter().filter_map(storage));
     found.into_iter().map(|(severity, of, text)| trouble(severity, of, text)).collect()
 }
 
@@ -240,6 +241,21 @@ fn disconnected(node: &NbdNode) -> Option<Found> {
     let time = Duration::from_nanos(node.disconnected_ns);
     let text = || format!("no connection to {} for {}", node.server, duration(time));
     (time >= STALL_TOLD).then(|| (Severity::Bad, Subject::Node(node.node_name.clone()), text()))
+}
+
+/// Storage that is not what the next start, or the guest, expects.
+fn storage(storage: &Storage) -> Option<Found> {
+    let of = |severity, text: &str| {
+        Some((severity, Subject::Export(storage.export.clone(), Vec::new()), text.to_owned()))
+    };
+    match storage.size_difference {
+        _ if storage.removed => {
+            of(Severity::Bad, "image removed, renamed or replaced: do not stop the daemon")
+        }
+        0 => None,
+        ..0 => of(Severity::Bad, "its image has shrunk: what was behind its end is lost"),
+        1.. => of(Severity::Warning, "its image has grown, and the guest has not been told"),
+    }
 }
 
 /// One that serves nothing just now, whatever it has to serve.

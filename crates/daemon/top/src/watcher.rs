@@ -146,7 +146,8 @@ impl<T: Fn(News) -> bool> Watcher<T> {
         let jobs = asked("query-jobs")?;
         let block_jobs = asked("query-block-jobs")?;
         let nbd_nodes = asked("query-ringloom-nbd-nodes")?;
-        Replies { exports, queues, iothreads, pools, jobs, block_jobs, nbd_nodes }.read(at)
+        let storage = asked("query-ringloom-storage")?;
+        Replies { exports, queues, iothreads, pools, jobs, block_jobs, nbd_nodes, storage }.read(at)
     }
 }
 

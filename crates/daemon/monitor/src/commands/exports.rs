@@ -1,14 +1,14 @@
-//! `block-export-add`, `block-export-del`, `query-block-exports`.
+//! `block-export-add`, `block-export-del`, `query-block-exports`, `query-ringloom-storage`.
 
 use control::RunningExport;
-use exports::ExportOptions;
+use exports::{ExportOptions, StorageCondition};
 use serde_json::{Value, json};
 use syntax::{Keys, OptionFields, ValueType, optional, required};
 
 use super::{CommandContext, answer, done};
 use crate::events::BLOCK_EXPORT_DELETED;
 use crate::qmp_error::QmpError;
-use crate::types::{BlockExportInfo, ExportType};
+use crate::types::{BlockExportInfo, ExportType, RingloomStorageInfo};
 
 pub(super) static DEL: Keys = Keys {
     of: "block-export-del",
@@ -76,4 +76,17 @@ pub(super) fn query(context: &mut CommandContext<'_>, _: OptionFields) -> Result
         is_shutting_down: false,
     };
     answer(context.state.exports().iter().map(info).collect::<Vec<_>>())
+}
+
+/// What was found last: nothing is asked of storage, which may hang.
+pub(super) fn storage(
+    context: &mut CommandContext<'_>,
+    _: OptionFields,
+) -> Result<Value, QmpError> {
+    let info = |(export, found): (String, StorageCondition)| RingloomStorageInfo {
+        export,
+        is_removed: found.is_removed,
+        size_difference: found.size_difference,
+    };
+    answer(context.state.storage().into_iter().map(info).collect::<Vec<_>>())
 }

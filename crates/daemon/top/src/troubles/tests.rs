@@ -3,7 +3,7 @@
 use super::*;
 use crate::fleet::News;
 use crate::histogram::Bucket;
-use crate::snapshot::{Export, Iothread, NbdNode, Queue};
+use crate::snapshot::{Export, Iothread, NbdNode, Queue, Storage};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -220,4 +220,20 @@ fn a_node_without_its_server_is_bad_after_a_moment() {
     check(vec![at(0, 0), at(1, 900_000_000)], &[]);
     let text = "node far: no connection to nbd://h:1/e for 9 s";
     check(vec![at(0, 9_000_000_000)], &[(Severity::Bad, text)]);
+}
+
+#[test]
+fn an_image_that_is_gone_or_has_another_size_is_told() {
+    let at = |removed, size_difference| Snapshot {
+        storage: vec![Storage { export: "e".to_owned(), removed, size_difference }],
+        ..snapshot(0, Vec::new())
+    };
+    check(vec![at(false, 0)], &[]);
+    let removed = "export e: image removed, renamed or replaced: do not stop the daemon";
+    check(vec![at(true, 0)], &[(Severity::Bad, removed)]);
+    check(vec![at(true, 5)], &[(Severity::Bad, removed)]);
+    let shrunk = "export e: its image has shrunk: what was behind its end is lost";
+    check(vec![at(false, -512)], &[(Severity::Bad, shrunk)]);
+    let grown = "export e: its image has grown, and the guest has not been told";
+    check(vec![at(false, 512)], &[(Severity::Warning, grown)]);
 }

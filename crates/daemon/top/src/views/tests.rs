@@ -55,6 +55,7 @@ pub(crate) fn snapshot(second: u64) -> Snapshot {
             }],
         }],
         nbd_nodes: Vec::new(),
+        storage: Vec::new(),
         jobs: vec![Job {
             id: "backup-vm1".to_owned(),
             kind: "backup".to_owned(),

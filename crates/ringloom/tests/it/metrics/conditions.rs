@@ -25,6 +25,9 @@ fn a_raw_file_that_changes_its_size_is_told_and_one_that_goes_too() {
         server.wait_for_log(&grown, LIMIT)?;
         // As it is told.
         let mut qmp = QmpClient::connect(&monitor_socket(&bench))?;
+        let found = qmp.execute("query-ringloom-storage", &json!({}))?;
+        let expected = json!([{"export": "e0", "removed": false, "size-difference": 2 << 20}]);
+        ensure!(found == expected, "{found}");
         qmp.execute("block_resize", &json!({"node-name": "file-e0", "size": 3 << 20}))?;
         wait_for(&socket, DIFFERENCE, 0.0)?;
         image.set_len(1 << 20)?;
