@@ -166,6 +166,24 @@ Start here:
     )
 }
 
+/// The help of `check`, ending in a newline.
+pub fn check_help() -> String {
+    format!(
+        "\
+Usage: {PROGRAM} check [ARGUMENTS OF SERVE]
+Says what {PROGRAM} serve would open, lock and refuse with the same arguments, without serving:
+images are looked at, locks are tried and given back, no socket is made and nothing is written.
+The exit status is 0 if a start would serve this, and 1 if it would fail.
+
+Examples:
+  {PROGRAM} check --config /etc/ringloom/vm1.toml
+  {PROGRAM} check disk.img --socket disk.sock --iothreads 4
+
+All arguments: {PROGRAM} serve --help
+"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use std::ffi::OsString;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use clap::Parser;
 use ctl::{CtlEnd, WrongUsage};
 use daemon::{Log, ServeError, close_inherited};
-use options::ServeCommand;
+use options::{HelpTopic, ServeCommand};
 use ringloom::arguments::{self, Invocation, Subcommand};
 use ringloom::commands::{
     AgentCommand, ConvertCommand, CtlCommand, MapCommand, ReportCommand, TopCommand, TuneCommand,
@@ -90,6 +90,7 @@ fn refuse(program: &str, error: &(dyn Error + 'static), is_of_configuration: boo
 /// Says what a line of `serve` would do; the exit code is 1 if it would fail.
 fn run_check(arguments: Vec<OsString>) -> ExitCode {
     let plan = match options::parse(arguments) {
+        Ok(ServeCommand::Help(HelpTopic::Serve)) => return output::print(&arguments::check_help()),
         Ok(ServeCommand::Help(topic)) => return output::print(&options::help(topic)),
         Ok(ServeCommand::Version) => return output::print(&options::version()),
         Ok(ServeCommand::Config(text)) => return output::print(&text),

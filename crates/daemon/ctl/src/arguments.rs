@@ -130,6 +130,12 @@ pub(crate) enum Word {
         #[arg(value_enum)]
         mode: PlacementMode,
     },
+    /// Show or change what the daemon logs, until it ends
+    Log {
+        /// As debug, or exports=debug for a part of the program; exports= has it log as all do
+        #[arg(value_name = "[PART=]LEVEL")]
+        setting: Option<String>,
+    },
     /// Carry out a QMP command and print what it returns
     Qmp {
         /// The command, as query-block-exports

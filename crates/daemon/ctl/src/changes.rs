@@ -280,3 +280,19 @@ pub fn placement(client: &mut QmpClient, pool: &str, mode: &str) -> Result<Answe
     };
     Ok(Answer::said(&format!("pool {pool}: {does}"), json!({"id": pool, "mode": mode})))
 }
+
+/// What is logged from now on: `debug`, `exports=debug`, or `exports=` for what all do.
+pub(crate) fn log(client: &mut QmpClient, setting: &str) -> Result<Answer> {
+    let (part, level) = match setting.split_once('=') {
+        Some((part, level)) => (Some(part), Some(level).filter(|it| !it.is_empty())),
+        None => (None, Some(setting)),
+    };
+    let said = match (part, level) {
+        (Some(part), Some(level)) => format!("{part} logs {level}"),
+        (Some(part), None) => format!("{part} logs what all do"),
+        (None, level) => {
+            format!("all parts without a level of their own log {}", level.unwrap_or_default())
+        }
+    };
+    carry_out(client, "ringloom-log-set", json!({"part": part, "level": level}), &said)
+}

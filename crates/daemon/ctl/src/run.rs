@@ -12,7 +12,7 @@ use crate::backup::{self, BackupArgs};
 use crate::client::{QmpClient, write};
 use crate::move_disk::move_disk;
 use crate::restore;
-use crate::show::{list, show};
+use crate::show::{list, log_levels, show};
 use crate::table::Answer;
 use crate::{changes, jobs};
 
@@ -132,6 +132,8 @@ fn carry_out(client: &mut QmpClient, word: &Word) -> Result<Answer> {
             changes::pin(client, export, *queue, iothread)
         }
         Word::Placement { pool, mode } => changes::placement(client, pool, mode.word()),
+        Word::Log { setting: None } => log_levels(client),
+        Word::Log { setting: Some(setting) } => changes::log(client, setting),
         Word::Qmp { command, arguments } => {
             let json = client.ask(command, arguments)?;
             Ok(Answer::said(&format!("{json:#}"), json))

@@ -151,3 +151,12 @@ fn add_queues(answer: &mut Answer, queues: Vec<Value>) {
         answer.json["served"] = queues.into();
     }
 }
+
+/// What is logged, and which parts of the program have a level of their own.
+pub(crate) fn log_levels(client: &mut QmpClient) -> Result<Answer> {
+    let json = client.ask("query-ringloom-log", &json!({}))?;
+    let parts = json["parts"].as_array().into_iter().flatten();
+    let mut rows = vec![json!({"part": "all", "level": json["level"]})];
+    rows.extend(parts.filter(|part| part["own"] == true).cloned());
+    Ok(Answer::of(table("PART=part LEVEL=level", &rows), json))
+}

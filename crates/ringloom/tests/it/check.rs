@@ -23,6 +23,13 @@ fn check(exit: &Exit, code: i32, expected: &[&str]) {
 }
 
 #[test]
+fn its_help_is_its_own() {
+    let bench = Bench::new().expect("a directory");
+    let exit = ask(&bench, "--help").expect("it ends");
+    check(&exit, 0, &["Usage: ringloom check [ARGUMENTS OF SERVE]", "ringloom serve --help"]);
+}
+
+#[test]
 fn what_a_line_would_do_is_said_and_nothing_is_changed() {
     let bench = Bench::new().expect("a directory");
     let base = image::create_filled(&bench.path("base"), 1 << 20, 3).expect("an image");

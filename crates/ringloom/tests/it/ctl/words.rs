@@ -263,6 +263,18 @@ fn queues_move(program: &Program) -> Result<()> {
     check(&bench, &socket, "pin vm1:0 none", "export vm1: queue 0 is placed by its pool\n")?;
     let frozen = "pool p: queues stay where they are\n";
     check(&bench, &socket, "placement p frozen", frozen)?;
+    let none = "PART  LEVEL\nall   info\n";
+    check(&bench, &socket, "log", none)?;
+    check(&bench, &socket, "log exports=debug", "exports logs debug\n")?;
+    check(&bench, &socket, "log", "PART     LEVEL\nall      info\nexports  debug\n")?;
+    check(&bench, &socket, "log exports=", "exports logs what all do\n")?;
+    check(&bench, &socket, "log warn", "all parts without a level of their own log warn\n")?;
+    check(&bench, &socket, "log info", "all parts without a level of their own log info\n")?;
+    check(&bench, &socket, "log", none)?;
+    let wrong = "parameter 'level' does not accept value 'lots'";
+    check_refused(&bench, &socket, "log lots", 1, wrong)?;
+    let wrong = "'export'; did you mean 'exports'?";
+    check_refused(&bench, &socket, "log export=debug", 1, wrong)?;
     let placed = "pool p: queues are placed as the load asks\n";
     check(&bench, &socket, "placement p auto", placed)?;
     check_refused(&bench, &socket, "placement t0 auto", 1, "there is no iothread-pool 't0'")?;
