@@ -168,6 +168,8 @@ impl BlkDevice {
             None => Ring::new(start.memory, setup)?,
         };
         let inherited = ring.is_inherited().then(|| ring.pending());
+        // Whose requests were seen before, as by a process that was taken over, shares its memory.
+        let is_untried = setup.base == RingBase::start(setup.layout);
         self.offer.disk.migration.set(start.log.is_some());
         ring.set_log(start.log);
         let front = BlkRing::new(BlkRingSetup {
@@ -184,7 +186,7 @@ impl BlkDevice {
         let watcher = SessionEnder {
             queue,
             session: Arc::clone(&self.session),
-            unshared: Arc::clone(&self.unshared),
+            unshared: is_untried.then(|| Arc::clone(&self.unshared)),
         };
         let name = SourceName { export: self.offer.disk.id.clone(), queue: queue.0 };
         let placed = PlacedFrontEnd::on(iothread, name, source, Arc::new(watcher))
@@ -363,7 +365,8 @@ impl Drop for BlkDevice {
 struct SessionEnder {
     queue: QueueIndex,
     session: Arc<Connection>,
-    unshared: Arc<UnsharedMemoryWarning>,
+    /// Of a ring in which there has never been a request.
+    unshared: Option<Arc<UnsharedMemoryWarning>>,
 }
 
 impl SourceObserver for SessionEnder {
@@ -372,6 +375,8 @@ impl SourceObserver for SessionEnder {
     }
 
     fn kicked_while_empty(&self) {
-        self.unshared.no_request(self.queue);
+        if let Some(unshared) = &self.unshared {
+            unshared.no_request(self.queue);
+        }
     }
 }

@@ -112,6 +112,30 @@ fn needless_kicks_are_not_told_of() {
     });
 }
 
+/// Nor are they of a ring that was served before, as one is that another process has handed over: a kick may come late.
+#[test]
+fn kicks_of_a_ring_that_was_served_before_are_not_told_of() {
+    with(&ringloom(), |_| {
+        let bench = Bench::new()?;
+        let (disk, server) = serve(&bench, Iothreads::None)?;
+        let mut device = RawDevice::connect(&disk.socket(), shape())?;
+        let data = vec![device.data(0, 4096, flag::WRITE)];
+        let read = BlockRequest { kind: kind::IN, sector: 0, data, form: Form::Direct };
+        ensure!(device.request(0, &read)?.is_ok(), "a read");
+        let index = device.stop_ring(0)?;
+        device.start_ring(0, index)?;
+        for _ in 0..20 {
+            device.ring(0).kick()?;
+            // On the same iothread: what was kicked before has been seen.
+            ensure!(device.request(1, &read)?.is_ok(), "a read");
+        }
+        ensure!(device.request(0, &read)?.is_ok(), "a read");
+        let log = stop(server, &[])?;
+        ensure!(!log.contains("not shared"), "{log}");
+        Ok(())
+    });
+}
+
 /// A QEMU without `share=on`: the firmware looks for a boot sector and waits for ever.
 #[test]
 fn a_qemu_that_shares_no_memory_is_told_of() {
