@@ -409,7 +409,7 @@ impl DaemonState {
         let failed = |source| BuildError::Socket { export: options.id.clone(), source };
         match options.vhost_user_blk() {
             // Whoever has made the socket may hold it, too.
-            Some(own) if own.socket.descriptor.is_some() => Ok(()),
+            Some(own) if own.socket.listening_at().is_some() => Ok(()),
             Some(own) => exports::wait_until_unserved(&own.socket.path).map_err(failed),
             None => Ok(()),
         }

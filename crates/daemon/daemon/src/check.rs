@@ -6,8 +6,9 @@
 //! Threads: the process's first one. It waits for storage as a start does.
 
 use std::fmt::Write;
+use std::fs::DirEntry;
 use std::num::NonZero;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use block::{Access, Alignments, Clock, FlushPolicy, Permissions, Rights, SystemClock};
@@ -202,7 +203,7 @@ impl CheckReport {
     fn look_at_device(&mut self, export: &ExportOptions, own: &VhostUserBlkOptions) {
         let (id, socket) = (&export.id, &own.socket);
         let path = socket.path.display();
-        match socket.descriptor {
+        match socket.listening_at() {
             Some(number) => self.say(format!("  socket {path}: inherited as descriptor {number}")),
             None => self.look_at_socket(id, &socket.path),
         }
@@ -218,6 +219,12 @@ impl CheckReport {
 
     fn look_at_socket(&mut self, id: &str, socket: &Path) {
         let path = socket.display();
+        if is_systemds(socket) {
+            self.say(format!(
+                "  socket {path}: systemd listens there, and has to start the daemon"
+            ));
+            return;
+        }
         match wait_until_unserved(socket) {
             Ok(()) => self.say(format!("  socket {path}: nobody listens there")),
             Err(error) => {
@@ -391,4 +398,48 @@ fn bytes(count: u64) -> String {
     }
     let digits = usize::from(unit > 0 && rest.fract() > 0.05 && rest < 100.0);
     format!("{rest:.digits$} {}", UNITS[unit])
+}
+/// Whether systemd listens there for a unit. It is not asked by a connection, which would start that. Only root can find it out.
+fn is_systemds(socket: &Path) -> bool {
+    let is_first =
+        std::fs::read_to_string("/proc/1/comm").is_ok_and(|it| it.trim_end() == "systemd");
+    let (Ok(all), Ok(path)) =
+        (std::fs::read_to_string("/proc/net/unix"), std::path::absolute(socket))
+    else {
+        return false;
+    };
+    let numbers = all.lines().filter_map(|line| number_of_listener(line, &path));
+    let links: Vec<PathBuf> = numbers.map(|number| format!("socket:[{number}]").into()).collect();
+    let is_it =
+        |entry: &DirEntry| std::fs::read_link(entry.path()).is_ok_and(|it| links.contains(&it));
+    let open = std::fs::read_dir("/proc/1/fd").into_iter().flatten().flatten();
+    is_first && !links.is_empty() && open.into_iter().any(|entry| is_it(&entry))
+}
+
+/// The number of a socket that listens at that path, from a line of /proc/net/unix (proc(5)).
+fn number_of_listener<'a>(line: &'a str, path: &Path) -> Option<&'a str> {
+    const LISTENS: &str = "00010000";
+    let (head, name) = line.split_at(line.find(" /")?);
+    let fields: Vec<&str> = head.split_whitespace().collect();
+    let [_, _, _, flags, _, _, number] = fields.as_slice() else { return None };
+    (*flags == LISTENS && Path::new(&name[1..]) == path).then_some(*number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_listens_is_found_by_its_path() {
+        let check = |line: &str, path: &str, expected: Option<&str>| {
+            assert_eq!(number_of_listener(line, Path::new(path)), expected, "{line}");
+        };
+        let listens = "0000000071bbfba8: 00000002 00000000 00010000 0001 01    77 /run/a b.sock";
+        check(listens, "/run/a b.sock", Some("77"));
+        check(listens, "/run/a", None);
+        check(&listens.replace("00010000", "00000000"), "/run/a b.sock", None);
+        check("0000000071bbfba8: 00000003 00000000 00000000 0001 03 106475", "/run/a", None);
+        check("0000000071bbfba8: 00000002 00000000 00010000 0001 01 5 @/run/a", "/run/a", None);
+        check("Num       RefCount Protocol Flags    Type St Inode Path", "/run/a", None);
+    }
 }

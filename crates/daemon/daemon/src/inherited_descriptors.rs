@@ -20,12 +20,6 @@ use options::{Plan, PlanStep};
 /// Where descriptors have names.
 const DIRECTORIES: [&str; 2] = ["/dev/fd", "/proc/self/fd"];
 
-/// The first descriptor that a service manager passes (sd_listen_fds(3)).
-const LISTEN_FDS_START: RawFd = 3;
-
-/// More than any passes: a number in the environment is no measure of memory.
-const LISTEN_FDS_MAX: RawFd = 4096;
-
 /// The descriptors that a plan names, and those that a service manager passes to this process.
 pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
     // The directories of guest memory have been resolved.
@@ -60,8 +54,7 @@ pub(crate) fn meant(plan: &Plan) -> BTreeSet<RawFd> {
     let server = nbd_server.as_ref().and_then(NbdServerOptions::path);
     let metrics = metrics.as_ref().and_then(MetricsOptions::path);
     let paths = paths.chain(own).chain(server).chain(metrics);
-    let variable = |name: &str| std::env::var(name).ok();
-    let passed = passed(variable("LISTEN_PID"), variable("LISTEN_FDS"), std::process::id());
+    let passed = exports::passed_descriptors().iter().copied();
     let exports = plan.exports().filter_map(|export| export.vhost_user_blk()?.socket.descriptor);
     let monitors = chardevs.iter().filter_map(|chardev| match &chardev.kind {
         ChardevKind::Socket { descriptor, .. } => *descriptor,
@@ -115,18 +108,6 @@ fn number_of(path: &Path) -> Option<RawFd> {
     below.iter().next().and_then(OsStr::to_str)?.parse().ok()
 }
 
-/// The descriptors passed by a service manager, if they are for this process.
-fn passed(for_process: Option<String>, count: Option<String>, own: u32) -> Vec<RawFd> {
-    let for_process: Option<u32> = for_process.and_then(|text| text.parse().ok());
-    let count: Option<RawFd> = count.and_then(|text| text.parse().ok());
-    match (for_process, count) {
-        (Some(process), Some(count)) if process == own => {
-            (LISTEN_FDS_START..LISTEN_FDS_START + count.clamp(0, LISTEN_FDS_MAX)).collect()
-        }
-        (_, _) => Vec::new(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,19 +128,6 @@ mod tests {
         check("/dev/fd/x", None);
         check("/dev/fdset/7", None);
         check("/tmp/dev/fd/7", None);
-    }
-
-    #[test]
-    fn a_service_manager_passes_descriptors_to_one_process() {
-        let check = |process: Option<&str>, count: &str, expected: &[RawFd]| {
-            let (process, count) = (process.map(str::to_owned), Some(count.to_owned()));
-            assert_eq!(passed(process, count, 17), expected);
-        };
-        check(Some("17"), "2", &[3, 4]);
-        check(Some("18"), "2", &[]);
-        check(None, "2", &[]);
-        check(Some("17"), "-2", &[]);
-        check(Some("17"), "x", &[]);
     }
 
     #[test]

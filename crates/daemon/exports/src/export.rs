@@ -187,6 +187,11 @@ impl Export {
         matches!(*self.shared.lock(), ExportState::Serving(_))
     }
 
+    /// Whether its socket is that of whoever started the daemon, as a service manager.
+    pub fn is_socket_given(&self) -> bool {
+        self.socket.is_given()
+    }
+
     /// Which socket it listens on.
     pub fn socket(&self) -> SocketIdentity {
         self.socket.identity()

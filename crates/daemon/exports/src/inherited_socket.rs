@@ -1,5 +1,8 @@
 //! A listening socket that the process was started with (`addr.type=fd`): systemd's socket activation, or any parent.
 //!
+//! An export whose path is that of a socket that a service manager passes listens there as well: the line is the same with
+//! and without a socket unit, and so for whoever takes over, to whom nothing is passed.
+//!
 //! Invariants: it is a UNIX stream socket that listens and has a name, so that whoever takes over or asks finds it. Its file
 //! and its rights are those of who has made it.
 
@@ -7,12 +10,27 @@ use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use host::DescriptorError;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use syntax::ArgumentError;
+
+use crate::socket::SocketIdentity;
+
+/// The first descriptor that a service manager passes (sd_listen_fds(3)).
+const LISTEN_FDS_START: RawFd = 3;
+
+/// More than any passes: a number in the environment is no measure of memory.
+const LISTEN_FDS_MAX: RawFd = 4096;
+
+/// Those that were passed when this was first asked: a process in the background has another id.
+static PASSED: LazyLock<Vec<RawFd>> = LazyLock::new(|| {
+    let variable = |name: &str| std::env::var(name).ok();
+    passed(variable("LISTEN_PID"), variable("LISTEN_FDS"), std::process::id())
+});
 
 /// A descriptor that is no socket to listen on. QEMU's sentences where it has some.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +65,31 @@ pub enum InheritedSocketError {
 pub fn descriptor_number(text: &str) -> Result<RawFd, ArgumentError> {
     let number = text.parse::<RawFd>().ok().filter(|number| *number >= 0);
     number.ok_or_else(|| ArgumentError::own(InheritedSocketError::Number(text.to_owned())))
+}
+
+/// The descriptors that a service manager passes to this process. Call it before the process goes to the background.
+pub fn passed_descriptors() -> &'static [RawFd] {
+    &PASSED
+}
+
+/// The descriptor at which a socket listens that a service manager passes to this process, and whose file is at that path.
+pub(crate) fn passed_at(path: &Path) -> Option<RawFd> {
+    let wanted = SocketIdentity::of(path).ok()?;
+    let is_there = |path: PathBuf| SocketIdentity::of(&path).is_ok_and(|found| found == wanted);
+    let mut passed = passed_descriptors().iter().copied();
+    passed.find(|number| path_of_listener(*number).is_ok_and(is_there))
+}
+
+/// The descriptors passed by a service manager, if they are for this process.
+fn passed(for_process: Option<String>, count: Option<String>, own: u32) -> Vec<RawFd> {
+    let for_process: Option<u32> = for_process.and_then(|text| text.parse().ok());
+    let count: Option<RawFd> = count.and_then(|text| text.parse().ok());
+    match (for_process, count) {
+        (Some(process), Some(count)) if process == own => {
+            (LISTEN_FDS_START..LISTEN_FDS_START + count.clamp(0, LISTEN_FDS_MAX)).collect()
+        }
+        (_, _) => Vec::new(),
+    }
 }
 
 /// The path of the socket that listens at a descriptor of this process.
@@ -108,6 +151,19 @@ mod tests {
         let number = descriptor.as_raw_fd();
         let said = path_of_listener(number).unwrap_err().to_string();
         assert_eq!(said, format!("File descriptor '{number}' {expected}"));
+    }
+
+    #[test]
+    fn a_service_manager_passes_descriptors_to_one_process() {
+        let check = |process: Option<&str>, count: &str, expected: &[RawFd]| {
+            let (process, count) = (process.map(str::to_owned), Some(count.to_owned()));
+            assert_eq!(passed(process, count, 17), expected);
+        };
+        check(Some("17"), "2", &[3, 4]);
+        check(Some("18"), "2", &[]);
+        check(None, "2", &[]);
+        check(Some("17"), "-2", &[]);
+        check(Some("17"), "x", &[]);
     }
 
     #[test]

@@ -44,7 +44,8 @@ pub use export_size::{ExportSize, StorageCondition};
 pub use exported_disk::{DiskParts, ExportedDisk, MigrationFlag, ServingIothreads};
 pub use guest_memory::{GuestMemoryOptions, MemoryDirectoryError};
 pub use inherited_socket::{
-    InheritedSocketError, descriptor_number, path_of_listener, stream_listener_at,
+    InheritedSocketError, descriptor_number, passed_descriptors, path_of_listener,
+    stream_listener_at,
 };
 pub use nbd_export_options::{ExportedBitmap, MissingBitmaps, NBD, NbdExportOptions};
 pub use socket::{

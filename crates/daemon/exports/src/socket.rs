@@ -43,6 +43,8 @@ pub struct ExportSocket {
     listener: UnixListener,
     path: PathBuf,
     identity: SocketIdentity,
+    /// Whether its file is that of whoever has started the daemon, which made it.
+    is_given: bool,
     /// Whether its file is this process's to remove.
     is_ours: AtomicBool,
     /// The next client, if it has come while another one is served.
@@ -138,7 +140,7 @@ pub enum SocketError {
 impl ExportSocket {
     /// Listens at the path. A stale socket there is replaced.
     pub fn listen(options: &SocketOptions) -> Result<Self, SocketError> {
-        if let Some(number) = options.descriptor {
+        if let Some(number) = options.listening_at() {
             return Self::inherit(options, number);
         }
         let path = std::path::absolute(&options.path)
@@ -153,7 +155,7 @@ impl ExportSocket {
         let identity =
             SocketIdentity::of(&path).map_err(|source| failed(&path, "look at it", source))?;
         let (listener, is_ours, next) = (fd.into(), AtomicBool::new(true), Mutex::default());
-        let socket = Self { listener, path, identity, is_ours, next };
+        let socket = Self { listener, path, identity, is_given: false, is_ours, next };
         socket.set_rights(options)?;
         rustix::net::listen(&socket.listener, BACKLOG)
             .map_err(|errno| failed(&socket.path, "listen", errno.into()))?;
@@ -171,15 +173,16 @@ impl ExportSocket {
         rustix::net::listen(&listener, BACKLOG)
             .map_err(|errno| failed(&path, "listen", errno.into()))?;
         let (listener, is_ours, next) = (listener.into(), AtomicBool::new(false), Mutex::default());
-        Ok(Self { listener, path, identity, is_ours, next })
+        Ok(Self { listener, path, identity, is_given: true, is_ours, next })
     }
 
     /// A socket that another process has made and listens on no more. Its rights become those that
-    /// are asked for here; whoever asks who listens is told this process. It may have accepted the next client.
+    /// are asked for here, unless it was given to that process; whoever asks who listens is told this process. It may have
+    /// accepted the next client.
     pub fn adopt(
         listener: OwnedFd,
         next: Option<OwnedFd>,
-        identity: SocketIdentity,
+        (identity, is_given): (SocketIdentity, bool),
         options: &SocketOptions,
     ) -> Self {
         let path = std::path::absolute(&options.path).unwrap_or_else(|error| {
@@ -187,13 +190,11 @@ impl ExportSocket {
             tracing::warn!("socket {}: cannot find its directory: {error}", path.display());
             path
         });
-        let is_ours = options.descriptor.is_none();
-        let (listener, is_ours) = (listener.into(), AtomicBool::new(is_ours));
+        let is_given = is_given || options.descriptor.is_some();
+        let (listener, is_ours) = (listener.into(), AtomicBool::new(!is_given));
         let next = Mutex::new(next.map(UnixStream::from));
-        let socket = Self { listener, path, identity, is_ours, next };
-        if options.descriptor.is_none()
-            && let Err(error) = socket.set_rights(options)
-        {
+        let socket = Self { listener, path, identity, is_given, is_ours, next };
+        if !is_given && let Err(error) = socket.set_rights(options) {
             // It is being served, which counts more.
             tracing::warn!("{}", host::chain_of(&error));
         }
@@ -226,6 +227,11 @@ impl ExportSocket {
     /// Which file it is.
     pub fn identity(&self) -> SocketIdentity {
         self.identity
+    }
+
+    /// Whether whoever started the daemon has made it, and keeps its file.
+    pub(crate) fn is_given(&self) -> bool {
+        self.is_given
     }
 
     /// The listening end.

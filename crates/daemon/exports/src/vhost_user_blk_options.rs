@@ -13,7 +13,7 @@ use syntax::{
 };
 
 use crate::export_keys::EXPORT_KEYS;
-use crate::inherited_socket::descriptor_number;
+use crate::inherited_socket::{descriptor_number, passed_at};
 
 /// The most queues of one export; so many offers one that offers as many as a front end asks for.
 pub const QUEUES_MAX: u16 = 256;
@@ -85,7 +85,7 @@ pub struct QueuePin {
 pub struct SocketOptions {
     /// Its path as written, at most 107 bytes.
     pub path: PathBuf,
-    /// The descriptor at which it listens already: then its file and rights are another's.
+    /// The descriptor at which the line says that it listens already: then its file and rights are another's.
     pub descriptor: Option<RawFd>,
     /// Its permission bits, if not those the umask leaves.
     pub mode: Option<u32>,
@@ -94,6 +94,11 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
+    /// The descriptor at which it listens already, by the line or because a service manager passes the socket of that path.
+    pub fn listening_at(&self) -> Option<RawFd> {
+        self.descriptor.or_else(|| passed_at(&self.path))
+    }
+
     /// A socket that is made at that path, with the rights that it has by itself.
     pub fn at(path: PathBuf) -> Self {
         Self { path, descriptor: None, mode: None, group: None }

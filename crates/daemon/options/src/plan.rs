@@ -147,7 +147,7 @@ impl Plan {
     pub fn sandbox_needs(&self) -> SandboxNeeds<'_> {
         let devices = self.exports().filter_map(ExportOptions::vhost_user_blk);
         // What whoever started the process has made, stays.
-        let own = devices.filter(|own| own.socket.descriptor.is_none());
+        let own = devices.filter(|own| own.socket.listening_at().is_none());
         let sockets = own.map(|own| &*own.socket.path);
         let monitors = self.chardevs.iter().filter_map(|chardev| match &chardev.kind {
             ChardevKind::Socket { path, descriptor: None, .. } => Some(&**path),

@@ -49,6 +49,8 @@ pub(super) struct HandOverState {
 #[derive(Debug)]
 pub(super) struct ExportHandOver {
     pub(super) socket: SocketIdentity,
+    /// Whether the socket's file is that of whoever started the daemon.
+    pub(super) is_given: bool,
     pub(super) cache: CacheMode,
     /// When its queues were to be stopped, on the clock that all processes share.
     pub(super) stopped: Duration,
@@ -67,12 +69,14 @@ pub(super) fn send(
     handed_over: &ExportHandOver,
     until: Deadline,
 ) -> Result<(), WireError> {
-    let ExportHandOver { socket, cache, stopped, listener, next, session, held } = handed_over;
+    let ExportHandOver { socket, is_given, cache, stopped, listener, next, session, held } =
+        handed_over;
     let head = Message::Export {
         socket: *socket,
         writeback: *cache == CacheMode::WriteBack,
         stopped_ns: u64::try_from(stopped.as_nanos()).unwrap_or(u64::MAX),
         held: *held,
+        given: *is_given,
     };
     wire.send(&head, &[listener.as_fd()], until)?;
     if let Some(next) = next {
@@ -202,7 +206,7 @@ impl HandOverState {
         match message {
             Message::Refused { reason } => return Ok(HandOverProgress::Refused(reason)),
             Message::End => return Ok(HandOverProgress::All),
-            Message::Export { socket, writeback, stopped_ns, held }
+            Message::Export { socket, writeback, stopped_ns, held, given }
                 if self.exports.len() < most =>
             {
                 let cache = if writeback { CacheMode::WriteBack } else { CacheMode::WriteThrough };
@@ -211,6 +215,7 @@ impl HandOverState {
                 let (next, session) = (None, None);
                 self.exports.push(ExportHandOver {
                     socket,
+                    is_given: given,
                     cache,
                     stopped,
                     listener,

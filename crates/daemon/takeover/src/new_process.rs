@@ -462,7 +462,8 @@ fn await_commit(
 /// An export that only waits for the commit.
 struct ReadyExport {
     prepared: PreparedExport,
-    file: SocketIdentity,
+    /// That of its socket, and whether whoever started the old process has made it.
+    file: (SocketIdentity, bool),
     listener: OwnedFd,
     /// The next client, if it was accepted.
     next: Option<OwnedFd>,
@@ -492,8 +493,9 @@ fn build_all(
             let what = format!("nothing of export {}", prepared.disk.id);
             TakeoverError::Broken { process, source: WireError::Unexpected(what) }
         };
-        let ExportHandOver { cache, stopped, listener, next, session, socket: _, held: is_held } =
-            exports.swap_remove(place.ok_or_else(missing)?);
+        let given = exports.swap_remove(place.ok_or_else(missing)?);
+        let ExportHandOver { cache, stopped, listener, next, session, is_given, .. } = given;
+        let is_held = given.held;
         *device(&prepared).cache.lock().expect("no holder of this lock panics") = cache;
         let resumption = TakeoverPauseStart { since: stopped, process };
         let client = match session {
@@ -509,7 +511,8 @@ fn build_all(
                 }
             }
         };
-        ready.push(ReadyExport { prepared, file: found.file, listener, next, client });
+        let file = (found.file, is_given);
+        ready.push(ReadyExport { prepared, file, listener, next, client });
         held.push(is_held);
     }
     let failed = |(export, source)| TakeoverError::Image { export, process, source };

@@ -342,11 +342,11 @@ fn finish(
         return Err(Rejection::Migrating { export: id() });
     }
     let cache = *export.offer().cache.lock().expect("no holder of this lock panics");
-    let (socket, held) = (export.socket(), export.disk().claim.is_held());
-    Ok(Ok(StoppedExport {
-        freeze,
-        handed_over: ExportHandOver { socket, cache, stopped, listener, next, session, held },
-    }))
+    let (socket, is_given) = (export.socket(), export.is_socket_given());
+    let held = export.disk().claim.is_held();
+    let handed_over =
+        ExportHandOver { socket, is_given, cache, stopped, listener, next, session, held };
+    Ok(Ok(StoppedExport { freeze, handed_over }))
 }
 
 /// What images in use have in memory alone, each once.

@@ -80,8 +80,16 @@ pub(super) enum Message {
     /// New: it can go on with that; the old process is to stop its rings.
     Proceed,
     /// Old: an export, with its listening socket. Its session follows if it has a client. `held` if its node is
-    /// claimed now, which one with `active=off` need not be.
-    Export { socket: SocketIdentity, writeback: bool, stopped_ns: u64, held: bool },
+    /// claimed now, which one with `active=off` need not be; `given` if the socket's file is that of whoever started the
+    /// daemon, which is only said where it is so.
+    Export {
+        socket: SocketIdentity,
+        writeback: bool,
+        stopped_ns: u64,
+        held: bool,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        given: bool,
+    },
     /// Old: the client of the last export that waits until the one of now has left, with its connection.
     WaitingClientState,
     /// Old: the client of the last export, with its connection. Memory and rings follow.

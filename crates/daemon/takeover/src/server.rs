@@ -90,7 +90,7 @@ pub(super) fn server_at(
         found.process != std::process::id() && check_program(found.process).is_ok()
     };
     let found = server_of(&socket.path)?;
-    Ok(found.filter(|found| socket.descriptor.is_none() || serves(found)))
+    Ok(found.filter(|found| socket.listening_at().is_none() || serves(found)))
 }
 
 /// A hold on a process, which tells its end.

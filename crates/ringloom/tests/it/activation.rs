@@ -144,6 +144,34 @@ fn exports_and_monitors_are_served_at_sockets_that_listen_already() {
     });
 }
 
+/// An export at the path of a socket that is passed, with the line that it would have without a service manager.
+#[test]
+fn a_path_may_be_that_of_a_socket_that_is_passed() {
+    with_python(|| {
+        let bench = bench()?;
+        let sockets = [bench.path("other.sock"), bench.path("e.sock")];
+        let program = managed(&[listen(&bench, "other.sock"), listen(&bench, "e.sock")]);
+        let mut line = line(&bench, "4");
+        let at_path = format!("addr.type=unix,addr.path={}", bench.text("e.sock"));
+        line[3] = line[3].replace("addr.type=fd,addr.str=4", &at_path);
+        line.extend(["--state".to_owned(), bench.text("state")]);
+        let mut server = program.start(&line, &sockets)?;
+        let mut client = Client::connect(&sockets[1], Shape { queues: 2, ..Shape::small() })?;
+        client.write(4096, &[7; 4096], 0)?;
+        drop(client);
+        // Whoever takes over is passed nothing, and knows all the same whose the socket is.
+        line.push("--takeover".to_owned());
+        let next = Program::ringloom(env!("CARGO_BIN_EXE_ringloom")).spawn(&line)?;
+        next.wait_for_log("has handed over", LIMIT)?;
+        server.wait(LIMIT)?;
+        poll_until("the next client", STOP_LIMIT, || {
+            let mut client = Client::connect(&sockets[1], Shape { queues: 2, ..Shape::small() })?;
+            Ok((client.read(4096, 4096, 0)? == [7; 4096]).then_some(()))
+        })?;
+        end(next, &sockets).map(drop)
+    });
+}
+
 #[test]
 fn what_is_no_socket_to_listen_on_is_refused() {
     with_python(|| {

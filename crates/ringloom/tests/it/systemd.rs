@@ -65,18 +65,18 @@ fn installed(bench: &Bench) -> Result<Systemd> {
     Ok(system)
 }
 
-fn main_process(system: &Systemd) -> Result<String> {
-    system.property(UNIT, "MainPID")
+fn main_process(system: &Systemd, unit: &str) -> Result<String> {
+    system.property(unit, "MainPID")
 }
 
 /// Waits for another main process than this one, which serves.
-fn wait_for_another(system: &Systemd, old: &str) -> Result<String> {
+fn wait_for_another(system: &Systemd, unit: &str, old: &str) -> Result<String> {
     let what = format!("another process than {old}");
     poll_until(&what, LIMIT, || {
-        let (process, state) = (main_process(system)?, system.property(UNIT, "ActiveState")?);
+        let (process, state) = (main_process(system, unit)?, system.property(unit, "ActiveState")?);
         Ok((state == "active" && process != old && process != "0").then_some(process))
     })
-    .with_context(|| system.journal(UNIT).unwrap_or_default())
+    .with_context(|| system.journal(unit).unwrap_or_default())
 }
 
 /// Requests until the server is gone; then goes on with the next.
@@ -99,7 +99,7 @@ fn guests_live_on(system: &Systemd) -> Result<()> {
     system
         .succeed(&["systemctl", "start", UNIT])
         .with_context(|| system.journal(UNIT).unwrap_or_default())?;
-    let first = main_process(system)?;
+    let first = main_process(system, UNIT)?;
     let mut client = Survivor::connect(&system.path(SOCKET), RingLayout::Split, QUEUES)?;
     let rng = &mut Rng::new(11);
     client.submit(rng)?;
@@ -108,13 +108,13 @@ fn guests_live_on(system: &Systemd) -> Result<()> {
         system.succeed(&["systemctl", "kill", "-s", "KILL", UNIT]).map(drop)
     })
     .context("a kill")?;
-    let second = wait_for_another(system, &first)?;
+    let second = wait_for_another(system, UNIT, &first)?;
     // An upgrade in place: nobody notices.
     client.submit(rng)?;
     system
         .succeed(&["systemctl", "reload", UNIT])
         .with_context(|| system.journal(UNIT).unwrap_or_default())?;
-    let third = wait_for_another(system, &second)?;
+    let third = wait_for_another(system, UNIT, &second)?;
     client.submit(rng)?;
     client.drain().context("after a reload")?;
     // What cannot take over leaves all as it is.
@@ -122,7 +122,7 @@ fn guests_live_on(system: &Systemd) -> Result<()> {
     std::fs::write(&configuration, CONFIGURATION.replace("queues = 2", "queues = 0"))?;
     ensure!(!system.run(&["systemctl", "reload", UNIT])?.status.success(), "it takes over");
     ensure!(system.property(UNIT, "ActiveState")? == "active", "{}", system.journal(UNIT)?);
-    ensure!(main_process(system)? == third, "{}", system.journal(UNIT)?);
+    ensure!(main_process(system, UNIT)? == third, "{}", system.journal(UNIT)?);
     std::fs::write(&configuration, CONFIGURATION)?;
     client.submit(rng)?;
     client.drain().context("after a reload that failed")?;
@@ -131,7 +131,7 @@ fn guests_live_on(system: &Systemd) -> Result<()> {
         system.succeed(&["systemctl", "kill", "-s", "STOP", UNIT]).map(drop)
     })
     .context("a process that stands still")?;
-    wait_for_another(system, &third)?;
+    wait_for_another(system, UNIT, &third)?;
     ensure!(system.property(UNIT, "NRestarts")? == "2", "{}", system.journal(UNIT)?);
     let expected = client.expected();
     drop(client);
@@ -186,30 +186,60 @@ fn fails_clearly(system: &Systemd) -> Result<()> {
     Ok(())
 }
 
-/// A socket of systemd's, on which a guest waits that comes before the daemon.
+/// A socket of systemd's, on which a guest waits that comes before the daemon. The configuration is that of a disk without
+/// one, and an upgrade in place goes on with the socket, which is systemd's in the end.
 fn is_started_by_a_guest(system: &Systemd) -> Result<()> {
-    let text = r#"
-[[blockdev]]
-driver = "file"
-node-name = "disk"
-filename = "/srv/vm4.img"
-[[export]]
-type = "vhost-user-blk"
-id = "disk"
-node-name = "disk"
-writable = true
-num-queues = 2
-addr.type = "fd"
-addr.str = "3"
-"#;
-    std::fs::write(system.path("/etc/ringloom/vm4.toml"), text)?;
+    const UNIT: &str = "ringloom@vm4";
+    std::fs::write(
+        system.path("/etc/ringloom/vm4.toml"),
+        CONFIGURATION.replace("/vm1", "/vm4").replace("socket-group = \"kvm\"\n", ""),
+    )?;
+    let said = || system.journal(UNIT).unwrap_or_default();
     system.succeed(&["systemctl", "start", "ringloom@vm4.socket"])?;
+    let check = ["ringloom", "check", "--config", "/etc/ringloom/vm4.toml"];
+    let checked = system.succeed(&check).context("a check")?;
+    ensure!(checked.contains("systemd listens there"), "{checked}");
+    ensure!(system.property(UNIT, "ActiveState")? == "inactive", "it was started by a question");
     let socket = system.path("/run/ringloom/vm4/disk.sock");
     let mut client = Survivor::connect(&socket, RingLayout::Split, QUEUES)?;
-    client.submit(&mut Rng::new(5))?;
-    client.drain()?;
+    let rng = &mut Rng::new(5);
+    client.submit(rng)?;
+    client.drain().with_context(said)?;
+    let first = main_process(system, UNIT)?;
+    let upgrade = |old: &str| {
+        system.succeed(&["systemctl", "reload", UNIT]).with_context(said)?;
+        wait_for_another(system, UNIT, old)
+    };
+    client.submit(rng)?;
+    let second = upgrade(&first)?;
+    client.submit(rng)?;
+    client.drain().context("after a reload")?;
+    live_through(&mut client, rng, || {
+        system.succeed(&["systemctl", "kill", "-s", "KILL", UNIT]).map(drop)
+    })
+    .context("a kill")?;
+    let third = wait_for_another(system, UNIT, &second)?;
+    upgrade(&third)?;
+    client.submit(rng)?;
+    client.drain().context("after another reload")?;
+    // By the journal's own fields.
+    let of_export = ["journalctl", "--no-pager", "-o", "cat", "-u", UNIT, "RINGLOOM_EXPORT=vm4"];
+    let of_export = system.succeed(&of_export)?;
+    ensure!(of_export.contains("export vm4: served again"), "{of_export}");
+    ensure!(!of_export.contains("sandbox:"), "{of_export}");
+    ensure!(!said().contains("start this daemon first"), "nobody has asked: {}", said());
+    let has_handed_over = said().matches("has handed over").count();
+    ensure!(has_handed_over == 2, "{}", said());
+    // The next client starts it again at the same socket.
+    system.succeed(&["systemctl", "stop", UNIT])?;
+    ensure!(socket.exists(), "the socket is gone: {}", said());
+    poll_until("the next server", LIMIT, || Ok(client.reconnect().ok()))?;
+    client.submit(rng)?;
+    client.drain().with_context(said)?;
     drop(client);
-    system.succeed(&["systemctl", "stop", "ringloom@vm4.socket", "ringloom@vm4"]).map(drop)
+    system.succeed(&["systemctl", "stop", "ringloom@vm4.socket", UNIT])?;
+    ensure!(!socket.exists(), "the socket is still there");
+    Ok(())
 }
 
 #[test]
