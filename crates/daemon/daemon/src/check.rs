@@ -399,6 +399,7 @@ fn bytes(count: u64) -> String {
     let digits = usize::from(unit > 0 && rest.fract() > 0.05 && rest < 100.0);
     format!("{rest:.digits$} {}", UNITS[unit])
 }
+
 /// Whether systemd listens there for a unit. It is not asked by a connection, which would start that. Only root can find it out.
 fn is_systemds(socket: &Path) -> bool {
     let is_first =
