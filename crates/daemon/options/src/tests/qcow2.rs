@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::{check_node, children, node, own, plan, read_only, refuse, refuse_line};
+use super::{
+    check_node, children, node, own, plan, read_only, refuse, refuse_line, that_tells_how_to_attach,
+};
 use crate::PlanStep;
 use block::DiscardPolicy;
 use graph::{AutoReadOnly, BaseOptions, NamedFilesPolicy};
@@ -157,7 +159,7 @@ fn the_short_form_writes_out_the_image() {
                 file.filename=Cargo.toml";
     let export =
         "--export=vhost-user-blk,id=Cargo,node-name=disk,addr.type=unix,addr.path=s,writable=on";
-    assert_eq!(short, plan(&[node, export, "--print=qemu", "--named-files=src"]));
+    assert_eq!(short, that_tells_how_to_attach(&[node, export, "--named-files=src"]));
 }
 
 #[test]
