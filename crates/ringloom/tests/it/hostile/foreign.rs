@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -253,10 +253,10 @@ fn a_daemon_that_stops_waits_for_a_moment_for_the_process_that_looks_at_descript
         let (check, _) = descriptor_check(server.pid())?;
         let check = Pid::from_raw(i32::try_from(check)?).context("it is a process")?;
         kill_process(check, Signal::STOP)?;
-        let begun = Instant::now();
+        let clock = Deadline::after(REFUSAL_LIMIT);
         server.signal(Signal::TERM)?;
         let ended = server.wait(REFUSAL_LIMIT);
-        let waited = begun.elapsed();
+        let waited = clock.elapsed();
         kill_process(check, Signal::CONT)?;
         ended?;
         ensure!(waited >= Duration::from_millis(200), "it has ended after {waited:?}");
