@@ -56,7 +56,10 @@ impl QmpClient {
         let mut client = Self { socket: socket.to_owned(), reader, version: Value::Null };
         client.wait_at_most(Some(SILENCE_MAX))?;
         if client.reader.fill_buf().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
-            waits(&format!("waiting for {}, which may serve another client", socket.display()));
+            waits(&format!(
+                "waiting for {}, which may serve another client, or be no monitor",
+                socket.display()
+            ));
         }
         client.wait_at_most(Some(ANSWER_LIMIT))?;
         let greeting = client.message("its greeting").map_err(|error| {
