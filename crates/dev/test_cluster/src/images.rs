@@ -3,7 +3,6 @@
 //! Programs of this machine come with their libraries, at the same paths.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use guest::{Archive, Kernel, KernelSource, base};
@@ -11,7 +10,7 @@ use guest::{Archive, Kernel, KernelSource, base};
 use crate::contents::Contents;
 use crate::place::Place;
 use crate::programs::CONTAINER_DISK;
-use crate::run::{make_dir, must_succeed, read_bytes};
+use crate::run::{cargo, make_dir, must_succeed, read_bytes};
 
 /// What keeps a pod's namespaces.
 pub(crate) const PAUSE: &str = "ringloom.test/pause:1";
@@ -107,10 +106,9 @@ fn guest(place: &Place, ringloom: &Path) -> Result<()> {
 
 /// The program `ringloom` that needs no library. Cargo knows what has to be built anew.
 fn static_ringloom(place: &Place) -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
+    let mut command = cargo(place);
     command.args(["build", "--quiet", "--package", "ringloom", "--target", TARGET]);
     command.arg("--target-dir").arg(place.static_target()).env("RUSTFLAGS", STATIC);
-    must_succeed(command.current_dir(&place.workspace))?;
+    must_succeed(&mut command)?;
     Ok(place.static_target().join(TARGET).join("debug/ringloom"))
 }

@@ -3,7 +3,6 @@
 mod machine;
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -15,7 +14,7 @@ use crate::images::AGENT;
 use crate::kubectl::Kubectl;
 use crate::node::NODES;
 use crate::place::Place;
-use crate::run::must_succeed;
+use crate::run::{cargo, must_succeed};
 use crate::volumes::Mode;
 
 const NAMESPACE: &str = "smoke";
@@ -24,9 +23,9 @@ const DEVICE: &str = "/dev/claim";
 const DIRECTORY: &str = "/claim";
 /// How much fio writes and reads back.
 const LOAD_BYTES: u64 = 16 << 20;
-const LOAD_LIMIT: &str = "--timeout=180s";
+const LOAD_LIMIT: &str = "--timeout=600s";
 /// How long volumes that were given back take to be offered again.
-const OFFER_LIMIT: Duration = Duration::from_secs(60);
+const OFFER_LIMIT: Duration = Duration::from_secs(300);
 
 /// Starts the cluster if it does not run, tries it, runs the tests that want one.
 pub(crate) fn test(place: &Place) -> Result<()> {
@@ -46,8 +45,7 @@ pub(crate) fn test(place: &Place) -> Result<()> {
 
 /// The tests of the crate `cluster` that ask for a real one.
 fn tests_of_cluster(place: &Place, kubectl: &Path) -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
+    let mut command = cargo(place);
     command.args(["test", "--package", "cluster", "--test", "it", "--", "--ignored", "real::"]);
     command.env("RINGLOOM_CLUSTER_KUBECONFIG", place.kubeconfig());
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -55,7 +53,7 @@ fn tests_of_cluster(place: &Place, kubectl: &Path) -> Result<()> {
     let path = std::env::join_paths([first].into_iter().chain(std::env::split_paths(&path)))
         .context("PATH with kubectl's directory")?;
     command.env("PATH", path);
-    must_succeed(command.current_dir(&place.workspace))
+    must_succeed(&mut command)
 }
 
 fn step(what: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
@@ -164,7 +162,7 @@ impl Trial {
 
     /// Removes what an earlier trial left.
     fn clear(&self) -> Result<()> {
-        let remove = ["delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s"];
+        let remove = ["delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=300s"];
         self.kubectl.run(&remove).map(drop)
     }
 }
