@@ -13,7 +13,8 @@ use crate::place::Place;
 use crate::run::{make_dir, output_of, read, remove};
 use crate::{host, images, packages, programs};
 
-const START_LIMIT: Duration = Duration::from_secs(300);
+/// More than all that `serve` waits for, on a machine that others use.
+const START_LIMIT: Duration = Duration::from_secs(1200);
 const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// Builds what is missing, starts the cluster unless it runs, prints how to reach it.

@@ -25,7 +25,7 @@ use crate::{kubevirt, namespace, volumes};
 const API_PORT: u16 = 6443;
 /// The conditions of pods have no field more than KubeVirt 1.6 knows: it patches them only if they are as it has them.
 const NO_OBSERVED_GENERATION: &str = "--feature-gates=PodObservedGenerationTracking=false";
-const START_LIMIT: Duration = Duration::from_secs(180);
+const START_LIMIT: Duration = Duration::from_secs(300);
 /// How often it is looked whether everything still runs.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -169,6 +169,8 @@ impl Cluster<'_> {
             command.arg(format!("--cert-dir={}", self.path(name).display()));
             command.arg(NO_OBSERVED_GENERATION);
             if name == "kube-controller-manager" {
+                // A node that is late was not given the processor by this machine.
+                command.arg("--node-monitor-grace-period=300s");
                 let key = self.path("accounts.key");
                 command.arg(format!("--service-account-private-key-file={}", key.display()));
                 let authority = self.path("apiserver.crt");

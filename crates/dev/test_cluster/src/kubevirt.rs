@@ -35,7 +35,7 @@ const DEVICES_EACH: &str = "100";
 const API: &str = "kubevirt-apiserver";
 const CONTROLLER: &str = "kubevirt-controller";
 const HANDLER: &str = "kubevirt-handler";
-const START_LIMIT: Duration = Duration::from_secs(120);
+const START_LIMIT: Duration = Duration::from_secs(300);
 
 /// Starts it, with the stand-in of virt-handler.
 pub(crate) fn start_all(place: &Place, kubectl: &Kubectl, running: &mut Running) -> Result<()> {
@@ -44,7 +44,7 @@ pub(crate) fn start_all(place: &Place, kubectl: &Kubectl, running: &mut Running)
     let (definitions, webhooks) = programs.objects()?;
     kubectl.apply(&definitions)?;
     let established = "--for=condition=Established";
-    kubectl.run(&["wait", established, "customresourcedefinition", "--all", "--timeout=60s"])?;
+    kubectl.run(&["wait", established, "customresourcedefinition", "--all", "--timeout=300s"])?;
     kubectl.apply(&[namespace()])?;
     kubectl.apply(&[settings()])?;
     let done = status().to_string();
@@ -186,6 +186,9 @@ impl Programs<'_> {
         command.args(["--launcher-image", LAUNCHER, "--exporter-image", LAUNCHER]);
         command.arg("--prom-cert-file").arg(self.file("crt"));
         command.arg("--prom-key-file").arg(self.file("key"));
+        // Nobody else wants its lease, and without it it ends, and everything with it: on a machine that others use so much that
+        // it cannot renew the lease for ten seconds.
+        command.args(["--leader-elect-lease-duration=2h", "--leader-elect-renew-deadline=1h"]);
         start(&mut command, &self.log("virt-controller"))
     }
 

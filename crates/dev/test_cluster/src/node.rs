@@ -19,7 +19,7 @@ pub(crate) const NODES: [usize; 2] = [1, 2];
 /// The bridge that has the nodes' addresses.
 pub(crate) const BRIDGE: &str = "ringloom0";
 
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(300);
 
 /// The address of a node.
 pub(crate) fn address(node: usize) -> String {

@@ -16,8 +16,8 @@ const NAME: &str = "machine";
 const TOKEN: &str = "smoke-0123456789abcdef";
 const IOTHREADS: u64 = 2;
 /// From the object to a guest that runs, and from there to its agent, under emulation.
-const RUN_LIMIT: Duration = Duration::from_secs(180);
-const ANSWER_LIMIT: Duration = Duration::from_secs(180);
+const RUN_LIMIT: Duration = Duration::from_secs(600);
+const ANSWER_LIMIT: Duration = Duration::from_secs(600);
 
 impl Trial {
     /// Needs the pod `idle`, which is what joins the streams.
