@@ -231,6 +231,10 @@ impl State {
             ("GET", _) => match self.objects.get(path) {
                 Some(found) => (200, found.clone()),
                 None if is_collection(path) => {
+                    let right = format!("list {}", path.rsplit('/').next().unwrap_or_default());
+                    if self.denied.contains(&right) {
+                        return (403, status(403, &format!("no right: {right}")));
+                    }
                     let items = self.list(path, query);
                     (
                         200,

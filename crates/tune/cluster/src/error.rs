@@ -77,6 +77,15 @@ pub enum ClusterError {
         #[source]
         source: agent::AgentError,
     },
+    /// Something has failed, and what was made until then could not be removed.
+    #[error("not removed from the cluster: {}", .left.join("; "))]
+    Left {
+        /// A sentence for each.
+        left: Vec<String>,
+        /// What has failed.
+        #[source]
+        source: Box<ClusterError>,
+    },
     /// A thread or the like cannot be had.
     #[error("prepare to speak with the cluster")]
     Host(#[source] io::Error),
@@ -86,4 +95,11 @@ pub enum ClusterError {
     /// Who waited does not want to any more.
     #[error("the wait for the cluster was ended")]
     Ended(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl ClusterError {
+    /// With what is left on the cluster after it.
+    pub(crate) fn with_left(self, left: Vec<String>) -> Self {
+        if left.is_empty() { self } else { Self::Left { left, source: Box::new(self) } }
+    }
 }

@@ -29,6 +29,8 @@ use crate::trouble::{self, State};
 
 /// How often the pods of workers are looked at while fio runs.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// What a begin has made that fails is removed within this time, whoever has ended the begin.
+const REMOVAL_LIMIT: Duration = Duration::from_secs(120);
 /// A stream ends before the cluster says why: so long it is asked.
 const TROUBLE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -159,14 +161,8 @@ impl Session {
         survey.nodes = survey::nodes(server, job, &mut survey.notes, check)?;
         survey.storage_classes = survey::classes(server, job, check)?;
         survey.old_runs = survey::old_runs(server, &job.namespace, &cluster.names.run, check)?;
-        let has_namespace = require_namespace(&cluster, job, check)?;
-        let owner = own(&cluster, has_namespace, check).inspect_err(|_| {
-            // Nothing else is there yet; a new namespace goes again.
-            if has_namespace {
-                drop(cluster.remove_all(true, check));
-            }
-        })?;
-        let session = Self {
+        let (owner, has_namespace) = first_objects(&cluster, job, check)?;
+        Ok(Self {
             cluster,
             job: job.clone(),
             owner,
@@ -175,9 +171,7 @@ impl Session {
             started: Vec::new(),
             looked: None,
             has_namespace,
-        };
-        session.cluster.remove_workers(check)?;
-        Ok(session)
+        })
     }
 
     /// The name of the run.
@@ -254,6 +248,33 @@ impl Session {
     }
 }
 
+/// Makes the namespace, if that is wanted, and what owns everything else; removes workers of a part of the run that was killed. If that fails,
+/// what was made goes again, or is named.
+fn first_objects(
+    cluster: &Cluster,
+    job: &ClusterJob,
+    check: Check<'_>,
+) -> Result<(OwnerReference, bool), ClusterError> {
+    let mut make = || {
+        let has_namespace = require_namespace(cluster, job, check)?;
+        let owner = own(cluster, has_namespace, check)?;
+        cluster.remove_workers(check)?;
+        Ok((owner, has_namespace))
+    };
+    make().map_err(|error: ClusterError| {
+        let begun = clock::now();
+        let check: Check<'_> = &mut || {
+            if begun.elapsed() < REMOVAL_LIMIT { Ok(()) } else { Err("it takes too long".into()) }
+        };
+        // What was asked for when the wait ended may have been made all the same.
+        let owned = if job.create_namespace { cluster.owns_namespace(check) } else { Ok(false) };
+        let unknown = owned.as_ref().err().map(|it| format!("namespace {}: {it}", job.namespace));
+        let mut left = cluster.remove_all(owned.unwrap_or(false), check).left;
+        left.extend(unknown);
+        error.with_left(left)
+    })
+}
+
 /// All rights at once, so that an administrator is asked once.
 fn require_rights(
     cluster: &Cluster,
@@ -307,12 +328,7 @@ fn require_namespace(
     }
     let namespace = objects::namespace(&cluster.names, job);
     let made = cluster.server.create(&api, &format!("namespace {name}"), &namespace, check)?;
-    let is_own = made == Made::Now || {
-        let there = cluster.server.get(&api, name, check)?;
-        let labels = there.and_then(|it| it.metadata.labels).unwrap_or_default();
-        labels.get(objects::RUN_LABEL) == Some(&cluster.names.run.to_string())
-    };
-    if is_own {
+    if made == Made::Now || cluster.owns_namespace(check)? {
         return Ok(true);
     }
     let what = format!(

@@ -27,6 +27,9 @@ const HOPELESS: [&str; 6] = [
     "CrashLoopBackOff",
 ];
 
+/// How the API server's words begin where it refuses an object, behind the object's name.
+const FORBIDDEN: &str = " is forbidden: ";
+
 /// What a pod is.
 pub(crate) fn pod_state(pod: &Pod) -> State {
     let Some(status) = &pod.status else { return State::Waits(None) };
@@ -122,6 +125,12 @@ pub(crate) fn machine_state(machine: &DynamicObject, instance: Option<&DynamicOb
     if let Some(it) = failure {
         let why = reason(it["reason"].as_str(), it["message"].as_str());
         return State::Failed(why.unwrap_or_else(|| "it has failed".to_owned()));
+    }
+    // Its pod was refused, by a quota or an admission rule: KubeVirt tries for ever, and a pod of ours would be refused at once.
+    let synchronized = condition("Synchronized").filter(|it| it["status"] == "False");
+    let words = synchronized.as_ref().and_then(|it| it["message"].as_str());
+    if let Some(refused) = words.filter(|it| it.contains(FORBIDDEN)) {
+        return State::Failed(refused.to_owned());
     }
     match text(&status["printableStatus"]).as_deref() {
         Some("Running") => State::Ready,
@@ -243,6 +252,14 @@ mod tests {
         assert_eq!(stopped, failed("Stopped"));
         let failure = json!([{ "type": "Failure", "status": "True", "reason": "FailedCreate", "message": "quota" }]);
         assert_eq!(machine(json!({ "conditions": failure })), failed("FailedCreate: quota"));
+        let words = "failed to create virtual machine pod: pods \"virt-launcher-m-x\" is forbidden: exceeded quota: q";
+        let refused = json!([{ "type": "Synchronized", "status": "False", "reason": "FailedCreate", "message": words }]);
+        let starting = |conditions| {
+            machine(json!({ "printableStatus": "Starting", "conditions": conditions }))
+        };
+        assert_eq!(starting(refused), failed(words));
+        let late = json!([{ "type": "Synchronized", "status": "False", "message": "the server is too busy" }]);
+        assert_eq!(starting(late), waits("Starting"));
     }
 
     #[test]

@@ -24,6 +24,9 @@ pub(crate) const DEVICE: &str = "/dev/ringloom-disk";
 pub(crate) const DIRECTORY: &str = "/data";
 /// Where the agent keeps fio's job.
 const TEMPORARY: &str = "/tmp";
+const RELAY_REQUESTS: [(&str, &str); 2] = [("cpu", "100m"), ("memory", "64Mi")];
+/// 16 workers are the most, and a process of the agent takes some 10 MB.
+const RELAY_LIMITS: [(&str, &str); 2] = [("cpu", "1"), ("memory", "256Mi")];
 /// Nobody's, in images and on most hosts.
 const USER: i64 = 65_532;
 
@@ -55,9 +58,15 @@ pub(crate) fn worker(group: &Group<'_>, storage: &ClaimStorage, claim: String, w
     Pod { metadata: group.metadata(worker), spec: Some(spec), ..Pod::default() }
 }
 
-/// A pod that only joins streams.
+/// A pod that only joins streams: one small process for each worker. It says what it needs, for a namespace with a quota of CPUs or memory
+/// takes no pod that does not.
 pub(crate) fn relay(names: &Names, job: &ClusterJob, owner: &OwnerReference) -> Pod {
-    let container = container(job, Security::Restricted, false);
+    let mut container = container(job, Security::Restricted, false);
+    container.resources = Some(ResourceRequirements {
+        requests: Some(quantities(&RELAY_REQUESTS)),
+        limits: Some(quantities(&RELAY_LIMITS)),
+        ..ResourceRequirements::default()
+    });
     Pod {
         metadata: names.metadata(names.relay(), Some(owner)),
         spec: Some(spec(job, container, Security::Restricted, false)),
@@ -132,6 +141,10 @@ fn spec(job: &ClusterJob, container: Container, security: Security, needs_root: 
         }]),
         ..PodSpec::default()
     }
+}
+
+fn quantities(all: &[(&str, &str)]) -> BTreeMap<String, Quantity> {
+    all.iter().map(|&(name, amount)| (name.to_owned(), Quantity(amount.to_owned()))).collect()
 }
 
 fn resources(shape: &PodShape) -> Option<ResourceRequirements> {

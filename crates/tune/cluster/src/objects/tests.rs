@@ -131,7 +131,12 @@ fn claims_namespaces_and_the_relay_are_whole() {
                 assert_eq!(labels["pod-security.kubernetes.io/enforce"], profile);
             }
             let relay = is_whole(&pod::relay(group.names, group.job, group.owner));
-            assert_eq!(relay["spec"]["containers"][0]["securityContext"]["runAsNonRoot"], true);
+            let container = &relay["spec"]["containers"][0];
+            assert_eq!(container["securityContext"]["runAsNonRoot"], true);
+            for amount in ["requests", "limits"] {
+                let amounts = &container["resources"][amount];
+                assert!(amounts["cpu"].is_string() && amounts["memory"].is_string(), "a quota");
+            }
             is_whole(&owner(group.names));
         },
     );

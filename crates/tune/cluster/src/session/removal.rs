@@ -1,6 +1,6 @@
 //! Everything goes: machines and pods first, for a claim stays as long as a pod uses it.
 
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 
@@ -8,7 +8,8 @@ use super::Cluster;
 use crate::api::{Check, ClusterAccess, Server};
 use crate::clock;
 use crate::error::ClusterError;
-use crate::objects::{Names, RunId, vm};
+use crate::objects::{Names, RUN_LABEL, RunId};
+use crate::survey;
 
 /// What a removal has left.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,7 +21,7 @@ pub struct Removal {
 /// Removes what a run has left that was killed.
 ///
 /// # Errors
-/// If the cluster cannot be reached.
+/// If the cluster cannot be reached, or has nothing of such a run.
 pub fn sweep(
     access: &ClusterAccess,
     namespace: &str,
@@ -28,19 +29,45 @@ pub fn sweep(
     check: Check<'_>,
 ) -> Result<Removal, ClusterError> {
     let server = Server::new(access)?;
-    let version = format!("{}/v1", vm::GROUP);
-    let ask = || server.client.list_api_group_resources(&version);
-    let has_vms = server.ask("ask for KubeVirt", check, ask)?.is_some();
     let names = Names { run: run.clone(), namespace: namespace.to_owned() };
-    let cluster = Cluster { server, names, has_vms };
-    let api: Api<Namespace> = Api::all(cluster.server.client.clone());
-    let space = cluster.server.ask("get the namespace", check, || api.get(namespace))?;
-    let label = space.and_then(|it| it.labels().get(crate::objects::RUN_LABEL).cloned());
-    let is_own = label.as_deref() == Some(run.to_string().as_str());
-    Ok(cluster.remove_all(is_own, check))
+    let mut cluster = Cluster { server, names, has_vms: false };
+    // Without KubeVirt there are none, and who may not look for them has made none.
+    let machines = cluster.machines();
+    let one = ListParams::default().limit(1);
+    let ask = || machines.list(&one);
+    cluster.has_vms = cluster.server.ask("list virtual machines", check, ask)?.is_some();
+    let has_namespace = cluster.owns_namespace(check)?;
+    if !has_namespace && !cluster.has_any(check)? {
+        let others = survey::old_runs(&cluster.server, namespace, run, check)?;
+        let others: Vec<_> = others.iter().map(ToString::to_string).collect();
+        let there = if others.is_empty() { "none".to_owned() } else { others.join(", ") };
+        let what =
+            format!("the namespace {namespace} has nothing of a run {run}; runs there: {there}");
+        return Err(ClusterError::Lacks(what));
+    }
+    Ok(cluster.remove_all(has_namespace, check))
 }
 
 impl Cluster {
+    /// Whether the namespace was made by the run. Who may not look at it has not made it.
+    pub(super) fn owns_namespace(&self, check: Check<'_>) -> Result<bool, ClusterError> {
+        let spaces: Api<Namespace> = Api::all(self.server.client.clone());
+        let name = &self.names.namespace;
+        let space = self.server.ask("get the namespace", check, || spaces.get(name))?;
+        let label = space.and_then(|it| it.labels().get(RUN_LABEL).cloned());
+        Ok(label == Some(self.names.run.to_string()))
+    }
+
+    /// Whether there is anything of the run in the namespace.
+    fn has_any(&self, check: Check<'_>) -> Result<bool, ClusterError> {
+        let has_owner = self.server.get(&self.owners(), &self.names.owner(), check)?.is_some();
+        Ok(has_owner || !self.workers(check)?.is_empty() || !self.own_claims(check)?.is_empty())
+    }
+
+    fn own_claims(&self, check: Check<'_>) -> Result<Vec<PersistentVolumeClaim>, ClusterError> {
+        self.server.list(&self.claims(), "list claims", &self.ours(), check)
+    }
+
     /// Names of pods and machines of the run.
     fn workers(&self, check: Check<'_>) -> Result<Vec<String>, ClusterError> {
         let mut left = Vec::new();
@@ -156,15 +183,12 @@ impl Cluster {
     }
 
     fn remove_claims(&self, check: Check<'_>) -> Result<(), ClusterError> {
-        let list = |check: Check<'_>| {
-            let parameters: ListParams = self.ours();
-            self.server.list(&self.claims(), "list claims", &parameters, check)
-        };
-        for claim in list(check)? {
+        for claim in self.own_claims(check)? {
             self.server.delete(&self.claims(), &claim.name_any(), check)?;
         }
         self.wait_until_gone(check, |check| {
-            Ok(list(check)?.iter().map(|it| format!("claim {}", it.name_any())).collect())
+            let left = self.own_claims(check)?;
+            Ok(left.iter().map(|it| format!("claim {}", it.name_any())).collect())
         })
     }
 }

@@ -157,7 +157,12 @@ impl Session {
         let found =
             claim.and_then(|it| self.cluster.server.get(&self.cluster.claims(), it, check).ok()?);
         let of_claim = found.and_then(|it| trouble::claim_trouble(&it, &events));
-        let of_events = trouble::last_words(name, &events).filter(|it| own.as_ref() != Some(it));
+        // The scheduler says the same twice, under two names.
+        let is_told = |it: &String| {
+            let words = it.split_once(": ").map_or(it.as_str(), |(_, words)| words);
+            own.as_ref().is_some_and(|own| own.contains(words))
+        };
+        let of_events = trouble::last_words(name, &events).filter(|it| !is_told(it));
         let all: Vec<_> = own.into_iter().chain(of_claim).chain(of_events).collect();
         let said =
             if all.is_empty() { "the cluster does not say why".to_owned() } else { all.join("; ") };

@@ -44,6 +44,23 @@ fn a_run_removes_what_it_has_made_and_a_sweep_what_another_has_left() {
 }
 
 #[test]
+fn a_sweep_needs_no_right_that_pods_do_not_and_tells_what_is_not_there() {
+    let fake = Fake::with_pods();
+    let mut killed = begin(&fake, JOB).expect("it begins");
+    killed.start(&setup(1), &mut go_on).expect("it starts");
+    drop(killed);
+    // As for the account of a job with pods alone.
+    fake.state().denied.insert("list virtualmachines".to_owned());
+    let sweep = |name| sweep(&access(&fake), "perf", &run(name), &mut go_on);
+    let error = sweep("other").expect_err("there is no such run").to_string();
+    assert_eq!(error, "the namespace perf has nothing of a run other; runs there: test");
+    let removal = sweep("test").expect("it is there");
+    assert!(removal.left.is_empty() && fake.made().is_empty(), "{removal:?} {:?}", fake.made());
+    let error = sweep("test").expect_err("it is gone").to_string();
+    assert!(error.ends_with("runs there: none"), "{error}");
+}
+
+#[test]
 fn a_pod_that_does_not_become_ready_is_explained_and_removed() {
     let fake = Fake::start();
     let mut session = begin(&fake, JOB).expect("it begins");
@@ -105,4 +122,35 @@ fn a_cluster_that_others_use_is_told() {
     let told = "the node one is used by others: 1 pods ask for 2.5 of 4.0 CPUs";
     assert_eq!(session.survey().notes, [told]);
     assert_eq!(session.survey().nodes[0].requested_memory_bytes, 1 << 30);
+}
+
+#[test]
+fn a_begin_that_is_ended_leaves_no_namespace() {
+    let fake = Fake::start();
+    // Nobody makes the account that its pods would have.
+    let text = format!("{JOB}createNamespace: true\n");
+    let job = ClusterJob::parse(&text).expect("a job");
+    let mut check = || {
+        let is_made = fake.state().objects.contains_key("/api/v1/namespaces/perf");
+        if is_made { Err("an interrupt".into()) } else { Ok(()) }
+    };
+    match Session::begin(&job, &access(&fake), run("test"), &mut check) {
+        Err(ClusterError::Ended(why)) => assert_eq!(why.to_string(), "an interrupt"),
+        other => panic!("{other:?}"),
+    }
+    let state = fake.state();
+    assert_eq!(state.objects.len(), 3, "{:?}", state.objects.keys());
+}
+
+#[test]
+fn a_run_that_does_not_go_on_leaves_nothing_or_names_it() {
+    let fake = Fake::with_pods();
+    let mut killed = begin(&fake, JOB).expect("it begins");
+    killed.start(&setup(1), &mut go_on).expect("it starts");
+    drop(killed);
+    fake.state().keeps_pods = true;
+    let error = begin(&fake, JOB).expect_err("its pod does not go");
+    let left = error.to_string();
+    assert!(left.contains("pod ringloom-test-1-0: not gone 2 s after it was deleted"), "{left}");
+    assert_eq!(fake.made(), [crate::support::pod("ringloom-test-1-0")]);
 }

@@ -123,8 +123,14 @@ fn a_machine_whose_pod_is_not_placed_is_told_with_its_reason() {
     let condition = json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
         "message": "Insufficient devices.kubevirt.io/kvm" });
     fake.state().pod_status = Some(json!({ "phase": "Pending", "conditions": [condition] }));
+    let event = json!({ "metadata": { "name": "e" }, "type": "Warning", "reason": "FailedScheduling",
+        "message": "Insufficient devices.kubevirt.io/kvm",
+        "involvedObject": { "name": "ringloom-test-2-0" } });
+    let place = format!("{}/events/e", fake_cluster::NAMESPACE);
+    fake.state().objects.insert(place, event);
     let error = session.start(&setup, &mut go_on).expect_err("it is not placed").to_string();
     let expected = "virtual machine ringloom-test-2-0: not ready after 1 s: Starting; its pod: \
                     Unschedulable: Insufficient devices.kubevirt.io/kvm";
     assert!(error.starts_with(expected), "{error}");
+    assert_eq!(error.matches("Insufficient").count(), 1, "the event says it again: {error}");
 }
