@@ -51,9 +51,10 @@ fn emulated(findings: &Findings<'_>) -> Option<String> {
     let how: Vec<&str> =
         [accelerator, emulated_because].into_iter().flatten().map(String::as_str).collect();
     let how = if how.is_empty() { String::new() } else { format!(" ({})", how.join(": ")) };
+    let others = if findings.header.cluster.is_some() { "the pods" } else { "the host" };
     Some(format!(
-        "The CPUs of the guests were emulated{how}: their figures do not compare with those of the \
-         host."
+        "The CPUs of the guests were emulated{how}: their figures do not compare with those of \
+         {others}."
     ))
 }
 

@@ -11,7 +11,7 @@ use super::text::{
     TABLE_WIDTH, cpu_us, cpus, interval, is_of_cluster, legend as legend_of, megabytes,
     microseconds, of_baseline, or_missing, place, section, short,
 };
-use super::{EMULATED, Style};
+use super::{EMULATED, EMULATED_BESIDE_PODS, Style};
 use crate::table::Table;
 
 const COLUMNS: [&str; 12] = [
@@ -171,7 +171,8 @@ pub(super) fn legend(header: &Header, cells: &[CellSummary], spare: bool) -> Vec
         lines.push(format!("Queues of each disk: {}.", queues.join(", ")));
     }
     if rows().any(|row| row.emulated) {
-        lines.push(format!("† {EMULATED}."));
+        let what = if is_of_cluster(cells) { EMULATED_BESIDE_PODS } else { EMULATED };
+        lines.push(format!("† {what}."));
     }
     if rows().any(|row| row.unsteady_runs.are_most()) {
         lines.push("~ not steady: most runs rose, fell or varied within themselves.".to_owned());

@@ -56,6 +56,8 @@ use text::{headed, one_line, wrapped};
 
 /// What every guest figure says where KVM does not work.
 pub const EMULATED: &str = "emulated, not comparable with the host";
+/// The same on a cluster.
+const EMULATED_BESIDE_PODS: &str = "emulated, not comparable with the pod";
 
 /// For whom the report is rendered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -126,3 +126,19 @@ fn the_answer_of_a_cluster_comes_with_a_manifest_of_kubevirt_alone() {
     let (_, manifest) = files.iter().find(|(name, _)| name.ends_with("kubevirt.yaml")).unwrap();
     assert!(manifest.contains("supplementalPoolThreadCount: 2"), "{manifest}");
 }
+
+#[test]
+fn emulated_machines_of_a_cluster_are_not_compared_with_its_pods() {
+    let (header, mut runs) = (cluster_header(), cluster_runs());
+    for run in &mut runs {
+        run.emulated = run.key.contender.subject().is_vm();
+    }
+    let [_, text, _, _] = rendered(&header, &runs);
+    for words in [
+        "| vm:kubevirt none † |",
+        "† emulated, not comparable with the pod.",
+        "their figures do not compare with those of the pods.",
+    ] {
+        assert!(text.contains(words), "{words} is missing: {text}");
+    }
+}
