@@ -86,7 +86,9 @@ fn remove(
 ) -> Result<()> {
     let run = RunId::new(run).context("--remove")?;
     let removal = ::cluster::sweep(access, &job.namespace, &run, &mut || Ok(interrupt.check()?))?;
-    check_removed(&removal.left)
+    check_removed(&removal.left)?;
+    say(&format!("Run {run} is removed from the namespace {}.", job.namespace));
+    Ok(())
 }
 
 fn check_removed(left: &[String]) -> Result<()> {
@@ -113,12 +115,13 @@ fn announce(plan: &ClusterPlan, runs: &[PlannedRun]) {
     matrix.pruned.iter().for_each(|pruned| say(&format!("Left out: {pruned}.")));
 }
 
-/// `8 starts of pods and 4 of virtual machines`.
+/// `8 starts of pods and 4 of virtual machines`, or of one kind alone.
 fn started(starts: Starts) -> String {
-    let pods = counted(usize::try_from(starts.pods).unwrap_or(usize::MAX), "start");
-    match starts.vms {
-        0 => format!("{pods} of pods"),
-        vms => format!("{pods} of pods and {vms} of virtual machines"),
+    let counted = |number| counted(usize::try_from(number).unwrap_or(usize::MAX), "start");
+    match (starts.pods, starts.vms) {
+        (pods, 0) => format!("{} of pods", counted(pods)),
+        (0, vms) => format!("{} of virtual machines", counted(vms)),
+        (pods, vms) => format!("{} of pods and {vms} of virtual machines", counted(pods)),
     }
 }
 

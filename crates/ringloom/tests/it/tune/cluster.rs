@@ -221,6 +221,10 @@ fn the_example_is_a_job_whose_rights_can_be_printed() {
         }
         let ran = rig.run("cluster job.yaml --dry-run")?;
         ensure!(ran.status.success() && ran.stderr.contains("starts"), "{ran:?}");
+        let job = std::fs::read_to_string(rig.path("job.yaml"))?;
+        std::fs::write(rig.path("job.yaml"), job.replace("[pod, vm]", "[vm]"))?;
+        let ran = rig.run("cluster job.yaml --dry-run")?;
+        ensure!(!ran.stderr.contains("of pods"), "{ran:?}");
         rig.check_nothing_left(&["job.yaml"])
     });
 }
