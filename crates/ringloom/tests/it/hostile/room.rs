@@ -189,7 +189,7 @@ fn descriptors_taken_of_68() {
 
 #[test]
 fn descriptors_taken_while_others_come_and_go() {
-    descriptors_taken(84, &["other"]);
+    descriptors_taken(85, &["other"]);
 }
 
 /// Half of a message is waited for without a descriptor for that.
