@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use dist::chroot::{Chroot, try_packages};
 use dist::debian::{self, PackageInput};
@@ -37,6 +37,7 @@ fn main() -> Result<()> {
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace.join("target"), |it| workspace.join(it));
     let place = target.join("packages");
+    check_programs(&arguments)?;
     let binary = build(&workspace, &target, arguments.debug)?;
     let mut git = Command::new("git");
     let date = output_of(git.args(["log", "-1", "--format=%cs"]).current_dir(&workspace))?;
@@ -64,6 +65,22 @@ fn main() -> Result<()> {
     if arguments.image {
         println!("{}", image::make(&workspace, &place.join("root"), &place)?);
     }
+    Ok(())
+}
+
+/// Whether all programs are there that are needed after the long build.
+fn check_programs(arguments: &DistArgs) -> Result<()> {
+    let needed = [
+        ("dpkg-shlibdeps", "dpkg-dev", true),
+        ("lintian", "lintian", true),
+        ("mmdebstrap", "mmdebstrap", arguments.chroot || arguments.image),
+        ("buildah", "buildah", arguments.image),
+    ];
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = |name: &str| std::env::split_paths(&path).any(|it| it.join(name).exists());
+    let missing = needed.iter().filter(|(name, _, is_needed)| *is_needed && !is_there(name));
+    let packages: Vec<&str> = missing.map(|(_, package, _)| *package).collect();
+    ensure!(packages.is_empty(), "first: apt-get install {}", packages.join(" "));
     Ok(())
 }
 
