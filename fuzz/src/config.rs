@@ -5,8 +5,8 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Write;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 
 use ::options::ServeCommand;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -21,19 +21,21 @@ pub fn config_file(data: &[u8]) {
         return;
     }
     let print = (choice % 2 == 0).then_some("--print=config");
-    let first = of_file(text, print);
-    assert_eq!(first, of_file(text, print), "the same file means the same");
+    // One for all, so that its name, which stands in sentences, is the same.
+    let memory = memfd_create("config", MemfdFlags::CLOEXEC).expect("memory");
+    let file = File::from(memory);
+    let first = of_file(&file, text, print);
+    assert_eq!(first, of_file(&file, text, print), "the same file means the same");
     if let Ok(ServeCommand::Config(written)) = first {
-        let again = of_file(written.as_bytes(), print);
+        let again = of_file(&file, written.as_bytes(), print);
         assert_eq!(again, Ok(ServeCommand::Config(written)), "what is written is read");
     }
 }
 
-/// What comes of a file, with one more word on the line.
-fn of_file(text: &[u8], word: Option<&str>) -> Result<ServeCommand, String> {
-    let memory = memfd_create("config", MemfdFlags::CLOEXEC).expect("memory");
-    let mut file = File::from(memory);
-    file.write_all(text).expect("there is memory for it");
+/// What comes of a file with this text, with one more word on the line.
+fn of_file(file: &File, text: &[u8], word: Option<&str>) -> Result<ServeCommand, String> {
+    file.set_len(0).expect("memory is given back");
+    file.write_all_at(text, 0).expect("there is memory for it");
     let option = format!("--config=/proc/self/fd/{}", file.as_raw_fd());
     said([Some(option.as_str()), word].into_iter().flatten().map(OsString::from).collect())
 }
