@@ -30,7 +30,8 @@ use crate::device::{BlkDevice, VhostUserBlkDisk};
 use crate::export_error::ExportError;
 use crate::exported_disk::ExportedDisk;
 use crate::queue_statistics::QueueStatistics;
-use crate::socket::{ExportSocket, SocketIdentity};
+use crate::socket::ExportSocket;
+use crate::socket_identity::SocketIdentity;
 use crate::takeover_pause::TakeoverPauseStart;
 
 /// A running export. Dropped, it is stopped.

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use syntax::ArgumentError;
 
-use crate::socket::SocketIdentity;
+use crate::socket_identity::SocketIdentity;
 
 /// The first descriptor that a service manager passes (sd_listen_fds(3)).
 const LISTEN_FDS_START: RawFd = 3;

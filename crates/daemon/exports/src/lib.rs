@@ -26,6 +26,7 @@ mod inherited_socket;
 mod nbd_export_options;
 mod queue_statistics;
 mod socket;
+mod socket_identity;
 mod takeover_pause;
 mod unshared_memory;
 mod vhost_user_blk_options;
@@ -49,9 +50,9 @@ pub use inherited_socket::{
 };
 pub use nbd_export_options::{ExportedBitmap, MissingBitmaps, NBD, NbdExportOptions};
 pub use socket::{
-    ExportSocket, SocketError, SocketIdentity, address, group_number, stream_socket,
-    wait_until_unserved,
+    ExportSocket, SocketError, address, group_number, stream_socket, wait_until_unserved,
 };
+pub use socket_identity::SocketIdentity;
 pub use takeover_pause::{TakeoverPauseStart, monotonic};
 pub use vhost_user_blk_options::{
     LOGICAL_BLOCK_BYTES, QUEUES_MAX, QueuePin, SocketOptions, VHOST_USER_BLK, VhostUserBlkOptions,

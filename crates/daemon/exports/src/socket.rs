@@ -19,9 +19,9 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use serde::{Deserialize, Serialize};
 
 use crate::inherited_socket::{InheritedSocketError, listener_at};
+use crate::socket_identity::SocketIdentity;
 use crate::vhost_user_blk_options::SocketOptions;
 
 /// Clients that wait to be accepted while one is served.
@@ -59,24 +59,6 @@ pub(crate) enum WaitingClientState {
     Silent,
     /// It has said something, as front ends do at once.
     Speaks,
-}
-
-/// The device and inode of a socket's file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SocketIdentity {
-    /// The device.
-    pub device: u64,
-    /// The inode.
-    pub inode: u64,
-}
-
-impl SocketIdentity {
-    /// Of the file at a path; a link is not followed.
-    pub fn of(path: &Path) -> io::Result<Self> {
-        let found = std::fs::symlink_metadata(path)?;
-        Ok(Self { device: found.dev(), inode: found.ino() })
-    }
 }
 
 /// A socket could not be made.
