@@ -1,13 +1,11 @@
 //! What changes something: each is one command of the daemon, after questions at most.
 
-use std::os::unix::fs::FileTypeExt;
-use std::path::absolute;
-
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 
 use crate::arguments::{DiskWord, ExportWord, FilterWord, Format, IothreadWord, NbdWord};
 use crate::client::QmpClient;
+use crate::host_path::{absolute_text, is_block_device};
 use crate::inventory::{Inventory, objects_of, property, text};
 use crate::table::Answer;
 use crate::units::{Limit, SizeChange, bytes, limits, no};
@@ -24,12 +22,6 @@ fn carry_out(
     }
     client.ask(command, &arguments)?;
     Ok(Answer::said(said, arguments))
-}
-
-/// A path as the daemon can take it, which works in another directory.
-fn absolute_text(path: &str) -> Result<String> {
-    let absolute = absolute(path).with_context(|| format!("{path}: where is that?"))?;
-    Ok(absolute.display().to_string())
 }
 
 pub(crate) fn resize(
@@ -179,9 +171,7 @@ pub(crate) fn disk(client: &mut QmpClient, word: &DiskWord) -> Result<Answer> {
     match word {
         DiskWord::Add { node, file, format, read_only, cached, backing } => {
             let file = absolute_text(file)?;
-            let kind = std::fs::metadata(&file).map(|it| it.file_type());
-            let is_device = kind.is_ok_and(|it| it.is_block_device());
-            let driver = if is_device { "host_device" } else { "file" };
+            let driver = if is_block_device(&file) { "host_device" } else { "file" };
             let bytes = json!({"driver": driver, "filename": file});
             let mut arguments = match format {
                 Format::Raw => bytes,

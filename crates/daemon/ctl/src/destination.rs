@@ -3,7 +3,6 @@
 //! Invariants: what is not made here is only written if `--overwrite` says so. A file is past the page cache if the disk is now.
 
 use std::fs;
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::arguments::{Format, MoveDiskArgs};
 use crate::client::QmpClient;
+use crate::host_path::{absolute_text, is_block_device};
 use crate::jobs::{create, remove};
 
 /// Where a disk moves to.
@@ -129,13 +129,12 @@ impl Destination {
 }
 
 fn on_host(to: &str) -> Result<Storage> {
-    let path = std::path::absolute(to).with_context(|| format!("{to}: where is that?"))?;
-    let name = path.display().to_string();
-    if fs::metadata(&path).is_ok_and(|it| it.file_type().is_block_device()) {
-        return Ok(Storage::Device(name));
+    let path = absolute_text(to)?;
+    if is_block_device(&path) {
+        return Ok(Storage::Device(path));
     }
-    ensure!(path.symlink_metadata().is_err(), "{name} exists already");
-    Ok(Storage::File(name))
+    ensure!(fs::symlink_metadata(&path).is_err(), "{path} exists already");
+    Ok(Storage::File(path))
 }
 
 /// The format of a file that is made, by the end of its name.

@@ -15,6 +15,7 @@ mod backup;
 mod changes;
 mod client;
 mod destination;
+mod host_path;
 mod inventory;
 mod jobs;
 mod move_disk;
