@@ -86,6 +86,7 @@ const TABLE: &[Row] = &[
             "nbd",
             "qcow2",
             "request_path",
+            TESTKIT,
             "virtio",
             "virtio_blk",
         ],

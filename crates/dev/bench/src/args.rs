@@ -42,7 +42,8 @@ pub struct Args {
     /// Directory for the file on the work disk
     #[arg(long, default_value = "target/bench", value_name = "DIR")]
     pub work: PathBuf,
-    /// Configuration of a Ceph cluster, for the rows `rbd-*`: they fill an image in its pool `rbd`
+    /// Configuration of a Ceph cluster, for the rows `rbd-*`: they fill an image in its pool `rbd`; default: a cluster of
+    /// this run's own, a monitor and an OSD in memory
     #[arg(long, value_name = "FILE")]
     pub ceph_conf: Option<PathBuf>,
     /// CPUs of the servers, such as 1 or 2-3; default: the upper half

@@ -33,7 +33,7 @@ pub(crate) struct Disks {
     image: Option<(Image, Vec<TempPath>)>,
     /// A server of the last image.
     nbd: Option<NbdDisk>,
-    /// The configuration of a Ceph cluster, and an image of it.
+    /// The configuration of a Ceph cluster, if one is named, and an image.
     ceph_conf: Option<PathBuf>,
     rbd: Option<RbdDisk>,
 }
@@ -119,10 +119,9 @@ impl Disks {
             }
             Disk::ClusterImage if self.rbd.is_some() => {}
             Disk::ClusterImage => {
-                let conf = self.ceph_conf.clone().context("--ceph-conf names no cluster")?;
                 self.make(Disk::Tmpfs)?;
                 let file = self.tmpfs_file.as_deref().expect("it was made just now");
-                self.rbd = Some(RbdDisk::make(&conf, file)?);
+                self.rbd = Some(RbdDisk::make(self.ceph_conf.as_deref(), file)?);
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! An image of a Ceph cluster that somebody has started, and fio as its client.
+//! An image of a Ceph cluster, the run's own unless one is named, and fio as its client.
 
 use std::fs;
 use std::path::Path;
@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tempfile::{NamedTempFile, TempPath};
+use testkit::ceph::{self, Cluster, Store};
 
 use crate::cpus::ProcessCpus;
 use crate::disks::DISK_BYTES;
@@ -16,23 +17,28 @@ use crate::results::Metric;
 use crate::rows::Load;
 
 /// The pool and the image that are measured on. What the image held is overwritten.
-pub(crate) const POOL: &str = "rbd";
+pub(crate) const POOL: &str = ceph::POOL;
 pub(crate) const IMAGE: &str = "ringloom-bench";
 
 /// The image; it is removed with the value.
 #[derive(Debug)]
 pub(crate) struct RbdDisk {
     conf: TempPath,
+    /// Ends with the value, after the image.
+    _own: Option<Cluster>,
 }
 
 impl RbdDisk {
-    /// Fills the image with the bytes of a file.
-    pub(crate) fn make(conf: &Path, file: &Path) -> Result<Self> {
-        let text = fs::read_to_string(conf).with_context(|| conf.display().to_string())?;
+    /// Fills the image with the bytes of a file, in the cluster of this configuration or in one of its own.
+    pub(crate) fn make(conf: Option<&Path>, file: &Path) -> Result<Self> {
+        let cluster = if conf.is_none() { Some(Cluster::start(Store::Memory)?) } else { None };
+        let conf = conf.map(Path::to_path_buf).or_else(|| cluster.as_ref().map(Cluster::conf));
+        let conf = conf.expect("one of them is there");
+        let text = fs::read_to_string(&conf).with_context(|| conf.display().to_string())?;
         let own = NamedTempFile::with_prefix("rl-bench-").context("make a file")?;
         // All are compared without a cache in the client.
         fs::write(own.path(), format!("{text}\n[client]\nrbd cache = false\n"))?;
-        let disk = Self { conf: own.into_temp_path() };
+        let disk = Self { conf: own.into_temp_path(), _own: cluster };
         // Of a run that was killed.
         drop(disk.remove());
         let image = format!("{POOL}/{IMAGE}");
