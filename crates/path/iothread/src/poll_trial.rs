@@ -140,6 +140,8 @@ pub(crate) struct PollTrial {
     rested: Instant,
     /// Requests per second at the last finding.
     rate: f64,
+    /// Whether others have ended the last trial.
+    was_crowded: bool,
 }
 
 impl PollTrial {
@@ -154,6 +156,7 @@ impl PollTrial {
             sides: [SideTotals::default(); 2],
             rested: now,
             rate: 0.0,
+            was_crowded: false,
         }
     }
 
@@ -186,8 +189,25 @@ impl PollTrial {
         self.next = now + FIRST_AFTER;
     }
 
-    /// What is measured now means nothing: somebody else has used the CPU, or the sources are others.
-    pub(crate) fn break_off(&mut self, now: Instant) {
+    /// Somebody else has used the CPU while it was looked: what is measured now means nothing. Once may be a chance; if that
+    /// goes on, trials come more and more seldom.
+    pub(crate) fn crowded(&mut self, now: Instant) {
+        if matches!(self.state, TrialState::Waiting { .. }) {
+            return;
+        }
+        if std::mem::replace(&mut self.was_crowded, true) {
+            self.interval = (self.interval * 2).min(NEXT_AFTER_MAX);
+            let [without, _] = self.sides;
+            if without.time > 0.0 {
+                // Another load is a reason to try sooner.
+                self.rate = without.answered / without.time;
+            }
+        }
+        self.rest(now);
+    }
+
+    /// What is measured now means nothing: the sources are others.
+    fn break_off(&mut self, now: Instant) {
         if !matches!(self.state, TrialState::Waiting { .. }) {
             self.rest(now);
         }
@@ -397,6 +417,7 @@ impl PollTrial {
         let side = self.sides[usize::from(looks)];
         self.rate = side.answered / side.time;
         self.interval = if is_new { NEXT_AFTER } else { (self.interval * 2).min(NEXT_AFTER_MAX) };
+        self.was_crowded = false;
         self.rest(now);
     }
 

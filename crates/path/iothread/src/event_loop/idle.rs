@@ -116,7 +116,7 @@ impl EventLoop {
         self.now = self.clock.now();
         let goes_on = self.gate.yielded(before, self.now);
         if !goes_on {
-            self.trial.break_off(self.now);
+            self.trial.crowded(self.now);
         }
         goes_on
     }

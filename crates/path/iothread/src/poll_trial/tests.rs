@@ -194,3 +194,27 @@ fn other_settings_begin_anew() {
     rig.trial.forget(rig.now);
     assert_eq!(rig.rules(), [PollRule::AsSet]);
 }
+
+/// Others want the CPU whenever it is looked: no trial comes to its end.
+#[test]
+fn beside_others_that_want_the_cpu_trials_become_rare() {
+    let mut rig = Rig::new(1, 0.05, 1);
+    let mut ended = Vec::new();
+    for _ in 0..12 {
+        while rig.trial.looks_now() != Some(true) {
+            rig.run(&[ALONE], 0.0005, 1.0);
+        }
+        rig.trial.crowded(rig.now);
+        ended.push(rig.now);
+    }
+    assert_eq!(rig.rules(), [PollRule::AsSet]);
+    let pauses: Vec<Duration> = ended.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(pauses[0] < 2 * NEXT_AFTER, "one may have been a chance: {pauses:?}");
+    assert!(pauses[7..].iter().all(|pause| *pause >= NEXT_AFTER_MAX), "{pauses:?}");
+    // The others have gone.
+    rig.run(&[ALONE], 9.0, 1.0);
+    while rig.trial.looks_now().is_some() {
+        rig.run(&[ALONE], 0.001, 1.0);
+    }
+    assert_eq!(rig.rules(), [PollRule::Long]);
+}
