@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use bitmaps::{BitmapRefusal, NodeBitmaps};
 use block::{
-    Access, BlockLimits, Child, Claim, ClaimError, DiskSize, Lane, LaneContext, LaneError, Node,
-    ResizeError, Rights,
+    Access, BlockLimits, Child, Claim, ClaimError, DiskSize, InternalSnapshots, Lane, LaneContext,
+    LaneError, Node, ResizeError, Rights,
 };
 
 use lane::RecorderLane;
@@ -90,6 +90,10 @@ impl Node for RecorderNode {
 
     fn snapshot(&self) -> Option<Arc<dyn Node>> {
         self.child.node().snapshot()
+    }
+
+    fn internal_snapshots(&self) -> Option<Arc<dyn InternalSnapshots>> {
+        self.child.node().internal_snapshots()
     }
 
     fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {

@@ -65,9 +65,8 @@ pub use create::{CreateError, CreateOptions, ImagePreallocation, ImageVersion, c
 pub use handover::{ImageHandOverError, ImageState, InvalidImageState};
 pub use header::{Features, Header, HeaderError};
 pub use image::backing_name::{BackingNameError, ChangeBackingError};
-pub use node::snapshots::{NewSnapshot, SnapshotError, SnapshotSelector};
+pub use node::snapshots::SnapshotError;
 pub use node::{Children, Qcow2Node, Qcow2Settings};
 pub use open::{OpenError, make_writable, read_header};
 pub use overlap::OverlapCheck;
-pub use snapshots::SnapshotInfo;
 pub use table_reader::MetadataError;

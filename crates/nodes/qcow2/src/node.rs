@@ -21,8 +21,8 @@ use std::time::Duration;
 use ::bitmaps::NodeBitmaps;
 use block::{
     Access, BlockLimits, ByteCount, Child, Claim, ClaimError, ClaimGuard, DiskSize, EngineFactory,
-    FailKind, Lane, LaneContext, LaneError, Node, Permission, Permissions, ResizeError, RetryHint,
-    Rights, TakeoverOwner, display_name,
+    FailKind, InternalSnapshots, Lane, LaneContext, LaneError, Node, Permission, Permissions,
+    ResizeError, RetryHint, Rights, SnapshotInfo, TakeoverOwner, display_name,
 };
 use tasks::{AsyncChild, ControlExecutor, TaskExecutor, block_on};
 
@@ -37,7 +37,6 @@ use crate::lane::Qcow2Lane;
 use crate::lane_core::{BackingFile, DataLocation, DataStore, LaneCore};
 use crate::open::{OpenError, fill_up, make_writable_with, read_header};
 use crate::overlap::{MetadataClusters, OverlapCheck};
-use crate::snapshots::SnapshotInfo;
 use crate::table_reader::TableReader;
 
 /// How long a lane that no ring uses any more may take to end what it has begun.
@@ -557,9 +556,12 @@ impl Node for Qcow2Node {
         resize::resize(self, size)
     }
 
+    fn internal_snapshots(&self) -> Option<Arc<dyn InternalSnapshots>> {
+        Some(Arc::clone(&self.shared) as Arc<dyn InternalSnapshots>)
+    }
+
     fn open_lane(&self, io: &LaneContext) -> Result<Box<dyn Lane>, LaneError> {
-        let shared = &self.shared;
-        let image = shared.used().image.clone();
+        let (shared, image) = (&self.shared, self.shared.used().image.clone());
         let failed = |source| LaneError { node: shared.name.clone(), source };
         let (image, access) = match image {
             Some(image) => (image, shared.settings.access),

@@ -16,7 +16,7 @@
 
 use std::ops::Range;
 
-use block::{FailKind, HostMemory};
+use block::{FailKind, HostMemory, SnapshotInfo};
 use tasks::AsyncChild;
 
 use crate::cluster_allocator::FreedClusterDiscards;
@@ -24,7 +24,7 @@ use crate::geometry::{COPIED, OFFSET};
 use crate::header::Header;
 use crate::refcount::{HostClusters, RefcountBlock, RefcountTablePlace};
 use crate::repair::{ImageWalk, RefcountLayout, ReferenceCounts};
-use crate::snapshots::{self, Snapshot, SnapshotEntry, SnapshotInfo};
+use crate::snapshots::{self, Snapshot, SnapshotEntry};
 use crate::table_reader::{MetadataError, MetadataTables, TableReader, wrong};
 
 /// What is read and written of the header: its first sector.

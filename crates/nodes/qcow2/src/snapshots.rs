@@ -9,6 +9,8 @@
 
 use std::time::Duration;
 
+use block::SnapshotInfo;
+
 use crate::table_reader::{MetadataError, TableReader, number, wrong};
 
 /// The largest table of snapshots, as in QEMU: 1024 bytes for each of 65536.
@@ -47,23 +49,6 @@ pub(crate) struct SnapshotTable {
 pub(crate) struct Snapshot {
     pub(crate) l1_offset: u64,
     pub(crate) l1_entries: u64,
-}
-
-/// What is known of an internal snapshot, to be shown.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SnapshotInfo {
-    /// Which it is among those of its image.
-    pub id: String,
-    /// What it is called; others may be called the same.
-    pub name: String,
-    /// How much of the state of a virtual machine is stored with it, in bytes.
-    pub state_bytes: u64,
-    /// When it was made, since 1970.
-    pub date: Duration,
-    /// How long the machine had run then.
-    pub clock: Duration,
-    /// How many instructions it had carried out, if they were counted.
-    pub instructions: Option<u64>,
 }
 
 /// A snapshot with its entry as it stands in the table.

@@ -22,6 +22,7 @@ mod extent;
 mod failure;
 mod gauge;
 mod internal_io;
+mod internal_snapshots;
 mod log_rate_limit;
 mod medium;
 mod node;
@@ -52,6 +53,9 @@ pub use gauge::{Gauge, GaugeWriter, Gauges, nanoseconds};
 pub use internal_io::{
     ChannelIds, ControlEngine, EngineFactory, InternalIoFuture, InternalOperation, LaneContext,
     LaneOpener,
+};
+pub use internal_snapshots::{
+    InternalSnapshots, NewSnapshot, SnapshotFailure, SnapshotInfo, SnapshotSelector,
 };
 pub use log_rate_limit::LogRateLimit;
 pub use medium::{Alignments, DurableWriteMethod, Medium};

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::{
-    Access, BatchPieces, Claim, ClaimError, DiskSize, Extent, FailKind, LaneContext, Operation,
-    Outcome, PieceRange, Rights, Target,
+    Access, BatchPieces, Claim, ClaimError, DiskSize, Extent, FailKind, InternalSnapshots,
+    LaneContext, Operation, Outcome, PieceRange, Rights, Target,
 };
 
 /// A vertex of the block graph, shared by all threads (QEMU's BlockDriverState).
@@ -64,6 +64,11 @@ pub trait Node: Debug + Send + Sync {
     /// The disk as it was at an instant, if the node keeps that: a node of its own, which others may read while this one is
     /// changed (QEMU's snapshot API of a driver).
     fn snapshot(&self) -> Option<Arc<dyn Node>> {
+        None
+    }
+
+    /// The snapshots in the node's own storage, if it is an image that has some.
+    fn internal_snapshots(&self) -> Option<Arc<dyn InternalSnapshots>> {
         None
     }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use bitmaps::{Granularity, NodeBitmaps};
-use block::{Access, Node};
+use block::{Access, InternalSnapshots, Node};
 use layers::RecorderNode;
 use qcow2::Qcow2Node;
 
@@ -90,12 +90,16 @@ impl Graph {
         }
     }
 
-    /// The image whose disk a node shows, with its name: itself, or what filters without anything else below them lead down to.
-    pub fn image_shown<'a>(&'a self, name: &'a str) -> Option<(&'a str, &'a Arc<Qcow2Node>)> {
+    /// The internal snapshots of the disk that a node shows, with the name of the node that has them: itself, or what filters
+    /// without anything else below them lead down to.
+    pub fn internal_snapshots<'a>(
+        &'a self,
+        name: &'a str,
+    ) -> Option<(&'a str, Arc<dyn InternalSnapshots>)> {
         let mut at = name;
         loop {
-            if let Some(image) = self.node_info(at).ok()?.image {
-                return Some((at, image));
+            if let Some(snapshots) = self.node_info(at).ok()?.node.internal_snapshots() {
+                return Some((at, snapshots));
             }
             match self.below(at) {
                 [edge] if edge.role.is_same_disk() => at = &edge.node,

@@ -4,8 +4,8 @@
 //! Invariants: it is done in the order in which it was asked for; what was done before something fails is taken back before
 //! anything is in flight again.
 
+use block::SnapshotInfo;
 use control::AtOnce;
-use qcow2::SnapshotInfo;
 
 use super::bitmaps::{BitmapAction, BitmapDone};
 use super::internal_snapshots::SnapshotAction;

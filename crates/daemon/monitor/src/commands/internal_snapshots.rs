@@ -5,11 +5,10 @@
 
 use std::sync::Arc;
 
-use block::{Access, Claim};
+use block::{Access, Claim, InternalSnapshots, NewSnapshot, SnapshotFailure, SnapshotSelector};
 use control::StatePolicy;
 use graph::{Activity, NodeUser};
 use host::{chain_of, since_1970};
-use qcow2::{NewSnapshot, Qcow2Node, SnapshotError, SnapshotSelector};
 use serde_json::Value;
 use syntax::{Keys, OptionFields, ValueType, optional, required};
 
@@ -40,7 +39,7 @@ pub(super) struct SnapshotAction {
     device: String,
     /// The image.
     node: String,
-    image: Arc<Qcow2Node>,
+    snapshots: Arc<dyn InternalSnapshots>,
     what: Deed,
     /// The image is in use until then.
     _held: Claim,
@@ -74,15 +73,15 @@ pub(super) fn delete(
 fn carry_out(
     context: &mut CommandContext<'_>,
     action: SnapshotAction,
-) -> Result<Vec<qcow2::SnapshotInfo>, QmpError> {
+) -> Result<Vec<block::SnapshotInfo>, QmpError> {
     let mut all = InstantActions::new(vec![InstantAction::Snapshot(action)], Ok(()));
     context.state.replace_at_once(&[], &[], StatePolicy::Volatile, &mut all)?;
     Ok(all.commit())
 }
 
 /// QEMU's sentence.
-fn no_list(error: &SnapshotError) -> QmpError {
-    QmpError::generic(format!("Failed to get a snapshot list: {error}"))
+fn no_list(why: &str) -> QmpError {
+    QmpError::generic(format!("Failed to get a snapshot list: {why}"))
 }
 
 /// The device that is meant, on which no other node stands.
@@ -112,7 +111,7 @@ impl SnapshotAction {
         if info.access == Access::ReadOnly {
             return Err(QmpError::generic(format!("Device '{device}' is read only")));
         }
-        if graph.image_shown(&device).is_none() {
+        if graph.internal_snapshots(&device).is_none() {
             return Err(QmpError::generic(format!(
                 "Block format '{}' used by device '{device}' does not support internal snapshots",
                 info.driver
@@ -142,9 +141,9 @@ impl SnapshotAction {
 
     fn of(context: &CommandContext<'_>, device: String, what: Deed) -> Result<Self, QmpError> {
         let graph = context.state.graph();
-        let (node, image) =
-            graph.image_shown(&device).ok_or_else(|| no_list(&SnapshotError::Unsupported))?;
-        image.check_snapshots().map_err(|error| no_list(&error))?;
+        let (node, snapshots) =
+            graph.internal_snapshots(&device).ok_or_else(|| no_list("Operation not supported"))?;
+        snapshots.check_snapshots().map_err(|error| no_list(&error.to_string()))?;
         let info = graph.node_info(node)?;
         if info.access == Access::ReadOnly {
             return Err(QmpError::generic(format!("Device '{device}' is read only")));
@@ -152,9 +151,9 @@ impl SnapshotAction {
         if info.activity == Activity::Inactive {
             return Err(QmpError::generic(format!("Device '{device}' is inactive")));
         }
-        let (node, image) = (node.to_owned(), Arc::clone(image));
+        let node = node.to_owned();
         let held = context.state.hold_image(&node)?;
-        Ok(Self { device, node, image, what, _held: held })
+        Ok(Self { device, node, snapshots, what, _held: held })
     }
 
     /// The image that it is in.
@@ -164,7 +163,7 @@ impl SnapshotAction {
 
     /// Whether it can be made or deleted, as far as names go. QEMU's sentences.
     fn check(&self) -> Result<(), QmpError> {
-        let (all, device) = (self.image.snapshots(), &self.device);
+        let (all, device) = (self.snapshots.snapshots(), &self.device);
         match &self.what {
             Deed::Create(name) if all.iter().any(|info| info.name == *name) => {
                 let desc =
@@ -184,21 +183,21 @@ impl SnapshotAction {
     }
 
     /// Makes or deletes it, while nothing is in flight on the image.
-    pub(super) fn apply(&self) -> Result<qcow2::SnapshotInfo, QmpError> {
+    pub(super) fn apply(&self) -> Result<block::SnapshotInfo, QmpError> {
         // Others of the same transaction may have the name.
         self.check()?;
         let device = &self.device;
         match &self.what {
             Deed::Create(name) => {
                 let new = NewSnapshot { name: name.clone(), date: since_1970() };
-                self.image.create_snapshot(&new).map_err(|error| {
+                self.snapshots.create_snapshot(&new).map_err(|error| {
                     let why = said(&error);
                     QmpError::generic(format!(
                         "Failed to create snapshot '{name}' on device '{device}': {why}"
                     ))
                 })
             }
-            Deed::Delete(which) => self.image.delete_snapshot(which).map_err(|error| {
+            Deed::Delete(which) => self.snapshots.delete_snapshot(which).map_err(|error| {
                 let why = said(&error);
                 QmpError::generic(format!(
                     "Failed to delete a snapshot of device '{device}': {why}"
@@ -208,13 +207,13 @@ impl SnapshotAction {
     }
 
     /// It was made and shall not be there. One that was deleted is gone.
-    pub(super) fn take_back(&self, made: &qcow2::SnapshotInfo) {
+    pub(super) fn take_back(&self, made: &block::SnapshotInfo) {
         let node = &self.node;
         match &self.what {
             Deed::Create(name) => {
                 let which = SnapshotSelector { id: Some(made.id.clone()), name: None };
-                if let Err(error) = self.image.delete_snapshot(&which) {
-                    let error = chain_of(&error);
+                if let Err(error) = self.snapshots.delete_snapshot(&which) {
+                    let error = said(&error);
                     tracing::error!("node {node}: snapshot '{name}' cannot be taken back: {error}");
                 }
             }
@@ -225,30 +224,15 @@ impl SnapshotAction {
     }
 }
 
-/// Why not, as the peer says it where it does; the log has more.
-fn said(error: &SnapshotError) -> String {
-    match error {
-        SnapshotError::TooWide { .. } => {
-            tracing::warn!("{}", chain_of(error));
-            error.to_string()
-        }
-        SnapshotError::Unsupported
-        | SnapshotError::NotWritten
-        | SnapshotError::TooMany
-        | SnapshotError::Taken
-        | SnapshotError::Missing
-        | SnapshotError::NoSpace
-        | SnapshotError::Io(_)
-        | SnapshotError::Damaged { .. }
-        | SnapshotError::Unknown(_)
-        | SnapshotError::Open(_) => chain_of(error).to_string(),
-    }
+/// Why not, and why that.
+fn said(error: &SnapshotFailure) -> String {
+    chain_of(&**error).to_string()
 }
 
 impl SnapshotInfo {
     /// As QMP has it.
-    pub(super) fn of(info: &qcow2::SnapshotInfo) -> Self {
-        let qcow2::SnapshotInfo { id, name, state_bytes, date, clock, instructions } = info;
+    pub(super) fn of(info: &block::SnapshotInfo) -> Self {
+        let block::SnapshotInfo { id, name, state_bytes, date, clock, instructions } = info;
         Self {
             id: id.clone(),
             name: name.clone(),

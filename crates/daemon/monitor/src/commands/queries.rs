@@ -267,8 +267,8 @@ impl GraphReader<'_> {
 
     /// The internal snapshots of the image that a node shows.
     fn snapshots(&self, name: &str) -> Option<Vec<SnapshotInfo>> {
-        let (_, image) = self.graph.image_shown(name)?;
-        let all: Vec<SnapshotInfo> = image.snapshots().iter().map(SnapshotInfo::of).collect();
+        let (_, snapshots) = self.graph.internal_snapshots(name)?;
+        let all: Vec<SnapshotInfo> = snapshots.snapshots().iter().map(SnapshotInfo::of).collect();
         Some(all).filter(|all| !all.is_empty())
     }
 

@@ -6,46 +6,19 @@
 //! header says, no image is in use: requests fail until it is claimed anew.
 //! Threads: the control thread that calls; the image is its own. Not here: tables (`snapshot_change`).
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use block::FailKind;
+use block::{
+    FailKind, InternalSnapshots, NewSnapshot, SnapshotFailure, SnapshotInfo, SnapshotSelector,
+};
 use tasks::ControlExecutor;
 
 use super::{Qcow2Node, Shared, UseState};
 use crate::header::{Header, SNAPSHOTS_MAX};
 use crate::open::{OpenError, read_header};
 use crate::snapshot_change::{SnapshotChange, SnapshotChangeError, change};
-use crate::snapshots::{self, SnapshotEntry, SnapshotInfo};
+use crate::snapshots::{self, SnapshotEntry};
 use crate::table_reader::{MetadataError, TableReader};
-
-/// A snapshot that is to be made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewSnapshot {
-    /// What it is called. As in QEMU 255 bytes of it are kept.
-    pub name: String,
-    /// When that is, since 1970.
-    pub date: Duration,
-}
-
-/// Which snapshot is meant: the first one that has all that is said.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SnapshotSelector {
-    /// Its identity.
-    pub id: Option<String>,
-    /// Its name.
-    pub name: Option<String>,
-}
-
-impl SnapshotSelector {
-    /// Whether it is that one.
-    pub fn is_of(&self, info: &SnapshotInfo) -> bool {
-        let fits = |wanted: &Option<String>, found: &str| {
-            wanted.as_deref().is_none_or(|wanted| wanted == found)
-        };
-        fits(&self.id, &info.id) && fits(&self.name, &info.name)
-    }
-}
 
 /// The snapshots of an image are as they were. QEMU's words where it has some.
 #[derive(Debug, thiserror::Error)]
@@ -115,25 +88,35 @@ impl From<SnapshotChangeError> for SnapshotError {
 }
 
 impl Qcow2Node {
-    /// The internal snapshots that the image had when the node was made or claimed, and since, the oldest first.
-    pub fn snapshots(&self) -> Arc<[SnapshotInfo]> {
-        Arc::clone(&self.shared.snapshots.lock().expect("no holder of this lock panics"))
+    /// See [`InternalSnapshots::snapshots`].
+    pub fn snapshots(&self) -> Vec<SnapshotInfo> {
+        self.shared.snapshots()
     }
 
+    /// See [`InternalSnapshots::create_snapshot`]; which error it is.
+    pub fn create_snapshot(&self, new: &NewSnapshot) -> Result<SnapshotInfo, SnapshotError> {
+        self.shared.create(new)
+    }
+
+    /// See [`InternalSnapshots::delete_snapshot`]; which error it is.
+    pub fn delete_snapshot(&self, which: &SnapshotSelector) -> Result<SnapshotInfo, SnapshotError> {
+        self.shared.delete(which)
+    }
+}
+
+impl Shared {
     /// Whether the image can have snapshots. QEMU's sentence.
-    pub fn check_snapshots(&self) -> Result<(), SnapshotError> {
+    fn can_have_snapshots(&self) -> Result<(), SnapshotError> {
         if self.header().features.external_data {
             return Err(SnapshotError::Unsupported);
         }
         Ok(())
     }
 
-    /// Keeps what the disk holds now as an internal snapshot. The caller holds a claim for writing, and no lane is open on the
-    /// node. Blocks. After an error the snapshots are as they were, unless it says otherwise. Durable when it returns: a loss of
-    /// power leaves the image without the snapshot or with all of it.
-    pub fn create_snapshot(&self, new: &NewSnapshot) -> Result<SnapshotInfo, SnapshotError> {
-        self.check_snapshots()?;
-        self.shared.change_snapshots(|entries| {
+    /// See [`InternalSnapshots::create_snapshot`].
+    fn create(&self, new: &NewSnapshot) -> Result<SnapshotInfo, SnapshotError> {
+        self.can_have_snapshots()?;
+        self.change_snapshots(|entries| {
             if entries.len() >= SNAPSHOTS_MAX as usize {
                 return Err(SnapshotError::TooMany);
             }
@@ -149,14 +132,53 @@ impl Qcow2Node {
         })
     }
 
-    /// Forgets a snapshot, and frees what only it had. Otherwise as [`Qcow2Node::create_snapshot`].
-    pub fn delete_snapshot(&self, which: &SnapshotSelector) -> Result<SnapshotInfo, SnapshotError> {
-        self.check_snapshots()?;
-        self.shared.change_snapshots(|entries| {
+    /// See [`InternalSnapshots::delete_snapshot`].
+    fn delete(&self, which: &SnapshotSelector) -> Result<SnapshotInfo, SnapshotError> {
+        self.can_have_snapshots()?;
+        self.change_snapshots(|entries| {
             let place = entries.iter().position(|entry| which.is_of(&entry.info));
             let place = place.ok_or(SnapshotError::Missing)?;
             Ok((entries[place].info.clone(), SnapshotChange::Delete(place)))
         })
+    }
+
+    /// Why not, as the peer says it where it does; the log has more.
+    fn in_words_of_qemu(&self, error: SnapshotError) -> SnapshotFailure {
+        match &error {
+            SnapshotError::TooWide { source } => {
+                tracing::warn!("{}: {error}: {source}", self.display_name());
+                error.to_string().into()
+            }
+            SnapshotError::Unsupported
+            | SnapshotError::NotWritten
+            | SnapshotError::TooMany
+            | SnapshotError::Taken
+            | SnapshotError::Missing
+            | SnapshotError::NoSpace
+            | SnapshotError::Io(_)
+            | SnapshotError::Damaged { .. }
+            | SnapshotError::Unknown(_)
+            | SnapshotError::Open(_) => error.into(),
+        }
+    }
+}
+
+impl InternalSnapshots for Shared {
+    /// Those that the image had when the node was made or claimed, and since.
+    fn snapshots(&self) -> Vec<SnapshotInfo> {
+        self.snapshots.lock().expect("no holder of this lock panics").to_vec()
+    }
+
+    fn check_snapshots(&self) -> Result<(), SnapshotFailure> {
+        Ok(self.can_have_snapshots()?)
+    }
+
+    fn create_snapshot(&self, new: &NewSnapshot) -> Result<SnapshotInfo, SnapshotFailure> {
+        self.create(new).map_err(|error| self.in_words_of_qemu(error))
+    }
+
+    fn delete_snapshot(&self, which: &SnapshotSelector) -> Result<SnapshotInfo, SnapshotFailure> {
+        self.delete(which).map_err(|error| self.in_words_of_qemu(error))
     }
 }
 

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use block::{ByteCount, DiskSize, HostMemory, Node};
-use qcow2::{NewSnapshot, OverlapCheck, SnapshotError, SnapshotInfo, SnapshotSelector};
+use block::{ByteCount, DiskSize, HostMemory, NewSnapshot, Node, SnapshotInfo, SnapshotSelector};
+use qcow2::{OverlapCheck, SnapshotError};
 use std::sync::atomic::Ordering;
 use testkit::process::Bench;
 use testkit::qcow2rig::image::{InternalSnapshot, read_snapshot, snapshots};
