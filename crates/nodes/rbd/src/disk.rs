@@ -2,10 +2,12 @@
 //!
 //! Invariants: the lock is held as long as somebody has the right to write, and not given back while requests are under way
 //! that nobody waits for any more: they may still be carried out. For the same reason an image with such requests is not
-//! closed. Threads: shared by all iothreads and control threads. Limits: [`LOCK_MAX`], [`FLUSH_MAX`], [`RELEASE_MAX`].
+//! closed. Threads: shared by all iothreads and control threads. Limits: [`LOCK_MAX`], [`SNAPSHOT_MAX`], [`FLUSH_MAX`], [`RELEASE_MAX`].
+
+mod snapshots;
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -14,14 +16,18 @@ use rustix::io::Errno;
 
 use crate::bounded_call::ThreadFences;
 use crate::cluster::CallError;
+use crate::header::Header;
+use crate::header_watch::{HeaderWatch, UpdateSignal};
 use crate::image::Image;
-use crate::size_watch::{SizeWatch, UpdateSignal, look};
 
 /// The most bytes of a read or a write.
 const TRANSFER_BYTES_MAX: u64 = 1 << 20;
 
 /// How long taking the lock may take, once it can be had.
 const LOCK_MAX: Duration = Duration::from_secs(20);
+
+/// How long making a snapshot, or removing one, may take: guests wait meanwhile.
+const SNAPSHOT_MAX: Duration = Duration::from_secs(20);
 
 /// How long giving the lock back may take.
 const RELEASE_MAX: Duration = Duration::from_secs(5);
@@ -70,12 +76,12 @@ pub(crate) struct Disk {
     image: Option<Arc<Image>>,
     pub(crate) medium: Arc<Medium>,
     pub(crate) object_bytes: u64,
-    size: Arc<AtomicU64>,
+    header: Arc<Header>,
     /// How many requests are not over.
     pub(crate) in_flight: Arc<AtomicUsize>,
     /// How many users may write.
     writers: Mutex<usize>,
-    watch: Arc<SizeWatch>,
+    watch: Arc<HeaderWatch>,
     fences: ThreadFences,
     is_blocklisting_told: AtomicBool,
     is_exclusion_told: AtomicBool,
@@ -85,21 +91,20 @@ impl Disk {
     /// An image that was opened, and watched with that signal.
     pub(crate) fn new(
         name: String,
-        image: Image,
-        (size, object_bytes): (u64, u64),
+        (image, object_bytes): (Image, u64),
+        header: Arc<Header>,
         signal: Arc<UpdateSignal>,
         fences: ThreadFences,
     ) -> io::Result<Arc<Self>> {
-        let (image, size) = (Arc::new(image), Arc::new(AtomicU64::new(size)));
-        let watch =
-            SizeWatch::start(&name, Arc::clone(&image), Arc::clone(&size), signal, &fences)?;
+        let (image, theirs) = (Arc::new(image), Arc::clone(&header));
+        let watch = HeaderWatch::start(&name, Arc::clone(&image), theirs, signal, &fences)?;
         // Without a cache what is answered is on the disks of the cluster.
         let medium = Medium::new(name, Alignments::NONE, DurableWriteMethod::ByThemselves);
         Ok(Arc::new(Self {
             image: Some(image),
             medium: Arc::new(medium.with_transfer_max(TRANSFER_BYTES_MAX)),
             object_bytes,
-            size,
+            header,
             in_flight: Arc::default(),
             writers: Mutex::new(0),
             watch: Arc::new(watch),
@@ -121,7 +126,7 @@ impl Disk {
 
     /// Its size, as far as it is known.
     pub(crate) fn size(&self) -> DiskSize {
-        DiskSize(ByteCount(self.size.load(Ordering::Acquire)))
+        DiskSize(ByteCount(self.header.size()))
     }
 
     fn writers(&self) -> MutexGuard<'_, usize> {
@@ -172,10 +177,10 @@ impl Disk {
         }
     }
 
-    /// Looks how large the image is. Blocks.
+    /// Looks how large the image is, and which snapshots it has. Blocks.
     pub(crate) fn measure(&self) -> io::Result<()> {
-        let (name, size) = (self.name().to_owned(), Arc::clone(&self.size));
-        self.call(LOCK_MAX, move |image| look(&name, image, &size))
+        let (name, header) = (self.name().to_owned(), Arc::clone(&self.header));
+        self.call(LOCK_MAX, move |image| header.look(&name, image))
     }
 
     /// Makes durable what was answered. Blocks.

@@ -1,16 +1,16 @@
-//! The size of an image, which others may change, and the thread that looks when the image says that something has.
+//! The thread that looks what the header of an image says when the image says that something has changed.
 //!
 //! Where it stands: the library gives the signal on a thread of its own, which must not wait for the cluster; the thread
-//! here asks for the size then. It closes the image at the end.
+//! here asks for size and snapshots then. It closes the image at the end.
 //!
 //! Threads: `rbd watch`, one for each image; whoever gives the image up waits for it no longer than [`CLOSE_MAX`].
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::bounded_call::ThreadFences;
+use crate::header::Header;
 use crate::image::Image;
 
 /// How long is waited until an image is closed.
@@ -57,17 +57,17 @@ impl UpdateSignal {
 
 /// The thread that watches an image.
 #[derive(Debug)]
-pub(crate) struct SizeWatch {
+pub(crate) struct HeaderWatch {
     signal: Arc<UpdateSignal>,
     closed: Mutex<Receiver<()>>,
 }
 
-impl SizeWatch {
+impl HeaderWatch {
     /// Watches an image, which has given the signal to the library.
     pub(crate) fn start(
         name: &str,
         image: Arc<Image>,
-        size: Arc<AtomicU64>,
+        header: Arc<Header>,
         signal: Arc<UpdateSignal>,
         fences: &ThreadFences,
     ) -> std::io::Result<Self> {
@@ -75,7 +75,7 @@ impl SizeWatch {
         let (name, theirs) = (name.to_owned(), Arc::clone(&signal));
         fences.start("rbd watch", move || {
             while theirs.wait() {
-                look(&name, &image, &size);
+                header.look(&name, &image);
             }
             // With the last one the image is closed.
             drop(image);
@@ -94,18 +94,5 @@ impl SizeWatch {
     pub(crate) fn wait_for_close(&self) -> bool {
         let closed = self.closed.lock().expect("no holder of this lock panics");
         closed.recv_timeout(CLOSE_MAX).is_ok()
-    }
-}
-
-/// Asks for the size. Blocks.
-pub(crate) fn look(name: &str, image: &Image, size: &AtomicU64) {
-    match image.size() {
-        Ok(now) => {
-            let before = size.swap(now, Ordering::AcqRel);
-            if before != now {
-                tracing::info!("disk {name}: the image has now {now} bytes, and had {before}");
-            }
-        }
-        Err(error) => tracing::warn!("disk {name}: its size cannot be had: {error}"),
     }
 }

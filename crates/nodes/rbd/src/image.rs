@@ -10,6 +10,7 @@
 #![expect(unsafe_code, reason = "functions of a C library are called, and call back")]
 
 mod lock;
+mod snapshots;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::{ControlFlow, Range};
@@ -20,10 +21,10 @@ use block::Access;
 use rustix::io::Errno;
 
 use crate::cluster::{CallError, Pool, checked, text};
+use crate::header_watch::UpdateSignal;
 use crate::library::{Completion, ConfigOption, Functions, ImageHandle, ImageInfo};
 use crate::library::{FEATURE_EXCLUSIVE_LOCK, FEATURE_FAST_DIFF, FLAGS_NO_FAST_DIFF};
 use crate::request::{LibraryCall, Request};
-use crate::size_watch::UpdateSignal;
 
 /// The most options of an image that are looked at. Ceph 16 has 77.
 const OPTIONS_MAX: usize = 1024;

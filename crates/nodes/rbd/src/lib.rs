@@ -15,13 +15,14 @@ mod bounded_call;
 mod channel;
 mod cluster;
 mod disk;
+mod header;
+mod header_watch;
 mod image;
 mod keyring;
 mod library;
 mod node;
 mod options;
 mod request;
-mod size_watch;
 
 pub use bounded_call::{ThreadFence, ThreadFences};
 pub use cluster::CallError;

@@ -11,7 +11,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-use libc::{iovec, size_t, ssize_t};
+use libc::{iovec, size_t, ssize_t, timespec};
 
 /// The name under which the library is looked for; with this soname it has one interface.
 const SONAME: &CStr = c"librbd.so.1";
@@ -53,6 +53,18 @@ pub(crate) struct Watcher {
     pub(crate) id: i64,
     /// Its number for the watch.
     pub(crate) cookie: u64,
+}
+
+/// `rbd_snap_info_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Snapshot {
+    /// Its number.
+    pub(crate) id: u64,
+    /// The size of the image then, in bytes.
+    pub(crate) size: u64,
+    /// Its name; null behind the last one.
+    pub(crate) name: *const c_char,
 }
 
 /// `rbd_config_option_t`.
@@ -170,6 +182,11 @@ functions! {
     rbd_lock_break: fn(ImageHandle, c_int, *const c_char) -> c_int;
     rbd_watchers_list: fn(ImageHandle, *mut Watcher, *mut size_t) -> c_int;
     rbd_watchers_list_cleanup: fn(*mut Watcher, size_t) -> ();
+    rbd_snap_list: fn(ImageHandle, *mut Snapshot, *mut c_int) -> c_int;
+    rbd_snap_list_end: fn(*mut Snapshot) -> ();
+    rbd_snap_get_timestamp: fn(ImageHandle, u64, *mut timespec) -> c_int;
+    rbd_snap_create: fn(ImageHandle, *const c_char) -> c_int;
+    rbd_snap_remove: fn(ImageHandle, *const c_char) -> c_int;
     rbd_diff_iterate2: fn(
         ImageHandle, *const c_char, u64, u64, u8, u8, ExtentCallback, *mut c_void
     ) -> c_int;

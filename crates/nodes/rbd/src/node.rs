@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use block::{
     Access, BlockLimits, ChannelLane, Claim, ClaimError, DiscardPolicy, DiskSize, FlushPolicy,
-    Lane, LaneContext, LaneError, Node, Permission, Rights, SECTOR_BYTES, StoragePolicy,
+    InternalSnapshots, Lane, LaneContext, LaneError, Node, Permission, Rights, SECTOR_BYTES,
+    StoragePolicy,
 };
 use claim::WriteClaim;
 
@@ -20,10 +21,11 @@ use crate::bounded_call::ThreadFences;
 use crate::channel::RbdChannel;
 use crate::cluster::{CallError, Cluster};
 use crate::disk::{Disk, LockError};
+use crate::header::Header;
+use crate::header_watch::UpdateSignal;
 use crate::image::Image;
 use crate::library::LibraryError;
 use crate::options::{RbdOptions, check_image_options};
-use crate::size_watch::UpdateSignal;
 
 /// How long opening an image may take, once the cluster was reached as well.
 const OPEN_MAX: Duration = Duration::from_secs(60);
@@ -174,8 +176,8 @@ impl RbdNode {
         let open = move || open_image(cluster, &wanted, access, theirs);
         let opened = fences.call("rbd open", OPEN_MAX, open);
         let late = |source| RbdOpenError::Late { image: options.name(), source };
-        let (image, what) = opened.map_err(late)??;
-        let disk = Disk::new(options.name(), image, what, signal, fences.clone());
+        let (image, header, object_bytes) = opened.map_err(late)??;
+        let disk = Disk::new(options.name(), (image, object_bytes), header, signal, fences.clone());
         let disk = disk.map_err(|source| RbdOpenError::Watch { image: options.name(), source })?;
         Ok(Self { name: name.to_owned(), disk: Some(disk), policy })
     }
@@ -187,7 +189,7 @@ fn open_image(
     options: &RbdOptions,
     access: Access,
     signal: Arc<UpdateSignal>,
-) -> Result<(Image, (u64, u64)), RbdOpenError> {
+) -> Result<(Image, Arc<Header>, u64), RbdOpenError> {
     let RbdOptions { pool, namespace, image, snapshot, .. } = options;
     if let Err(source) = cluster.connect() {
         let monitors = cluster.get("mon_host").unwrap_or_default();
@@ -208,7 +210,11 @@ fn open_image(
     if !info.size.is_multiple_of(SECTOR_BYTES) {
         return Err(RbdOpenError::Size { image: options.name(), bytes: info.size });
     }
-    Ok((opened, (info.size, info.object_bytes)))
+    let snapshots = opened.snapshots().unwrap_or_else(|error| {
+        tracing::warn!("disk {}: its snapshots cannot be had: {error}", options.name());
+        Vec::new()
+    });
+    Ok((opened, Header::new(info.size, snapshots), info.object_bytes))
 }
 
 impl Node for RbdNode {
@@ -240,6 +246,10 @@ impl Node for RbdNode {
             FlushPolicy::Ignored => Ok(()),
             FlushPolicy::Obeyed => self.disk().flush(),
         }
+    }
+
+    fn internal_snapshots(&self) -> Option<Arc<dyn InternalSnapshots>> {
+        Some(Arc::clone(self.disk()) as Arc<dyn InternalSnapshots>)
     }
 
     fn claim(&self, rights: Rights) -> Result<Claim, ClaimError> {

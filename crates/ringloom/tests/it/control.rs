@@ -9,7 +9,7 @@ mod corrupted;
 mod faulty_disk;
 pub(crate) mod filters;
 mod guest;
-mod internal_snapshots;
+pub(crate) mod internal_snapshots;
 #[cfg(feature = "fault-points")]
 mod killed;
 mod leaks;
@@ -49,7 +49,7 @@ pub(crate) fn monitor(bench: &Bench) -> Vec<String> {
 }
 
 /// Starts a daemon with a monitor, these options, and sockets that it is to listen on.
-fn start(
+pub(crate) fn start(
     program: &Program,
     bench: &Bench,
     more: &[String],

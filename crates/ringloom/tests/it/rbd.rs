@@ -6,6 +6,7 @@ mod away;
 mod images;
 mod lock;
 mod refused;
+mod snapshots;
 
 use std::sync::Arc;
 

@@ -41,7 +41,7 @@ pub(super) fn line(bench: &Bench) -> Vec<String> {
     line
 }
 
-pub(super) fn sockets(bench: &Bench) -> Vec<PathBuf> {
+pub(crate) fn sockets(bench: &Bench) -> Vec<PathBuf> {
     ["a.sock", "a2.sock", "b.sock", "b2.sock"].map(|name| bench.path(name)).to_vec()
 }
 

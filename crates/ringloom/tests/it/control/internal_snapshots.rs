@@ -51,12 +51,12 @@ fn make(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-fn create(disk: &str, name: &str) -> Value {
+pub(crate) fn create(disk: &str, name: &str) -> Value {
     json!({"type": "blockdev-snapshot-internal-sync", "data": {"device": disk, "name": name}})
 }
 
 /// The names of the snapshots of a node, as the daemon shows them.
-fn shown(qmp: &mut QmpClient, node: &str) -> Result<Vec<String>> {
+pub(crate) fn shown(qmp: &mut QmpClient, node: &str) -> Result<Vec<String>> {
     let nodes = qmp.execute("query-named-block-nodes", &json!({"flat": true}))?;
     let mut nodes = nodes.as_array().context("nodes")?.iter();
     let node = nodes.find(|it| it["node-name"] == node).context("the node")?;
@@ -107,7 +107,7 @@ fn rounds(qmp: &mut QmpClient, writer: &Writer) -> Result<Vec<String>> {
 
 /// A guest that writes to both disks in order.
 #[derive(Default)]
-struct Writer {
+pub(crate) struct Writer {
     is_over: AtomicBool,
     /// How much it has written.
     written: AtomicU64,
@@ -140,7 +140,7 @@ impl Writer {
     }
 
     /// Waits until it has written some more.
-    fn wait(&self) -> Result<()> {
+    pub(crate) fn wait(&self) -> Result<()> {
         let before = self.written.load(Ordering::Relaxed);
         poll_until("the guest", Duration::from_secs(30), || {
             let written = self.written.load(Ordering::Relaxed);
@@ -150,7 +150,7 @@ impl Writer {
 }
 
 /// Does something while a guest writes to both disks; how much it has written.
-fn while_written(
+pub(crate) fn while_written(
     bench: &Bench,
     server: &Server,
     work: impl FnOnce(&Writer) -> Result<()>,
