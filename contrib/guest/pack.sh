@@ -1,7 +1,10 @@
 #!/bin/sh
 # Puts a guest's kernel and initramfs together from what Debian's packages have installed: INIT RINGLOOM DIRECTORY.
 # Needs busybox-static, cpio, fio, kmod and one linux-image. contrib/Containerfile.guest calls it.
+# The same files make the same archive: names are sorted, modes, times and numbers of inodes are fixed.
 set -eu
+umask 022
+export LC_ALL=C
 init=$1
 ringloom=$2
 out=$3
@@ -17,7 +20,7 @@ mkdir -p "$out" "$root/bin" "$root/dev" "$root/modules"
 cp "$init" "$root/init"
 cp "$ringloom" "$root/bin/ringloom"
 cp "$(command -v busybox)" "$root/bin/busybox"
-chmod 755 "$root/init" "$root/bin/ringloom"
+chmod 755 "$root" "$root/init" "$root/bin/ringloom"
 
 # fio at the same path, and its libraries at theirs.
 fio=$(command -v fio)
@@ -42,6 +45,7 @@ for module in virtio_pci virtio_net virtio_blk; do
     done
 done
 
-(cd "$root" && find . | sort | cpio --quiet --create --format=newc --owner=0:0) > "$out/initrd"
+find "$root" -exec touch --no-dereference --date=@0 {} +
+(cd "$root" && find . | sort | cpio --quiet --create --format=newc --owner=0:0 --reproducible) > "$out/initrd"
 cp "/boot/vmlinuz-$version" "$out/vmlinuz"
 rm -rf "$root"
