@@ -168,7 +168,7 @@ mod tests {
         check(&["crash", "--rounds", "9"], {
             Ok(Command::Crash(vec!["--rounds".to_owned(), "9".to_owned()]))
         });
-        check(&["dist", "--image"], Ok(Command::Dist(vec!["--image".to_owned()])));
+        check(&["dist", "--images"], Ok(Command::Dist(vec!["--images".to_owned()])));
         check(&["test"], Ok(Command::Test(test::Scope::Everything)));
         check(&["test", "--changed", "v1"], {
             Ok(Command::Test(test::Scope::Changed(Some("v1".to_owned()))))

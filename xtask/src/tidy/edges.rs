@@ -47,7 +47,8 @@ const TABLE: &[Row] = &[
     ),
     row("test_cluster", &["guest"], &[]),
     row("fake_cluster", &["agent"], &[]),
-    row("dist", &["options", "ringloom"], &[]),
+    row("dist", &["container_images", "options", "ringloom"], &[]),
+    row("container_images", &["agent"], &[]),
     row(
         "ringloom",
         &["agent", "convert", "ctl", "daemon", "options", "top", "tuner"],

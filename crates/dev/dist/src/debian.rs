@@ -46,8 +46,8 @@ pub fn make(directory: &Path, input: &PackageInput) -> Result<PathBuf> {
     Ok(package)
 }
 
-/// The time of the commit that is checked out.
-fn epoch(workspace: &Path) -> Result<u64> {
+/// The time of the commit that is checked out, in seconds since 1970.
+pub fn epoch(workspace: &Path) -> Result<u64> {
     let mut git = Command::new("git");
     let time = output_of(git.args(["log", "-1", "--format=%ct"]).current_dir(workspace))?;
     time.trim().parse().context("the time of the commit")

@@ -9,9 +9,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use container_images::{NEEDED, missing_packages, static_program};
 use dist::chroot::{Chroot, try_packages};
 use dist::debian::{self, PackageInput};
-use dist::image;
+use dist::images::{self, ImagesInput};
 use dist::run::output_of;
 use dist::tree::TreeInput;
 
@@ -25,9 +26,9 @@ struct DistArgs {
     /// Install, upgrade, remove and purge the package in a new Debian (root, mmdebstrap)
     #[arg(long)]
     chroot: bool,
-    /// Build the container image too, and list what is in it (root, mmdebstrap, buildah)
+    /// Build the container images too, twice, compare and try them (root, mmdebstrap, buildah, QEMU)
     #[arg(long)]
-    image: bool,
+    images: bool,
 }
 
 fn main() -> Result<()> {
@@ -62,31 +63,38 @@ fn main() -> Result<()> {
             println!("chroot: {line}");
         }
     }
-    if arguments.image {
-        println!("{}", image::make(&workspace, &place.join("root"), &place)?);
+    if arguments.images {
+        let profile = profile(arguments.debug).0;
+        let program = static_program(&workspace, &target, profile)?;
+        let (root, epoch) = (place.join("root"), debian::epoch(&workspace)?);
+        let input = ImagesInput { workspace, root, program, epoch, place };
+        images::make(&input, &mut |line| println!("{line}"))?;
     }
     Ok(())
 }
 
 /// Whether all programs are there that are needed after the long build.
 fn check_programs(arguments: &DistArgs) -> Result<()> {
-    let needed = [
-        ("dpkg-shlibdeps", "dpkg-dev", true),
-        ("lintian", "lintian", true),
-        ("mmdebstrap", "mmdebstrap", arguments.chroot || arguments.image),
-        ("buildah", "buildah", arguments.image),
-    ];
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = |name: &str| std::env::split_paths(&path).any(|it| it.join(name).exists());
-    let missing = needed.iter().filter(|(name, _, is_needed)| *is_needed && !is_there(name));
-    let packages: Vec<&str> = missing.map(|(_, package, _)| *package).collect();
+    let mut needed = vec![("dpkg-shlibdeps", "dpkg-dev"), ("lintian", "lintian")];
+    if arguments.images {
+        needed.extend(NEEDED);
+        needed.push(("qemu-system-x86_64", "qemu-system-x86"));
+    } else if arguments.chroot {
+        needed.push(("mmdebstrap", "mmdebstrap"));
+    }
+    let packages = missing_packages(&needed);
     ensure!(packages.is_empty(), "first: apt-get install {}", packages.join(" "));
     Ok(())
 }
 
+/// The profile of cargo's that the program is built with, and how cargo calls its directory.
+fn profile(is_debug: bool) -> (&'static str, &'static str) {
+    if is_debug { ("dev", "debug") } else { ("dist", "dist") }
+}
+
 /// Builds the program. The one of the profile `dist` is stripped: its lines are in a file beside it.
 fn build(workspace: &Path, target: &Path, is_debug: bool) -> Result<PathBuf> {
-    let (profile, directory) = if is_debug { ("dev", "debug") } else { ("dist", "dist") };
+    let (profile, directory) = profile(is_debug);
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let words = ["build", "--locked", "-p", "ringloom", "--profile", profile];
     output_of(cargo.args(words).current_dir(workspace))?;
