@@ -1,11 +1,11 @@
 //! The container images of `contrib`: built of their recipes by buildah without a registry, compared, and tried.
 //!
-//! Where it stands: `cargo xtask dist --image` builds all of them twice and tries them, `cargo xtask cluster` builds those of the
-//! agent and of guests for its nodes.
+//! Where it stands: `cargo xtask dist --images` builds all of them twice and tries them.
 //!
 //! Invariants: an image is what its recipe makes of Debian's packages and of a program; nothing else is fetched. Limits: root,
 //! and the programs of [`NEEDED`].
 //! Not here: what is in an image (`contrib/Containerfile*`), and how the program in it is built ([`static_program`] but for that).
+
 #![forbid(unsafe_code)]
 
 mod archive;
