@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod at_once;
 mod client;
 mod clock;
 mod error;
@@ -20,6 +21,7 @@ mod tcp;
 mod token;
 
 pub use arguments::{AgentArgs, run};
+pub use at_once::{AT_ONCE_MAX, Stopped, at_once};
 pub use client::{Check, Client, Ended, Start};
 pub use clock::ClockOffset;
 pub use error::AgentError;
