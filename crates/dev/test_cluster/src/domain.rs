@@ -12,6 +12,9 @@ const AGENT_PORT: u16 = 7777;
 /// Where `container-disk` puts the files of the guest's image, below the launcher's directory.
 const BOOT: &str = "kernel-boot";
 
+/// Where a launcher's pod has the file systems of claims.
+const IMAGES: &str = "/var/run/kubevirt-private/vmi-disks";
+
 /// QEMU's arguments, none of which has a line break.
 pub(crate) fn qemu_arguments(instance: &Value) -> Result<Vec<String>> {
     let domain = &instance["spec"]["domain"];
@@ -40,9 +43,9 @@ pub(crate) fn qemu_arguments(instance: &Value) -> Result<Vec<String>> {
         option("object", format!("iothread,id={name}"));
     }
     let is_multi_queue = domain["devices"]["blockMultiQueue"] == true;
-    for disk in domain["devices"]["disks"].as_array().into_iter().flatten() {
+    for (disk, source) in sources(instance)? {
         let name = disk["name"].as_str().context("a disk has a name")?;
-        option("blockdev", block_node(instance, disk, name)?.to_string());
+        option("blockdev", block_node(disk, &source).to_string());
         let mut device =
             json!({"driver": "virtio-blk-pci", "id": name, "drive": format!("node-{name}")});
         if is_multi_queue {
@@ -82,8 +85,23 @@ fn iothreads(domain: &Value) -> Result<Vec<String>> {
     Ok((1..=count).map(|number| format!("iothread{number}")).collect())
 }
 
-/// The claim's block device, which the pod has under the volume's name.
-fn block_node(instance: &Value, disk: &Value, name: &str) -> Result<Value> {
+/// What a claim is in the launcher's pod.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A block device under the volume's name.
+    Device(String),
+    /// A file in the claim's file system, which is made with holes if it is not there: of so many bytes, or of as many as are free.
+    Image { path: String, bytes: u64 },
+}
+
+/// The sources of an instance's disks, in their order, each with its disk.
+pub(crate) fn sources(instance: &Value) -> Result<Vec<(&Value, Source)>> {
+    let disks = instance["spec"]["domain"]["devices"]["disks"].as_array().into_iter().flatten();
+    disks.map(|disk| Ok((disk, source(instance, disk)?))).collect()
+}
+
+fn source(instance: &Value, disk: &Value) -> Result<Source> {
+    let name = disk["name"].as_str().context("a disk has a name")?;
     let bus = &disk["disk"]["bus"];
     ensure!(bus == "virtio", "disk {name} on bus {bus}: only virtio is known to this stand-in");
     let volumes = instance["spec"]["volumes"].as_array().into_iter().flatten();
@@ -92,18 +110,28 @@ fn block_node(instance: &Value, disk: &Value, name: &str) -> Result<Value> {
     let is_claim = volume["persistentVolumeClaim"].is_object();
     ensure!(is_claim, "disk {name}: only claims are known to this stand-in");
     let states = instance["status"]["volumeStatus"].as_array().into_iter().flatten();
-    let state = states.into_iter().find(|it| it["name"] == name);
-    let mode = state.map(|it| &it["persistentVolumeClaimInfo"]["volumeMode"]);
-    ensure!(
-        mode.is_none_or(|it| it != "Filesystem"),
-        "disk {name}: only block devices are known to this stand-in"
-    );
+    let info = states.into_iter().find(|it| it["name"] == name);
+    let info = info
+        .map(|it| &it["persistentVolumeClaimInfo"])
+        .filter(|it| it["volumeMode"] == "Filesystem");
+    let Some(info) = info else { return Ok(Source::Device(format!("/dev/{name}"))) };
+    let size = info["capacity"]["storage"].as_str();
+    let size = size.with_context(|| format!("disk {name}: its claim has no capacity"))?;
+    Ok(Source::Image { path: format!("{IMAGES}/{name}/disk.img"), bytes: bytes(size)? })
+}
+
+/// A disk as QEMU opens it. As KubeVirt does, images that are whole are opened as devices are, and the tuner's are.
+fn block_node(disk: &Value, source: &Source) -> Value {
+    let (driver, path) = match source {
+        Source::Device(path) => ("host_device", path),
+        Source::Image { path, .. } => ("file", path),
+    };
     let is_direct = disk["cache"] == "none";
     let aio = if is_direct { "native" } else { "threads" };
-    Ok(json!({
-        "driver": "host_device", "node-name": format!("node-{name}"), "filename": format!("/dev/{name}"),
-        "aio": aio, "cache": {"direct": is_direct},
-    }))
+    json!({
+        "driver": driver, "node-name": format!("node-{}", disk["name"].as_str().unwrap_or_default()),
+        "filename": path, "aio": aio, "cache": {"direct": is_direct},
+    })
 }
 
 /// A whole number of bytes as Kubernetes writes it.
@@ -187,13 +215,26 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_that_is_a_file_system_has_the_image_in_it() {
+        let mut instance = instance();
+        let info = json!({"volumeMode": "Filesystem", "capacity": {"storage": "2Gi"}});
+        instance["status"]["volumeStatus"] =
+            json!([{"name": "disk", "persistentVolumeClaimInfo": info}]);
+        let path = "/var/run/kubevirt-private/vmi-disks/disk/disk.img".to_owned();
+        let words = qemu_arguments(&instance).expect("it is known").join(" ");
+        assert!(words.contains(r#""driver":"file""#) && words.contains(&path), "{words}");
+        let all = sources(&instance).expect("they are known");
+        assert_eq!(all[0].1, Source::Image { path, bytes: 2 << 30 });
+    }
+
+    #[test]
     fn what_is_not_known_is_refused_by_name() {
         refused(|it| it["spec"]["domain"]["ioThreadsPolicy"] = json!("auto"), "auto");
         refused(|it| it["spec"]["volumes"] = json!([]), "no volume");
         refused(|it| it["spec"]["volumes"][0] = json!({"name": "disk"}), "only claims");
         let info =
             json!([{"name": "disk", "persistentVolumeClaimInfo": {"volumeMode": "Filesystem"}}]);
-        refused(|it| it["status"]["volumeStatus"] = info, "only block devices");
+        refused(|it| it["status"]["volumeStatus"] = info, "no capacity");
         refused(|it| it["spec"]["domain"]["memory"]["guest"] = json!("1.5G"), "unit .5G");
     }
 }

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::clock::pause;
-use crate::domain::qemu_arguments;
+use crate::domain::{Source, qemu_arguments, sources};
 use crate::kubectl::Kubectl;
 use crate::run::output_given;
 
@@ -25,6 +25,18 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(60);
 const LAUNCHERS: &str = "kubevirt.io=virt-launcher";
 /// Receives the order in the launcher's container; it is there as a whole or not at all.
 const TAKE_ORDER: &str = "cat > /tmp/order.new && mv /tmp/order.new /tmp/order";
+/// Makes an image with holes unless it is there, as virt-handler does: of what the claim was promised, or of what its file system has if that
+/// is not much less; 128 KiB stay free.
+const MAKE_IMAGE: &str = r#"
+    [ -e "$1" ] && exit
+    free=$(($(stat -f -c '%a * %S' "${1%/*}") - 131072))
+    size=$2
+    if [ "$free" -lt "$size" ]; then
+        [ "$free" -ge $((size / 10 * 9)) ] || { echo "$1: $size bytes do not fit, $free are free" >&2; exit 1; }
+        size=$free
+    fi
+    truncate -s "$size" "$1"
+"#;
 /// The network that an instance gets from virt-launcher's masquerade, and from QEMU's user network.
 const GUEST_INTERFACE: &str = "eth0";
 
@@ -135,20 +147,17 @@ fn order(kubectl: &Kubectl, instance: &Value) -> Result<String> {
     ensure!(pods.len() == 1, "{} launcher pods of {uid}", pods.len());
     let name = pods[0]["metadata"]["name"].as_str().context("a pod has a name")?;
     let address = pods[0]["status"]["podIP"].as_str().context("the pod has no address")?;
-    let mut command = kubectl.command(&[
-        "--namespace",
-        namespace,
-        "exec",
-        "--stdin",
-        name,
-        "--container",
-        "compute",
-        "--",
-        "sh",
-        "-c",
-        TAKE_ORDER,
-    ]);
-    output_given(&mut command, &text)?;
+    let in_pod = |script: &[&str], input: &str| {
+        let begin = ["--namespace", namespace, "exec", "--stdin", name, "--container", "compute"];
+        let words = [&begin[..], &["--", "sh", "-c"], script].concat();
+        output_given(&mut kubectl.command(&words), input)
+    };
+    for (_, source) in sources(instance)? {
+        if let Source::Image { path, bytes } = source {
+            in_pod(&[MAKE_IMAGE, "sh", &path, &bytes.to_string()], "")?;
+        }
+    }
+    in_pod(&[TAKE_ORDER], &text)?;
     Ok(address.to_owned())
 }
 

@@ -51,6 +51,7 @@ pub(crate) fn start_all(place: &Place, kubectl: &Kubectl, running: &mut Running)
     let object = ["--namespace", NAMESPACE, "patch", "kubevirts.kubevirt.io", "kubevirt"];
     let change = ["--subresource=status", "--type=merge", "--patch", &done];
     kubectl.run(&[&object[..], &change].concat())?;
+    kubectl.apply(&rights_of_all())?;
     prepare_nodes(kubectl)?;
     running.add("virt-api", programs.start_api()?);
     wait_for("virt-api", START_LIMIT, || {
@@ -107,6 +108,24 @@ fn settings() -> Value {
             "supportContainerResources": [{"type": "container-disk", "resources": enough}],
         }},
     })
+}
+
+/// The role that KubeVirt gives to everybody who is known to the cluster, as far as anything here looks at it.
+fn rights_of_all() -> [Value; 2] {
+    let (name, group) = ("kubevirt.io:default", "rbac.authorization.k8s.io");
+    let role = json!({
+        "apiVersion": format!("{group}/v1"), "kind": "ClusterRole", "metadata": {"name": name},
+        "rules": [
+            {"apiGroups": ["subresources.kubevirt.io"], "resources": ["version"], "verbs": ["get", "list"]},
+            {"apiGroups": ["kubevirt.io"], "resources": ["kubevirts"], "verbs": ["get", "list"]},
+        ],
+    });
+    let everybody = json!({"kind": "Group", "apiGroup": group, "name": "system:authenticated"});
+    let binding = json!({
+        "apiVersion": format!("{group}/v1"), "kind": "ClusterRoleBinding", "metadata": {"name": name},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name}, "subjects": [everybody],
+    });
+    [role, binding]
 }
 
 /// What the operator says when it is done; without the architecture instances are refused.
