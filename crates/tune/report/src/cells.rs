@@ -1,7 +1,9 @@
 //! The tables of a sweep: one per cell and variant, a line per contender, and under it one per guest where several
 //! ran at once. Pure functions.
 
-use findings::summary::{CellSummary, PartRow, Row, Verdict};
+mod parts;
+
+use findings::summary::{CellSummary, Row, Verdict};
 use plan::contender::{Iothreads, Subject};
 use plan::lists::sorted;
 use plan::units::{counted, percent_gain};
@@ -53,9 +55,9 @@ fn table(cell: &CellSummary) -> Table {
     Table::of(&columns(cell), cell.rows.iter().flat_map(|row| lines(cell, row)))
 }
 
-/// That of the contender, and one for each of several guests that ran at once.
+/// That of the contender, and below it those of several guests that ran at once.
 pub(super) fn lines(cell: &CellSummary, row: &Row) -> Vec<Vec<String>> {
-    std::iter::once(line(cell, row)).chain(row.parts.iter().map(part_line)).collect()
+    std::iter::once(line(cell, row)).chain(parts::lines(&row.parts)).collect()
 }
 
 fn line(cell: &CellSummary, row: &Row) -> Vec<String> {
@@ -90,23 +92,6 @@ pub(super) fn mark(cell: &CellSummary, row: &Row) -> String {
     .filter_map(|(is_so, mark)| is_so.then_some(mark))
     .collect();
     if marks.is_empty() { marks } else { format!(" {marks}") }
-}
-
-/// One of several at once: what is measured only for all of them together stays empty.
-fn part_line(part: &PartRow) -> Vec<String> {
-    let mut cells = vec![
-        match &part.node {
-            Some(node) => format!("  {} on {node}", part.vm),
-            None => format!("  VM {}", part.vm),
-        },
-        short(part.iops),
-        String::new(),
-        megabytes(part.bytes_per_second),
-        String::new(),
-        microseconds(part.p99),
-    ];
-    cells.resize(COLUMNS.len(), String::new());
-    cells
 }
 
 /// `best: 2, n90: 1 (1–2)`, with the subject where there are several, and from where on all numbers reach 90 %, if that
@@ -169,6 +154,9 @@ pub(super) fn legend(header: &Header, cells: &[CellSummary], spare: bool) -> Vec
     let queues = queues(cells);
     if !queues.is_empty() {
         lines.push(format!("Queues of each disk: {}.", queues.join(", ")));
+    }
+    if rows().any(|row| row.parts.len() > parts::EACH_MAX) {
+        lines.push(parts::LEGEND.to_owned());
     }
     if rows().any(|row| row.emulated) {
         let what = if is_of_cluster(cells) { EMULATED_BESIDE_PODS } else { EMULATED };
