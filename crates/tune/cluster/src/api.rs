@@ -113,7 +113,17 @@ impl Server {
         check: Check<'_>,
         future: impl Future<Output = kube::Result<T>>,
     ) -> Result<kube::Result<T>, ClusterError> {
-        let answer = self.wait(check, async { tokio::time::timeout(CALL_LIMIT, future).await })?;
+        self.limited_to(CALL_LIMIT, check, future)
+    }
+
+    /// The same within another time. The library asks again by itself while a server says that it is too busy.
+    pub(crate) fn limited_to<T>(
+        &self,
+        limit: Duration,
+        check: Check<'_>,
+        future: impl Future<Output = kube::Result<T>>,
+    ) -> Result<kube::Result<T>, ClusterError> {
+        let answer = self.wait(check, async { tokio::time::timeout(limit, future).await })?;
         Ok(answer.unwrap_or_else(|_| Err(kube::Error::Service("it does not answer".into()))))
     }
 

@@ -30,4 +30,4 @@ pub use job::{
 pub use objects::RunId;
 pub use rights::rbac;
 pub use session::{Removal, Session, Setup, Worker, sweep};
-pub use survey::{ClassFacts, NodeFacts, Survey};
+pub use survey::{ClassFacts, NodeFacts, Survey, UNKNOWN};

@@ -1,11 +1,13 @@
 //! What the cluster is, before anything is made on it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Api;
-use kube::api::ListParams;
+use kube::api::{GetParams, ListParams};
+use kube::core::Request;
 
 use crate::api::{Check, Server};
 use crate::error::ClusterError;
@@ -17,12 +19,24 @@ use crate::quantity;
 const BUSY_SHARE: f64 = 0.5;
 const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 
+/// Stands for a version that the cluster does not tell.
+pub const UNKNOWN: &str = "unknown";
+/// Who tells KubeVirt's version, and where in the answer: its own server, as `virtctl version` asks it, and the object that its operator
+/// keeps. Its role `kubevirt.io:default` lets everybody read both who is known to the cluster.
+const KUBEVIRT_VERSION: [(&str, &str, &str); 2] = [
+    ("/apis/subresources.kubevirt.io/v1", "version", "/gitVersion"),
+    ("/apis/kubevirt.io/v1", "kubevirts", "/items/0/status/observedKubeVirtVersion"),
+];
+
+/// Longer nobody waits for that.
+const VERSION_LIMIT: Duration = Duration::from_secs(2);
+
 /// What is known of the cluster.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Survey {
     /// The version of the API server.
     pub server: String,
-    /// The version of KubeVirt's API, if the job needs it.
+    /// KubeVirt's version, if the job needs it; [`UNKNOWN`] if the cluster does not tell.
     pub kubevirt: Option<String>,
     /// Those that may take pods of the job.
     pub nodes: Vec<NodeFacts>,
@@ -47,14 +61,14 @@ pub struct NodeFacts {
     pub kernel: String,
     /// The version.
     pub kubelet: String,
+    /// What runs containers there: `containerd://1.7.27`.
+    pub runtime: String,
     /// As a provider calls it.
     pub instance_type: Option<String>,
     /// CPUs that pods of others ask for.
     pub requested_cpus: f64,
     /// Memory that pods of others ask for.
     pub requested_memory_bytes: u64,
-    /// How many pods of others are there.
-    pub other_pods: u32,
 }
 
 /// A storage class.
@@ -64,6 +78,24 @@ pub struct ClassFacts {
     pub name: String,
     /// Who makes its volumes.
     pub provisioner: String,
+}
+
+/// KubeVirt's version, as far as it is told: no right is asked for that, and nobody waits long for it.
+pub(crate) fn kubevirt(server: &Server, check: Check<'_>) -> Result<String, ClusterError> {
+    // One that was built without its version says so with other letters.
+    let is_version =
+        |it: &&str| it.trim_start_matches('v').starts_with(|it: char| it.is_ascii_digit());
+    for (place, name, field) in KUBEVIRT_VERSION {
+        let request = Request::new(place).get(name, &GetParams::default()).expect("a plain path");
+        let asked = server.client.request::<serde_json::Value>(request);
+        // Of a KubeVirt that is just being replaced nobody may answer, and it is a word of the report only.
+        let answer = server.limited_to(VERSION_LIMIT, check, asked)?.ok();
+        let version = answer.as_ref().and_then(|it| it.pointer(field)?.as_str());
+        if let Some(version) = version.filter(is_version) {
+            return Ok(version.to_owned());
+        }
+    }
+    Ok(UNKNOWN.to_owned())
 }
 
 /// The nodes that may take pods of a job.
@@ -100,8 +132,8 @@ pub(crate) fn nodes(
     for node in &facts {
         if node.requested_cpus > node.cpus * BUSY_SHARE {
             notes.push(format!(
-                "the node {} is used by others: {} pods ask for {:.1} of {:.1} CPUs",
-                node.name, node.other_pods, node.requested_cpus, node.cpus
+                "the node {} is used by others, whose pods ask for {:.1} of its {:.1} CPUs",
+                node.name, node.requested_cpus, node.cpus
             ));
         }
     }
@@ -149,6 +181,7 @@ fn facts(node: &Node) -> NodeFacts {
         memory_bytes: quantity::whole(amount("memory")),
         kernel: info.kernel_version,
         kubelet: info.kubelet_version,
+        runtime: info.container_runtime_version,
         instance_type: node.metadata.labels.as_ref().and_then(|it| it.get(INSTANCE_TYPE).cloned()),
         ..NodeFacts::default()
     }
@@ -161,7 +194,6 @@ fn add(nodes: &mut [NodeFacts], pod: &Pod) {
     let Some(node) = nodes.iter_mut().find(|it| Some(&it.name) == spec.node_name.as_ref()) else {
         return;
     };
-    node.other_pods += 1;
     for container in &spec.containers {
         let requests = container.resources.as_ref().and_then(|it| it.requests.as_ref());
         let amount =

@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use self::claim::Claim;
-pub use self::cluster::{Cluster, ClusterNode, ClusterStorage};
+pub use self::cluster::{Cluster, ClusterNode, ClusterStorage, UNKNOWN};
 pub use self::given::{GivenDisk, GivenGuest};
 pub use self::header::{Disk, DiskAccess, Header, Host, Programs, StartNotes};
 pub use self::lenient::{Group, ReadableResults};

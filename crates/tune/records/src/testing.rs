@@ -56,6 +56,7 @@ pub fn run(cell: Cell, contender: Contender, repeat: u16, operations: u64) -> Ru
         round: None,
         queues: 0,
         load: "ringloom".to_owned(),
+        kernel: None,
         emulated: false,
         started_unix_s: 1_700_000_001,
         operations,

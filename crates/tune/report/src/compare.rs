@@ -80,7 +80,7 @@ impl Side<'_> {
     }
 
     pub(super) fn disk(&self) -> String {
-        let [(_, disk), ..] = facts(self.findings.header);
+        let [(_, disk), ..] = facts(&self.findings);
         disk
     }
 }

@@ -66,7 +66,7 @@ type Category = (u8, Iothreads);
 /// Renders the page.
 pub(super) fn page(report: &Report<'_>) -> String {
     let view = View::new(report);
-    let title = format!("ringloom tune: {}", head::title(report.findings.header));
+    let title = format!("ringloom tune: {}", head::title(report.findings));
     let body = html! {
         (head::render(&view))
         (filters::render(&view))

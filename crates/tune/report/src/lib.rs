@@ -22,6 +22,7 @@ mod part;
 mod predicted;
 pub mod prediction;
 mod probe;
+mod programs;
 mod rows;
 mod sizes;
 mod steadiness;
@@ -39,7 +40,7 @@ use plan::contender::Subject;
 use plan::repeats::Repeats;
 use plan::settings::{Mode, Settings};
 use plan::units::counted;
-use records::results::{Cluster, ClusterNode, ClusterStorage, Failure, Header, Programs, Run};
+use records::results::{ClusterNode, ClusterStorage, Failure, Header, Run};
 use storage::target::Origin;
 
 use self::advice::Advice;
@@ -157,7 +158,7 @@ impl<'a> Report<'a> {
         let written = written.to_owned() + &self.configurations.render(style);
         let written = if written.is_empty() { written } else { format!("\n{written}") };
         let text = [
-            head(style, findings.header),
+            head(style, findings),
             cells::render(style, findings.header, cells),
             failed::render(style, &self.failed, cells),
             pairs::render(style, &self.pairs),
@@ -206,9 +207,9 @@ impl<'a> Report<'a> {
     }
 }
 
-fn head(style: Style, header: &Header) -> String {
-    let facts = facts(header).map(|(name, fact)| (name, one_line(&fact)));
-    let unmeasured = unmeasured(header).map(|it| wrapped(style, it));
+fn head(style: Style, findings: &Findings<'_>) -> String {
+    let facts = facts(findings).map(|(name, fact)| (name, one_line(&fact)));
+    let unmeasured = unmeasured(findings.header).map(|it| wrapped(style, it));
     match style {
         Style::Plain => {
             let facts = facts.iter().map(|(_, fact)| wrapped(style, fact));
@@ -237,7 +238,8 @@ fn unmeasured(header: &Header) -> Option<&'static str> {
 }
 
 /// What was measured where, with what and how.
-fn facts(header: &Header) -> [(&'static str, String); 4] {
+fn facts(findings: &Findings<'_>) -> [(&'static str, String); 4] {
+    let header = findings.header;
     if header.is_unknown() {
         return [
             ("Disk", "an unknown disk".to_owned()),
@@ -247,7 +249,7 @@ fn facts(header: &Header) -> [(&'static str, String); 4] {
         ];
     }
     let Header { disk, machine, settings, .. } = header;
-    let (programs, method) = (programs(header), method(settings));
+    let (programs, method) = (programs::sentence(findings), method(settings));
     if let Some(cluster) = &header.cluster {
         let storage = cluster.storage.iter().map(ClusterStorage::description);
         let nodes = cluster.nodes.iter().map(ClusterNode::description);
@@ -282,22 +284,6 @@ pub fn repeats(repeats: Repeats) -> String {
         Repeats::Fixed(number) => counted(usize::from(number), "repeat"),
         Repeats::Until { .. } => format!("{repeats} repeats"),
     }
-}
-
-/// The programs that took part.
-fn programs(header: &Header) -> String {
-    let Programs { daemon, qemu, fio, guest_kernel, accelerator, .. } = &header.programs;
-    let mut parts = if daemon.is_empty() { Vec::new() } else { vec![daemon.clone()] };
-    if let Some(Cluster { version, kubevirt, .. }) = &header.cluster {
-        parts.push(format!("Kubernetes {version}"));
-        parts.extend(kubevirt.as_ref().map(|version| format!("KubeVirt {version}")));
-    }
-    parts.extend(fio.as_ref().map(|version| format!("fio {version}")));
-    parts.extend(qemu.as_ref().map(|version| format!("QEMU {version}")));
-    parts.extend(guest_kernel.as_ref().map(|kernel| format!("guests with Linux {kernel}")));
-    parts.extend(accelerator.as_ref().map(|accelerator| format!("run by {accelerator}")));
-    parts.extend(header.given.as_ref().map(|given| format!("your guest {}", given.description())));
-    parts.join(", ")
 }
 
 #[cfg(test)]

@@ -205,7 +205,7 @@ fn the_head_names_the_programs_that_took_part() {
     header.programs.guest_kernel = Some("6.12.95".to_owned());
     header.programs.accelerator = Some("kvm".to_owned());
     assert_eq!(
-        programs(&header),
+        programs::sentence(&findings(&header, &[])),
         "daemon 1.0, fio 3.33, QEMU 10.0.2, guests with Linux 6.12.95, run by kvm"
     );
     for subjects in ["vm:qemu,host", "client,vm:ringloom"] {

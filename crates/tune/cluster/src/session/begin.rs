@@ -39,7 +39,8 @@ impl Session {
         survey.server = version.map(|it| it.git_version).unwrap_or_default();
         require_rights(&cluster, job, check)?;
         if job.has_vms() {
-            survey.kubevirt = Some(kubevirt(&cluster, check)?);
+            require_kubevirt(&cluster, check)?;
+            survey.kubevirt = Some(survey::kubevirt(server, check)?);
         }
         survey.nodes = survey::nodes(server, job, &mut survey.notes, check)?;
         survey.storage_classes = survey::classes(server, job, check)?;
@@ -108,8 +109,7 @@ fn require_rights(
     if missing.is_empty() { Ok(()) } else { Err(ClusterError::Rights(missing)) }
 }
 
-/// The version of KubeVirt's API.
-fn kubevirt(cluster: &Cluster, check: Check<'_>) -> Result<String, ClusterError> {
+fn require_kubevirt(cluster: &Cluster, check: Check<'_>) -> Result<(), ClusterError> {
     let version = format!("{}/v1", vm::GROUP);
     let server = &cluster.server;
     let ask = || server.client.list_api_group_resources(&version);
@@ -118,7 +118,7 @@ fn kubevirt(cluster: &Cluster, check: Check<'_>) -> Result<String, ClusterError>
         it.resources.iter().any(|it| it.name == "virtualmachines")
     };
     if resources.is_some_and(|it| has_machines(&it)) {
-        return Ok(version);
+        return Ok(());
     }
     let what = "the cluster has no KubeVirt (no virtualmachines of kubevirt.io/v1): leave vm out of treatments, or install it";
     Err(ClusterError::Lacks(what.to_owned()))

@@ -119,7 +119,7 @@ fn a_cluster_that_others_use_is_told() {
         { "name": "c", "resources": { "requests": { "cpu": "2500m", "memory": "1Gi" } } }] } });
     fake.state().objects.insert("/api/v1/namespaces/theirs/pods/p".to_owned(), pod);
     let session = begin(&fake, JOB).expect("it begins");
-    let told = "the node one is used by others: 1 pods ask for 2.5 of 4.0 CPUs";
+    let told = "the node one is used by others, whose pods ask for 2.5 of its 4.0 CPUs";
     assert_eq!(session.survey().notes, [told]);
     assert_eq!(session.survey().nodes[0].requested_memory_bytes, 1 << 30);
 }

@@ -92,7 +92,6 @@ fn machines() -> (Fake, String, Setup) {
 fn fio_runs_in_a_machine_through_the_relay() {
     let (fake, text, setup) = machines();
     let mut session = begin(&fake, &text).expect("it begins");
-    assert_eq!(session.survey().kubevirt.as_deref(), Some("kubevirt.io/v1"));
     let mut workers = session.start(&setup, &mut go_on).expect("it starts");
     assert_eq!(workers[0].node, "one");
     assert!(matches!(&workers[0].disk, DiskRequest::Device { path } if path == "/dev/vda"));

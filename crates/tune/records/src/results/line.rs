@@ -84,6 +84,9 @@ pub struct Run {
     pub queues: u16,
     /// What put the load on the disk: `fio-3.33 io_uring`, `ringloom`.
     pub load: String,
+    /// The kernel that the load ran on, in a cluster: of a pod's node, of a virtual machine's guest. Missing elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<String>,
     /// Whether the guest's CPUs were emulated: the figures do not compare with the host's.
     pub emulated: bool,
     /// When it began.
@@ -198,6 +201,7 @@ impl Run {
             round: planned.round,
             queues: 0,
             load,
+            kernel: None,
             emulated: false,
             started_unix_s: clock::since_epoch().saturating_sub(elapsed).as_secs(),
             operations,

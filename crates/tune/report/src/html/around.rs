@@ -34,7 +34,7 @@ pub(super) fn render(view: &View<'_>) -> Markup {
         section id="method" {
             h2 { "How it was measured" }
             dl class="facts" {
-                @for (name, fact) in facts(header) { dt { (name) } dd { (fact) } }
+                @for (name, fact) in facts(view.report.findings) { dt { (name) } dd { (fact) } }
                 dt { "Written by" } dd { "ringloom " (header.ringloom) }
             }
             (folded("Settings", &settings(view)))

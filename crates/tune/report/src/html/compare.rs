@@ -74,7 +74,7 @@ fn side(letter: &str, side: &Side<'_>) -> Markup {
 fn method(letter: &str, side: &Side<'_>) -> Markup {
     html! {
         h3 { (letter) ": " (side.name) }
-        dl class="facts" { @for (name, fact) in facts(side.findings.header) { dt { (name) } dd { (fact) } } }
+        dl class="facts" { @for (name, fact) in facts(&side.findings) { dt { (name) } dd { (fact) } } }
     }
 }
 

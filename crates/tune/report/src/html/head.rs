@@ -12,7 +12,7 @@ use super::{Figure, View, files};
 use crate::advice::Advice;
 use crate::pairs::sentence;
 use crate::text::of_baseline;
-use crate::{facts, sizes, unmeasured};
+use crate::{Findings, facts, sizes, unmeasured};
 
 /// Where it was measured, in short.
 fn machine(header: &Header) -> String {
@@ -25,11 +25,11 @@ fn machine(header: &Header) -> String {
 }
 
 /// What was measured.
-pub(super) fn title(header: &Header) -> String {
-    if header.is_unknown() {
+pub(super) fn title(findings: &Findings<'_>) -> String {
+    if findings.header.is_unknown() {
         return "results of an unknown disk on an unknown machine".to_owned();
     }
-    let [(_, disk), ..] = facts(header);
+    let [(_, disk), ..] = facts(findings);
     disk
 }
 
@@ -39,7 +39,7 @@ pub(super) fn render(view: &View<'_>) -> Markup {
     html! {
         header class="top" {
             p class="brand" { "ringloom tune" }
-            h1 { (title(header)) }
+            h1 { (title(view.report.findings)) }
             @if !header.is_unknown() {
                 p class="when" {
                     (Date::of(started)) " " (time_of_day(started)) " UTC · " (machine(header)) " · seed "

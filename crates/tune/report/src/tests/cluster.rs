@@ -13,6 +13,7 @@ fn cluster_header() -> Header {
         memory_kib: 32 << 20,
         kernel: "6.12.0".to_owned(),
         kubelet: "v1.34.1".to_owned(),
+        runtime: "containerd://1.7.27".to_owned(),
         instance_type: None,
         requested_millicpus,
     };
@@ -91,7 +92,7 @@ fn a_cluster_is_told_by_storage_and_nodes_and_compared_with_the_pod() {
     let [text, markdown, page, json] = rendered(&header, &runs);
     for part in [
         "local: Block of the class nvme, 16G; ceph: Block of the class rbd, 16G",
-        "node1 (8 CPUs, 32 GiB, Linux 6.12.0, kubelet v1.34.1)",
+        "node1 (8 CPUs, 32 GiB, Linux 6.12.0, kubelet v1.34.1, containerd 1.7.27)",
         "Kubernetes v1.34.1, KubeVirt v1.6.0",
         "randread 4k, 1 job × iodepth 16; local, 2 at once",
         "randread 4k, 1 job × iodepth 16; ceph, 2 at once",
@@ -111,6 +112,25 @@ fn a_cluster_is_told_by_storage_and_nodes_and_compared_with_the_pod() {
     }
     assert!(page.contains("Ratio to the pod, %") && !page.contains("Ratio to the host"));
     assert!(json.contains("\"claim\":\"ceph\""), "{json}");
+}
+
+#[test]
+fn versions_that_only_the_runs_know_are_told_and_one_that_nobody_knows() {
+    let (mut header, mut runs) = (cluster_header(), cluster_runs());
+    let told = |header: &Header, runs: &[Run]| programs::sentence(&findings(header, runs));
+    for run in &mut runs {
+        run.load = "fio-3.33 libaio".to_owned();
+        run.kernel = Some("Linux 6.12.0 x86_64".to_owned());
+    }
+    let expected = "Kubernetes v1.34.1, KubeVirt v1.6.0, fio 3.33, guests with Linux 6.12.0";
+    assert_eq!(told(&header, &runs), expected);
+    for run in runs.iter_mut().filter(|run| run.key.contender.subject().is_vm()) {
+        run.load = "fio-3.36 libaio".to_owned();
+    }
+    header.cluster.as_mut().unwrap().kubevirt = Some(records::results::UNKNOWN.to_owned());
+    let expected = "Kubernetes v1.34.1, KubeVirt (version unknown), \
+                    fio 3.33 in pods, fio 3.36 in virtual machines, guests with Linux 6.12.0";
+    assert_eq!(told(&header, &runs), expected);
 }
 
 #[test]

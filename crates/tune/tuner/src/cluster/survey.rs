@@ -26,6 +26,7 @@ fn node(facts: &NodeFacts) -> ClusterNode {
         memory_kib: facts.memory_bytes >> 10,
         kernel: facts.kernel.clone(),
         kubelet: facts.kubelet.clone(),
+        runtime: facts.runtime.clone(),
         instance_type: facts.instance_type.clone(),
         requested_millicpus: (facts.requested_cpus * 1000.0).round().max(0.0) as u64,
     }

@@ -227,6 +227,7 @@ impl Workers {
         let queues = self.disks.iter().filter_map(|disk| disk.queues).min().unwrap_or(0);
         Run {
             parts,
+            kernel: self.workers.first().map(|it| it.agent.facts().kernel.clone()),
             queues: if is_vm { u16::try_from(queues).unwrap_or(u16::MAX) } else { 0 },
             emulated: is_vm && self.workers.iter().any(emulated),
             // Of this machine there is nothing to tell.

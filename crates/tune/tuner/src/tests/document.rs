@@ -96,6 +96,7 @@ fn full_run() -> Run {
         latency: run.latency(),
     };
     run.parts.push(Part { node: Some("one".to_owned()), ..Part::new(1, &sample) });
+    run.kernel = Some("Linux 6.12.0 x86_64".to_owned());
     run.key.variant.claim = Some("local".parse().unwrap());
     run.key.variant.placement = Placement::Packed;
     run.disk_parts.push(DiskPart::new(0, 1, &sample));
