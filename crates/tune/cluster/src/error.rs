@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::hint;
 use crate::job::JobError;
 
 /// Why something was not done.
@@ -38,7 +39,7 @@ pub enum ClusterError {
         source: Box<kube::Error>,
     },
     /// The API server refuses.
-    #[error("{what}: {why}")]
+    #[error("{what}: {why}{}", hint::behind(why))]
     Refused {
         /// What was asked.
         what: String,
@@ -61,7 +62,7 @@ pub enum ClusterError {
     #[error("{0}")]
     Lacks(String),
     /// A pod or a virtual machine does not become ready, or is not any more.
-    #[error("{what}: {why}")]
+    #[error("{what}: {why}{}", hint::behind(why))]
     Worker {
         /// Which.
         what: String,

@@ -12,6 +12,7 @@
 mod api;
 mod clock;
 mod error;
+mod hint;
 mod job;
 mod objects;
 mod quantity;

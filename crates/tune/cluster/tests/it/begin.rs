@@ -91,6 +91,17 @@ fn a_quota_is_told_in_the_servers_words() {
 }
 
 #[test]
+fn a_namespace_that_is_not_there_is_told_with_what_to_do() {
+    let fake = Fake::start();
+    let words = "namespaces \"perf\" not found".to_owned();
+    fake.state().refused.insert("/configmaps".to_owned(), words.clone());
+    refuse(&fake, JOB, &words);
+    refuse(&fake, JOB, "say createNamespace: true");
+    let state = fake.state();
+    assert_eq!(state.objects.len(), 3, "{:?}", state.objects.keys());
+}
+
+#[test]
 fn a_server_that_is_gone_and_a_wait_that_is_ended_are_told() {
     let fake = Fake::start();
     let config = std::fs::read_to_string(&fake.kubeconfig).expect("a file");
