@@ -21,7 +21,11 @@ const STATUS: u8 = 3;
 const CLOSED: u8 = 255;
 /// Where pods and guests have a claim that is a block device.
 const DISKS: [&str; 2] = ["/dev/ringloom-disk", "/dev/vda"];
-const LOOK: Duration = Duration::from_millis(1);
+/// Where pods have one that is a file system, as a word of JSON, and the file in it that guests have.
+const DIRECTORY: &str = "\"/data\"";
+const IMAGE: &str = "disk.img";
+/// Of a hundred streams, each with a thread that looks.
+const LOOK: Duration = Duration::from_millis(4);
 
 /// Joins a websocket to an agent until one of them ends, or the pod does.
 pub(super) fn join(stream: TcpStream, pod: &str, service: Service, state: &Mutex<State>) {
@@ -31,7 +35,7 @@ pub(super) fn join(stream: TcpStream, pod: &str, service: Service, state: &Mutex
     let mut asks = Some(asks);
     while state.lock().expect("no panic").runs(pod) {
         match socket.read() {
-            Ok(Message::Binary(bytes)) => take(&with_disk(&bytes, state), &mut asks),
+            Ok(Message::Binary(bytes)) => take(&asked(&bytes, pod, state), &mut asks),
             Ok(Message::Close(_)) => return,
             Ok(_) => {}
             Err(Error::Io(error))
@@ -40,7 +44,7 @@ pub(super) fn join(stream: TcpStream, pod: &str, service: Service, state: &Mutex
         }
         loop {
             match tells.try_recv() {
-                Ok(bytes) => say(&mut socket, OUTPUT, &bytes),
+                Ok(bytes) => say(&mut socket, OUTPUT, &told(bytes, pod, state)),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
                     let status = json!({ "metadata": {}, "status": "Success" }).to_string();
@@ -74,16 +78,45 @@ fn start(service: Service) -> (PipeWriter, Receiver<Vec<u8>>) {
     (asks, tells)
 }
 
-/// An order that comes as a whole, as all of them do, with the disk of tests in it.
-fn with_disk(bytes: &[u8], state: &Mutex<State>) -> Vec<u8> {
+/// An order that comes as a whole, as all of them do, with the disk of tests in it, and with the time of its start by this machine's clock.
+fn asked(bytes: &[u8], pod: &str, state: &Mutex<State>) -> Vec<u8> {
     let state = state.lock().expect("no panic");
-    match (&state.disk, std::str::from_utf8(bytes)) {
-        (Some(disk), Ok(text)) => {
-            let disk = disk.to_str().expect("a plain name");
-            DISKS.iter().fold(text.to_owned(), |text, it| text.replace(it, disk)).into_bytes()
-        }
-        _ => bytes.to_vec(),
+    let Ok(mut text) = std::str::from_utf8(bytes).map(str::to_owned) else { return bytes.to_vec() };
+    let image = state.directory.as_ref().map(|it| it.join(IMAGE));
+    if let Some(disk) = state.disk.as_ref().or(image.as_ref()) {
+        let disk = disk.to_str().expect("a plain name");
+        text = DISKS.iter().fold(text, |text, it| text.replace(it, disk));
     }
+    if let Some(directory) = &state.directory {
+        text = text.replace(DIRECTORY, &format!("{directory:?}"));
+    }
+    shifted(&text, &["start_ns"], -state.ahead_ns(pod)).into_bytes()
+}
+
+/// What an agent says, as one whose clock is ahead would.
+fn told(bytes: Vec<u8>, pod: &str, state: &Mutex<State>) -> Vec<u8> {
+    let ahead_ns = state.lock().expect("no panic").ahead_ns(pod);
+    match std::str::from_utf8(&bytes) {
+        Ok(text) if ahead_ns != 0 => {
+            shifted(text, &["wall_ns", "started_ns", "ended_ns"], ahead_ns).into_bytes()
+        }
+        _ => bytes,
+    }
+}
+
+/// A text with other numbers behind these names.
+fn shifted(text: &str, names: &[&str], by_ns: i64) -> String {
+    let mut text = text.to_owned();
+    for name in names.iter().filter(|_| by_ns != 0) {
+        let mark = format!("\"{name}\":");
+        let Some(begin) = text.find(&mark).map(|it| it + mark.len()) else { continue };
+        let length = text[begin..].find(|it: char| !it.is_ascii_digit()).unwrap_or(0);
+        if let Ok(number) = text[begin..begin + length].parse::<u64>() {
+            let number = number.saturating_add_signed(by_ns).to_string();
+            text.replace_range(begin..begin + length, &number);
+        }
+    }
+    text
 }
 
 fn take(bytes: &[u8], asks: &mut Option<PipeWriter>) {

@@ -30,6 +30,14 @@ pub struct State {
     pub denied: BTreeSet<String>,
     /// Resources of KubeVirt's group.
     pub has_kubevirt: bool,
+    /// What KubeVirt's own server says of its version; without it, nobody answers that question.
+    pub kubevirt_version: Option<String>,
+    /// What keeps the pods of machines from being made, as KubeVirt tells it.
+    pub refused_launchers: Option<String>,
+    /// What instances of machines say of their network; without it, that there is an address.
+    pub interfaces: Option<Value>,
+    /// How many commands in pods are refused before one is taken, as after new certificates.
+    pub refused_commands: usize,
     /// What is answered to a `POST` on a path that ends so.
     pub refused: BTreeMap<String, String>,
     /// What becomes of a pod that is made; without it, nobody schedules it.
@@ -40,6 +48,10 @@ pub struct State {
     pub is_gone: bool,
     /// The file that is the disk of pods and machines, whatever the path that is asked for.
     pub disk: Option<PathBuf>,
+    /// The directory that is the file system of a claim in pods; with it, its `disk.img` is the disk of machines.
+    pub directory: Option<PathBuf>,
+    /// How many nanoseconds the clocks of nodes are ahead.
+    pub ahead_ns: BTreeMap<String, i64>,
     serial: usize,
     pods: usize,
 }
@@ -63,6 +75,10 @@ impl Fake {
                 "status": {
                     "allocatable": { "cpu": "4", "memory": "8Gi" },
                     "conditions": [{ "type": "Ready", "status": "True" }],
+                    "nodeInfo": { "architecture": "amd64", "bootID": "", "machineID": "", "systemUUID": "",
+                        "operatingSystem": "linux", "osImage": "Debian GNU/Linux 12", "kubeProxyVersion": "",
+                        "kernelVersion": "6.1.0", "kubeletVersion": "v1.34.1",
+                        "containerRuntimeVersion": "containerd://1.7.27" },
                 },
             });
             let place = format!("/api/v1/nodes/{name}");
@@ -169,6 +185,10 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
         if let (Some(pod), Some(key)) = (pod, &request.key)
             && state.lock().expect("no panic").runs(pod)
         {
+            if state.lock().expect("no panic").refuses_command() {
+                write!(output, "HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\n")?;
+                continue;
+            }
             let accept = derive_accept_key(key.as_bytes());
             write!(
                 output,
@@ -201,6 +221,20 @@ fn decode(query: &str) -> String {
 }
 
 impl State {
+    /// Whether this command is one of those that are refused.
+    fn refuses_command(&mut self) -> bool {
+        let is_refused = self.refused_commands > 0;
+        self.refused_commands = self.refused_commands.saturating_sub(1);
+        is_refused
+    }
+
+    /// How far the clock is ahead where commands of a pod run: of its node, or of the machines' that its streams lead to.
+    fn ahead_ns(&self, pod: &str) -> i64 {
+        let node = self.objects.get(pod).map(|it| it["spec"]["nodeName"].clone());
+        let node = node.as_ref().and_then(Value::as_str).unwrap_or_default();
+        self.ahead_ns.get(node).copied().unwrap_or(0)
+    }
+
     /// Whether commands can be run in a pod.
     fn runs(&self, pod: &str) -> bool {
         let status = |it: &Value| it["status"]["phase"] == "Running";
@@ -223,6 +257,10 @@ impl State {
                     "kind": "VirtualMachine", "verbs": ["get"] });
                 (200, json!({ "groupVersion": "kubevirt.io/v1", "resources": [machines] }))
             }
+            ("GET", "/apis/subresources.kubevirt.io/v1/version") => match &self.kubevirt_version {
+                Some(version) => (200, json!({ "gitVersion": version })),
+                None => (503, status(503, "no endpoints available")),
+            },
             ("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews") => {
                 (201, self.review(body))
             }
@@ -304,6 +342,11 @@ impl State {
 
     /// What KubeVirt makes of a virtual machine: a pod, and an instance once that runs.
     fn run_machine(&mut self, name: &str, machine: &mut Value) {
+        if let Some(why) = &self.refused_launchers {
+            let condition = json!({ "type": "Synchronized", "status": "False", "reason": "FailedCreate", "message": why });
+            machine["status"] = json!({ "printableStatus": "Starting", "conditions": [condition] });
+            return;
+        }
         let Some(status) = self.pod_status.clone() else { return };
         let mut labels = machine["spec"]["template"]["metadata"]["labels"].clone();
         labels["kubevirt.io"] = json!("virt-launcher");
@@ -314,10 +357,12 @@ impl State {
         machine["status"] =
             json!({ "printableStatus": if is_running { "Running" } else { "Starting" } });
         if is_running {
-            let status = json!({ "phase": "Running", "nodeName": "one",
-                "interfaces": [{ "ipAddress": "10.0.0.7" }] });
+            let usual = || json!([{ "name": "default", "ipAddress": "10.0.0.7" }]);
+            let interfaces = self.interfaces.clone().unwrap_or_else(usual);
+            let status = json!({ "phase": "Running", "nodeName": "one", "interfaces": interfaces });
+            let labels = machine["spec"]["template"]["metadata"]["labels"].clone();
             let instance = json!({ "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
-                "metadata": { "name": name }, "status": status });
+                "metadata": { "name": name, "labels": labels }, "status": status });
             self.objects.insert(instance_of(name), instance);
         }
     }
@@ -361,6 +406,8 @@ fn is_collection(path: &str) -> bool {
         "events",
         "persistentvolumeclaims",
         "virtualmachines",
+        "virtualmachineinstances",
+        "kubevirts",
     ]
     .contains(&last)
 }

@@ -19,7 +19,8 @@ use crate::error::ClusterError;
 const EXAMPLE: &str = include_str!("job/example.yaml");
 /// Names of claims have the run, the storage and more in at most 63 letters.
 const STORAGE_NAME_MAX: usize = 24;
-const WORKERS_MAX: u64 = 1000;
+/// Pods or machines at a time: so many have been tried, with a fio in each (docs/cluster.md).
+pub const WORKERS_MAX: u16 = 128;
 const CPUS_MAX: u64 = 1024;
 const IOTHREADS_MAX: u64 = 64;
 /// A file of this size is no job.
@@ -465,7 +466,7 @@ fn workers(value: Value) -> Result<Vec<u16>, JobError> {
     let mut all = Vec::new();
     for item in value.filled_list()? {
         let (place, name) = (item.place, item.name.clone());
-        let count = small(item.number(1, WORKERS_MAX)?);
+        let count = small(item.number(1, WORKERS_MAX.into())?);
         different(&all, &count, place, &name)?;
         all.push(count);
     }

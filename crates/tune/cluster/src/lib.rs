@@ -26,7 +26,7 @@ pub use api::ClusterAccess;
 pub use error::ClusterError;
 pub use job::{
     ClaimStorage, ClusterJob, Images, JobError, NodeChoice, NodeToleration, Placement, PodShape,
-    Security, Treatment, TreatmentKind, VmIothreads, VmShape, VolumeMode, example,
+    Security, Treatment, TreatmentKind, VmIothreads, VmShape, VolumeMode, WORKERS_MAX, example,
 };
 pub use objects::RunId;
 pub use rights::rbac;

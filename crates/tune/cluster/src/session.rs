@@ -20,10 +20,10 @@ pub use self::removal::{Removal, sweep};
 use crate::api::{Check, Server};
 use crate::clock;
 use crate::error::ClusterError;
-use crate::job::{ClusterJob, Placement, Treatment};
+use crate::job::{ClaimStorage, ClusterJob, Placement, Treatment, VolumeMode};
 use crate::objects::{Names, RunId, SET_LABEL, WORKER_LABEL, vm};
 use crate::survey::Survey;
-use crate::trouble::{self, State};
+use crate::trouble::{self, Several, State};
 
 /// How often the pods of workers are looked at while fio runs.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -66,6 +66,8 @@ pub struct Session {
     set: u32,
     /// Names of the workers that run.
     started: Vec<String>,
+    /// Whether they are reached through the relay.
+    has_relay: bool,
     looked: Option<Instant>,
     has_namespace: bool,
 }
@@ -109,10 +111,30 @@ impl Cluster {
         ListParams::default().labels(&self.names.selector())
     }
 
+    /// What was made for one set of workers.
+    fn of_set(&self, set: u32) -> ListParams {
+        ListParams::default().labels(&format!("{},{SET_LABEL}={set}", self.names.selector()))
+    }
+
     /// Pods of one set, those of virtual machines among them.
     fn pods_of(&self, set: u32, check: Check<'_>) -> Result<Vec<Pod>, ClusterError> {
-        let selector = format!("{},{SET_LABEL}={set}", self.names.selector());
-        self.server.list(&self.pods(), "list pods", &ListParams::default().labels(&selector), check)
+        self.server.list(&self.pods(), "list pods", &self.of_set(set), check)
+    }
+
+    /// Why a pod that ran does not, if it does not.
+    fn pod_trouble(
+        &self,
+        pod: Option<&Pod>,
+        check: Check<'_>,
+    ) -> Result<Option<String>, ClusterError> {
+        let Some(pod) = pod else { return Ok(Some("somebody has deleted it".to_owned())) };
+        let node = pod.spec.as_ref().and_then(|it| it.node_name.clone()).unwrap_or_default();
+        Ok(match trouble::pod_state(pod) {
+            State::Failed(why) => Some(format!("on the node {node}: {why}")),
+            // A pod whose node does not tell of itself any more is not ready.
+            State::Waits(_) => self.node_trouble(&node, check)?,
+            State::Ready => None,
+        })
     }
 
     /// Why a node is not ready, if it is not.
@@ -144,32 +166,38 @@ impl Session {
         &self.survey
     }
 
-    /// Whether the workers' pods still run; looks at most every two seconds.
+    /// Whether the claims of a storage of the job are file systems.
+    #[must_use]
+    pub fn has_files(&self, storage: &str) -> bool {
+        let is_it =
+            |it: &ClaimStorage| it.name == storage && it.volume_mode == VolumeMode::Filesystem;
+        self.job.storage.iter().any(is_it)
+    }
+
+    /// Whether the workers' pods still run, and the relay; looks at most every two seconds.
     ///
     /// # Errors
-    /// What became of one, or of the API server.
+    /// What became of those that do not, or of the API server.
     pub fn look(&mut self, check: Check<'_>) -> Result<(), ClusterError> {
         if self.looked.is_some_and(|it| it.elapsed() < LOOK_EVERY) {
             return Ok(());
         }
         self.looked = Some(clock::now());
         let pods = self.cluster.pods_of(self.set, check)?;
+        let mut failed = Vec::new();
         for name in &self.started {
             let is_its = |it: &&Pod| it.labels().get(WORKER_LABEL) == Some(name);
-            let found = pods.iter().find(is_its);
-            let node = found.and_then(|it| it.spec.as_ref()?.node_name.clone()).unwrap_or_default();
-            let why = match found.map(trouble::pod_state) {
-                None => Some("somebody has deleted it".to_owned()),
-                Some(State::Failed(why)) => Some(format!("on the node {node}: {why}")),
-                // A pod whose node does not tell of itself any more is not ready.
-                Some(State::Waits(_)) => self.cluster.node_trouble(&node, check)?,
-                Some(State::Ready) => None,
-            };
-            if let Some(why) = why {
-                return Err(ClusterError::Worker { what: format!("pod {name}"), why });
-            }
+            let why = self.cluster.pod_trouble(pods.iter().find(is_its), check)?;
+            failed.extend(why.map(|why| (format!("pod {name}"), why)));
         }
-        Ok(())
+        if self.has_relay {
+            let name = self.cluster.names.relay();
+            let relay = self.cluster.server.get(&self.cluster.pods(), &name, check)?;
+            let why = self.cluster.pod_trouble(relay.as_ref(), check)?;
+            failed.extend(why.map(|why| (format!("pod {name}"), why)));
+        }
+        let of = self.started.len();
+        if failed.is_empty() { Ok(()) } else { Err(Several::of(failed, of).error()) }
     }
 
     /// Why an agent may have been lost, as far as the cluster knows; asked for some seconds, for the cluster notices later.
@@ -197,6 +225,7 @@ impl Session {
         // Their agents end with their streams.
         drop(workers);
         self.started.clear();
+        self.has_relay = false;
         self.cluster.remove_workers(check)
     }
 

@@ -6,6 +6,58 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Event, Node, PersistentVolumeC
 use kube::core::DynamicObject;
 use serde_json::Value;
 
+use crate::error::ClusterError;
+
+/// Of a machine that runs and that nobody can reach.
+pub(crate) const NO_ADDRESS: &str =
+    "it runs, and its instance has no address: does the network of pods give machines one?";
+
+/// Several that are not as they should be, of a set.
+#[derive(Debug)]
+pub(crate) struct Several {
+    /// What each is and why, of the first ones.
+    pub(crate) told: Vec<(String, String)>,
+    /// How many there are.
+    pub(crate) count: usize,
+    /// Of how many.
+    pub(crate) of: usize,
+}
+
+impl Several {
+    /// More are not told one by one.
+    pub(crate) const NAMED_MAX: usize = 5;
+
+    /// All of these.
+    pub(crate) fn of(all: Vec<(String, String)>, of: usize) -> Self {
+        Self { count: all.len(), told: all, of }
+    }
+
+    /// Their sentence: each with its reason, or all with the one that they have in common.
+    pub(crate) fn error(self) -> ClusterError {
+        let Self { mut told, count, of } = self;
+        told.truncate(Self::NAMED_MAX);
+        if let [(what, why)] = &told[..]
+            && count == 1
+        {
+            return ClusterError::Worker { what: what.clone(), why: why.clone() };
+        }
+        let more = count.saturating_sub(told.len());
+        let more = (more > 0).then(|| format!("and {more} more"));
+        let is_one = told.windows(2).all(|it| it[0].1 == it[1].1);
+        let why = match told.first() {
+            Some((_, why)) if is_one => {
+                let names = told.iter().map(|(what, _)| what.clone()).chain(more);
+                format!("{}: {why}", names.collect::<Vec<_>>().join(", "))
+            }
+            _ => {
+                let each = told.iter().map(|(what, why)| format!("{what}: {why}"));
+                each.chain(more).collect::<Vec<_>>().join("; ")
+            }
+        };
+        ClusterError::Worker { what: format!("{count} of {of} workers"), why }
+    }
+}
+
 /// How a pod or a virtual machine is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -230,6 +282,19 @@ mod tests {
             json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
         assert_eq!(pod(&ready), State::Ready);
         assert_eq!(pod(&json!({ "phase": "Pending" })), State::Waits(None));
+    }
+
+    #[test]
+    fn several_are_told_with_what_they_have_in_common() {
+        let said = |reasons: &[&str]| {
+            let one = |(place, why): (usize, &&str)| (format!("pod {place}"), (*why).to_owned());
+            Several::of(reasons.iter().enumerate().map(one).collect(), 9).error().to_string()
+        };
+        assert_eq!(said(&["gone"]), "pod 0: gone");
+        assert_eq!(said(&["gone", "full"]), "2 of 9 workers: pod 0: gone; pod 1: full");
+        assert_eq!(said(&["gone", "gone"]), "2 of 9 workers: pod 0, pod 1: gone");
+        let expected = "7 of 9 workers: pod 0, pod 1, pod 2, pod 3, pod 4, and 2 more: gone";
+        assert_eq!(said(&["gone"; 7]), expected);
     }
 
     #[test]

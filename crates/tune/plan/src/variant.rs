@@ -20,8 +20,8 @@ pub use image::{Content, Image, Preallocation, Qcow2};
 use crate::cell::Cell;
 use crate::contender::{Contender, Subject};
 
-/// As many virtual machines, and disks of each, as anybody compares.
-pub const VMS_MAX: u16 = 16;
+/// The most pods or virtual machines of a cluster that are measured at once; of one host the options allow 16.
+pub const WORKERS_MAX: u16 = 128;
 /// The most disks of a guest.
 pub const DISKS_MAX: u16 = 16;
 
@@ -40,11 +40,11 @@ pub struct Variant {
     pub stripe: Stripe,
     /// What each request takes longer.
     pub delay: Delay,
-    /// Virtual machines at once, 1 to `VMS_MAX`.
-    #[serde(deserialize_with = "one_to_16")]
+    /// Virtual machines at once, 1 to `WORKERS_MAX`.
+    #[serde(deserialize_with = "up_to::<WORKERS_MAX, _>")]
     pub vms: u16,
     /// Disks of each, 1 to `DISKS_MAX`.
-    #[serde(deserialize_with = "one_to_16")]
+    #[serde(deserialize_with = "up_to::<DISKS_MAX, _>")]
     pub disks: u16,
     /// The storage of a cluster, by its name in the job file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -58,12 +58,12 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-fn one_to_16<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+fn up_to<'de, const MOST: u16, D: serde::Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
     let number = u16::deserialize(from)?;
-    if (1..=VMS_MAX.min(DISKS_MAX)).contains(&number) {
+    if (1..=MOST).contains(&number) {
         return Ok(number);
     }
-    Err(serde::de::Error::custom(format!("{number} is not between 1 and {VMS_MAX}")))
+    Err(serde::de::Error::custom(format!("{number} is not between 1 and {MOST}")))
 }
 
 impl Default for Variant {

@@ -10,6 +10,7 @@
 mod place;
 mod plan;
 mod survey;
+mod trouble;
 mod workers;
 
 use std::path::{Path, PathBuf};
@@ -34,8 +35,9 @@ use crate::output;
 use crate::progress::{Progress, RemainingRuns, say};
 use crate::run::{Destination, FAILURES_MAX, Material, place, say_how_to_go_on};
 
-/// How long the removal may take after a signal.
+/// How long the removal may take after a signal, and so much longer for each worker that there was at once.
 const REMOVAL: Duration = Duration::from_secs(120);
+const REMOVAL_EACH: Duration = Duration::from_secs(2);
 /// What a start of a pod takes, about.
 const POD_START: Duration = Duration::from_secs(10);
 /// The same of a virtual machine.
@@ -145,7 +147,8 @@ impl Command<'_> {
         let mut session = Session::begin(self.job, &self.access, run, check)?;
         let measured = self.measure(&mut session, destination);
         // Another signal does not end the removal, its time does.
-        let deadline = clock::now() + REMOVAL;
+        let most = self.job.workers.iter().max().copied().unwrap_or(1);
+        let deadline = clock::now() + REMOVAL + REMOVAL_EACH * most.into();
         let removal = session.finish(&mut || {
             if clock::now() > deadline { Err("the removal takes too long".into()) } else { Ok(()) }
         });
@@ -200,8 +203,8 @@ struct Measuring<'a> {
 }
 
 impl Measuring<'_> {
-    /// A run that fails is recorded, its workers go, and the next run has new ones. When nothing works any more, the last reason is the
-    /// error.
+    /// A run that fails is recorded, its workers go, and the next run has new ones. When nothing works any more, or no API server answers,
+    /// the last reason is the error.
     fn all(&mut self, session: &mut Session, runs: &[PlannedRun]) -> Result<()> {
         let few = FAILURES_MAX.min(runs.len()).max(1);
         let mut in_a_row = 0;
@@ -211,7 +214,9 @@ impl Measuring<'_> {
                     in_a_row = 0;
                     self.results.append(Line::Run(Box::new(run)))?;
                 }
-                Err(error) if Interrupted::caused(&error) => return Err(error),
+                Err(error) if Interrupted::caused(&error) || trouble::is_gone(&error) => {
+                    return Err(error);
+                }
                 Err(error) => {
                     in_a_row += 1;
                     self.workers.forget(session, &mut || Ok(self.command.interrupt.check()?));
@@ -251,7 +256,7 @@ impl Measuring<'_> {
             self.workers.measure(session, surroundings, &planned)
         })();
         let run = measured
-            .map_err(|error| workers::explained(session, error, interrupt))
+            .map_err(|error| trouble::explained(session, error, interrupt))
             .with_context(|| name.clone())?;
         if run.operations == 0 {
             bail!("{name}: no request completed while all ran");

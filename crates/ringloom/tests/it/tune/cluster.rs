@@ -1,5 +1,6 @@
 //! `tune cluster` against an API server of the tests: pods are made there, and the agents in them run a real fio on a file.
 //!
+//! The children are what several at once and clocks, and what file systems are.
 //! Not here: a real cluster (docs/cluster.md says how), and what keeps pods from becoming ready (the crate `cluster`).
 
 use std::collections::BTreeSet;
@@ -9,6 +10,9 @@ use fake_cluster::Fake;
 use serde_json::json;
 
 use super::{LIMIT, OUT, Rig, check_sound, contender, list, of_kind, text, with_rig};
+
+mod at_once;
+mod files;
 
 const JOB: &str = "\
 namespace: perf
@@ -22,6 +26,8 @@ workload: {op: randread, bs: 4k, jobs: 1, iodepth: 1, runtime: 1, ramp: 0.2}
 rounds: 2
 startSeconds: 5
 ";
+/// What is told of a node that others use.
+const BUSY: &str = "the node two is used by others, whose pods ask for 3.0 of its 4.0 CPUs";
 /// Rounds, and numbers of workers.
 const RUNS: usize = 2 * 2;
 
@@ -48,6 +54,9 @@ fn check_nothing_left(rig: &Rig, fake: &Fake, out: &[&str]) -> Result<()> {
 fn pods_of_two_nodes_are_measured_at_once() {
     with_rig(|rig| {
         let fake = Fake::with_pods();
+        let theirs = json!({ "metadata": { "name": "p" }, "spec": { "nodeName": "two", "containers": [
+            { "name": "c", "resources": { "requests": { "cpu": "3" } } }] } });
+        fake.state().objects.insert("/api/v1/namespaces/theirs/pods/p".to_owned(), theirs);
         let ran = rig.run(&line(rig, &fake, &[])?)?;
         ensure!(ran.status.success(), "{ran:?}");
         check_nothing_left(rig, &fake, &[OUT])?;
@@ -66,7 +75,7 @@ fn pods_of_two_nodes_are_measured_at_once() {
         let header = rig.header()?;
         ensure!(list(&header["cluster"], "nodes")?.len() == 2, "{header}");
         let report = rig.report()?;
-        for words in ["local", "one", "two", "v1.34.1"] {
+        for words in ["local", "one", "two", "v1.34.1", "containerd 1.7.27", ", fio ", BUSY] {
             ensure!(report.contains(words), "{words} is missing: {report}");
         }
         Ok(())
@@ -78,6 +87,7 @@ fn machines_with_and_without_iothreads_are_measured_beside_pods() {
     with_rig(|rig| {
         let fake = Fake::with_pods();
         fake.state().has_kubevirt = true;
+        fake.state().kubevirt_version = Some("v1.6.0".to_owned());
         let changes = [
             ("{agent: a:1}", "{agent: a:1, guest: g:1}"),
             ("[pod]", "[pod, vm]"),
@@ -96,6 +106,8 @@ fn machines_with_and_without_iothreads_are_measured_beside_pods() {
         ensure!(names == expected.into(), "{names:?}");
         let markdown = std::fs::read_to_string(rig.path(OUT).join("report.md"))?;
         for words in [
+            "Kubernetes v1.34.1, KubeVirt v1.6.0, fio ",
+            ", guests with Linux ",
             "| gain | /pod |",
             "| vm:kubevirt none |",
             "## Published sweep: Gain over none, %",
@@ -179,7 +191,12 @@ fn what_a_job_gets_wrong_is_told_before_anything_is_made() {
         refuse("op: randread", "path: x", &["workload", "path", "iodepth"])?;
         refuse("jobs: 1", "verify: perhaps", &["verify", "true or false"])?;
         refuse("[1, 2]", "[1, 500]", &["workers", "500"])?;
+        refuse("[1, 2]", "[1, 129]", &["line 4, column 14", "not a number from 1 to 128"])?;
         refuse("Name: local", "Name: ceph", &["no storage class ceph", "local"])?;
+        let words = "namespaces \"perf\" not found";
+        fake.state().refused.insert("/configmaps".to_owned(), words.to_owned());
+        refuse("rounds: 2", "rounds: 1", &[words, "say createNamespace: true"])?;
+        fake.state().refused.clear();
         refuse("[pod]", "[vm]", &["lacks guest"])?;
         let machines = [("{agent: a:1}", "{agent: a:1, guest: g:1}"), ("[pod]", "[vm]")];
         self::refuse(rig, &fake, &machines, &["the cluster has no KubeVirt"])?;

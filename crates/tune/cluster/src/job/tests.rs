@@ -64,6 +64,7 @@ fn a_mistake_has_its_place() {
     refuse("name: local", "name: a-name-that-is-longer-than-allowed", (5, 12), "at most 24");
     refuse("storage:", "iothreads: [none, 0]\nstorage:", (4, 19), "from 1 to 64, nor none");
     refuse("storage:", "workers: [1, 1]\nstorage:", (4, 14), "twice");
+    refuse("storage:", "workers: [129]\nstorage:", (4, 11), "'129', not a number from 1 to 128");
     refuse("storage:", "rounds: many\nstorage:", (4, 9), "'many', not a number from 1");
     refuse("storage:", "createNamespace: maybe\nstorage:", (4, 18), "true or false");
     refuse("[vm, pod]", "[pod]\niothreads: [none]", (4, 12), "iothreads is of the treatment vm");

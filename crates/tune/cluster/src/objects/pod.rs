@@ -24,9 +24,11 @@ pub(crate) const DEVICE: &str = "/dev/ringloom-disk";
 pub(crate) const DIRECTORY: &str = "/data";
 /// Where the agent keeps fio's job.
 const TEMPORARY: &str = "/tmp";
-const RELAY_REQUESTS: [(&str, &str); 2] = [("cpu", "100m"), ("memory", "64Mi")];
-/// 16 workers are the most, and a process of the agent takes some 10 MB.
-const RELAY_LIMITS: [(&str, &str); 2] = [("cpu", "1"), ("memory", "256Mi")];
+const RELAY_CPU: (&str, &str) = ("100m", "1");
+/// The program's own pages, once for all of its processes; then what each takes, one for each worker: 2 MB, and more for the moment in which
+/// the container runtime starts it.
+const RELAY_MEMORY_MIB: u32 = 128;
+const RELAY_MEMORY_EACH_MIB: u32 = 8;
 /// Nobody's, in images and on most hosts.
 const USER: i64 = 65_532;
 
@@ -62,9 +64,12 @@ pub(crate) fn worker(group: &Group<'_>, storage: &ClaimStorage, claim: String, w
 /// takes no pod that does not.
 pub(crate) fn relay(names: &Names, job: &ClusterJob, owner: &OwnerReference) -> Pod {
     let mut container = container(job, Security::Restricted, false);
+    let workers = u32::from(job.workers.iter().max().copied().unwrap_or(1));
+    let memory = format!("{}Mi", RELAY_MEMORY_MIB + RELAY_MEMORY_EACH_MIB * workers);
+    let (request, limit) = RELAY_CPU;
     container.resources = Some(ResourceRequirements {
-        requests: Some(quantities(&RELAY_REQUESTS)),
-        limits: Some(quantities(&RELAY_LIMITS)),
+        requests: Some(quantities(&[("cpu", request), ("memory", &memory)])),
+        limits: Some(quantities(&[("cpu", limit), ("memory", &memory)])),
         ..ResourceRequirements::default()
     });
     Pod {

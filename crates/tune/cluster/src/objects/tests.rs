@@ -138,6 +138,10 @@ fn claims_namespaces_and_the_relay_are_whole() {
                 assert!(amounts["cpu"].is_string() && amounts["memory"].is_string(), "a quota");
             }
             is_whole(&owner(group.names));
+            job.workers = vec![1, 128];
+            let relay = is_whole(&pod::relay(group.names, &job, group.owner));
+            let memory = &relay["spec"]["containers"][0]["resources"]["limits"]["memory"];
+            assert_eq!(memory, "1152Mi", "it has a process for each of the most workers");
         },
     );
 }

@@ -53,6 +53,7 @@ impl Session {
             survey,
             set: 0,
             started: Vec::new(),
+            has_relay: false,
             looked: None,
             has_namespace,
         })

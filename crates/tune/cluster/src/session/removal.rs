@@ -163,7 +163,7 @@ impl Cluster {
         Removal { left }
     }
 
-    fn remove_relay(&self, check: Check<'_>) -> Result<(), ClusterError> {
+    pub(super) fn remove_relay(&self, check: Check<'_>) -> Result<(), ClusterError> {
         let relay = self.names.relay();
         self.server.delete(&self.pods(), &relay, check)?;
         self.wait_until_gone(check, |check| {

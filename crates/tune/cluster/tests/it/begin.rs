@@ -102,6 +102,34 @@ fn a_namespace_that_is_not_there_is_told_with_what_to_do() {
 }
 
 #[test]
+fn versions_are_asked_for_and_one_that_is_not_told_is_unknown() {
+    let fake = Fake::start();
+    fake.state().has_kubevirt = true;
+    let text = JOB.replace("[pod]", "[vm]").replace("a:1", "a:1, guest: g:1");
+    let kubevirt = || {
+        let session = begin(&fake, &text).expect("it begins");
+        let version = session.survey().kubevirt.clone();
+        assert!(session.finish(&mut go_on).left.is_empty());
+        version.expect("machines are asked for")
+    };
+    assert_eq!(kubevirt(), cluster::UNKNOWN, "KubeVirt's server does not answer");
+    let object = json!({ "metadata": { "name": "kubevirt" }, "status": { "observedKubeVirtVersion": "v1.5.0" } });
+    fake.state().objects.insert("/apis/kubevirt.io/v1/kubevirts/kubevirt".to_owned(), object);
+    assert_eq!(kubevirt(), "v1.5.0", "the object of its operator tells");
+    fake.state().kubevirt_version = Some("v1.6.0".to_owned());
+    assert_eq!(kubevirt(), "v1.6.0");
+    fake.state().objects.remove("/apis/kubevirt.io/v1/kubevirts/kubevirt");
+    // What one is called that was built without its version.
+    fake.state().kubevirt_version = Some("{gitVersion}".to_owned());
+    assert_eq!(kubevirt(), cluster::UNKNOWN);
+    let session = begin(&fake, JOB).expect("it begins");
+    assert_eq!(session.survey().kubevirt, None);
+    let node = &session.survey().nodes[0];
+    let versions = [&node.kernel, &node.kubelet, &node.runtime];
+    assert_eq!(versions, ["6.1.0", "v1.34.1", "containerd://1.7.27"]);
+}
+
+#[test]
 fn a_server_that_is_gone_and_a_wait_that_is_ended_are_told() {
     let fake = Fake::start();
     let config = std::fs::read_to_string(&fake.kubeconfig).expect("a file");

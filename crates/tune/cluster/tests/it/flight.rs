@@ -44,6 +44,26 @@ fn a_pod_that_is_evicted_or_deleted_is_told() {
 }
 
 #[test]
+fn all_pods_that_are_lost_at_once_are_told() {
+    let fake = Fake::with_pods();
+    let mut session = begin(&fake, JOB).expect("it begins");
+    let workers = session.start(&setup(4), &mut go_on).expect("they start");
+    for worker in &workers[..2] {
+        fake.change(&pod(&worker.name), |it| {
+            it["status"] =
+                json!({ "phase": "Failed", "reason": "Evicted", "message": "low on memory" });
+        });
+    }
+    fake.state().objects.remove(&pod(&workers[3].name));
+    let why = session.trouble(&mut go_on).expect("it is noticed").to_string();
+    assert!(why.starts_with("3 of 4 workers: pod ringloom-test-1-0: on the node "), "{why}");
+    assert!(why.contains("; pod ringloom-test-1-1: on the node "), "{why}");
+    assert!(why.ends_with("; pod ringloom-test-1-3: somebody has deleted it"), "{why}");
+    session.stop(workers, &mut go_on).expect("the rest is removed");
+    session.start(&setup(4), &mut go_on).expect("others take their place");
+}
+
+#[test]
 fn a_node_that_is_gone_and_a_server_that_is_are_told() {
     let gone = |fake: &Fake, pod: &str| {
         let mut node = String::new();

@@ -255,17 +255,26 @@ fn what_keeps_a_pod_from_starting_is_told_and_a_namespace_goes_with_the_run() {
 fn fio_runs_in_virtual_machines_on_two_nodes_and_nothing_is_left() {
     with_real("ringloom-machines", false, |real| {
         let job = real.job(&[
-            ("treatments: [pod]", "createNamespace: true\ntreatments: [vm]"),
+            ("treatments: [pod]", "createNamespace: true\ntreatments: [pod, vm]"),
             ("agent:1}", "agent:1, guest: ringloom.test/guest:1}\nvm: {cpus: 2, memory: 1Gi}"),
             ("startSeconds: 120", "startSeconds: 400"),
         ]);
         let mut session = real.begin(&job, &real.admin()).expect("it begins");
-        assert!(session.survey().kubevirt.is_some(), "{:?}", session.survey());
+        let version = session.survey().kubevirt.as_deref();
+        assert!(version.is_some_and(|it| it.starts_with("v1.")), "{:?}", session.survey());
         for iothreads in [VmIothreads::None, VmIothreads::Pool(2)] {
             let setup = Setup { treatment: Treatment::Vm(iothreads), ..setup("block", 2) };
             let workers = run_together(&mut session, &setup, DiskKind::Block);
             session.stop(workers, &mut go_on).expect("they stop");
         }
+        let pods = run_together(&mut session, &setup("files", 2), DiskKind::File);
+        session.stop(pods, &mut go_on).expect("they stop");
+        let on_files = Setup { treatment: Treatment::Vm(VmIothreads::None), ..setup("files", 2) };
+        let mut workers = run_together(&mut session, &on_files, DiskKind::Block);
+        let request = workers[0].disk.clone();
+        let disk = workers[0].agent.disk(&request, &mut |_| {}, &mut go_on).expect("a disk");
+        assert_eq!(disk.bytes, 80 << 20, "it is the file that the pods have made");
+        session.stop(workers, &mut go_on).expect("they stop");
         let removal = session.finish(&mut go_on);
         assert!(removal.left.is_empty(), "{removal:?}");
         let namespaces = real.kubectl(&["get", "namespaces", "-o", "name"]);

@@ -133,3 +133,83 @@ fn a_machine_whose_pod_is_not_placed_is_told_with_its_reason() {
     assert!(error.starts_with(expected), "{error}");
     assert_eq!(error.matches("Insufficient").count(), 1, "the event says it again: {error}");
 }
+
+#[test]
+fn as_many_as_a_job_may_have_start_and_are_reached() {
+    let fake = Fake::with_pods();
+    let mut session =
+        begin(&fake, &JOB.replace("startSeconds: 1", "startSeconds: 120")).expect("it begins");
+    let mut workers = session.start(&setup(cluster::WORKERS_MAX), &mut go_on).expect("they start");
+    assert_eq!(workers.len(), usize::from(cluster::WORKERS_MAX));
+    for (place, worker) in workers.iter().enumerate() {
+        assert!(worker.name.ends_with(&format!("-1-{place}")), "in order: {}", worker.name);
+    }
+    let clocks =
+        agent::at_once(&mut workers, |worker, check| worker.agent.measure_clock(check), &mut go_on);
+    assert_eq!(clocks.expect("all answer").len(), workers.len());
+    session.look(&mut go_on).expect("all is well");
+    session.stop(workers, &mut go_on).expect("they stop");
+    let removal = session.finish(&mut go_on);
+    assert!(removal.left.is_empty() && fake.made().is_empty(), "{removal:?} {:?}", fake.made());
+}
+
+#[test]
+fn a_command_that_is_refused_at_first_is_tried_again() {
+    let fake = Fake::with_pods();
+    let mut session = begin(&fake, JOB).expect("it begins");
+    // As when an API server has got new certificates.
+    fake.state().refused_commands = 2;
+    let workers = session.start(&setup(1), &mut go_on).expect("it starts");
+    session.stop(workers, &mut go_on).expect("it stops");
+    fake.state().refused_commands = 100;
+    let error = session.start(&setup(1), &mut go_on).expect_err("no command is taken").to_string();
+    assert!(error.starts_with("run ringloom agent in the pod ringloom-test-2-0: "), "{error}");
+}
+
+#[test]
+fn a_relay_that_does_not_start_is_told_and_one_that_was_evicted_is_made_anew() {
+    let (fake, text, setup) = machines();
+    let mut session = begin(&fake, &text).expect("it begins");
+    let is_ready = fake.state().pod_status.replace(json!({ "phase": "Pending" }));
+    let error = session.start(&setup, &mut go_on).expect_err("there is no relay").to_string();
+    assert!(error.starts_with("pod ringloom-test-relay: not ready after 1 s"), "{error}");
+    fake.state().pod_status = is_ready;
+    let relay = crate::support::pod("ringloom-test-relay");
+    fake.state().objects.remove(&relay);
+    let workers = session.start(&setup, &mut go_on).expect("it starts");
+    fake.change(&relay, |it| {
+        it["status"] =
+            json!({ "phase": "Failed", "reason": "Evicted", "message": "low on memory" });
+    });
+    let why = session.trouble(&mut go_on).expect("it is noticed").to_string();
+    assert!(why.starts_with("pod ringloom-test-relay: on the node "), "{why}");
+    assert!(why.ends_with(": Evicted: low on memory"), "{why}");
+    session.stop(workers, &mut go_on).expect("they stop");
+    session.start(&setup, &mut go_on).expect("with a new relay");
+}
+
+#[test]
+fn a_machine_that_nobody_can_reach_is_told() {
+    let (fake, text, setup) = machines();
+    fake.state().interfaces = Some(json!([{ "name": "default" }]));
+    let mut session = begin(&fake, &text).expect("it begins");
+    let error = session.start(&setup, &mut go_on).expect_err("it has no address").to_string();
+    assert!(error.contains("it runs, and its instance has no address"), "{error}");
+}
+
+#[test]
+fn a_quota_that_forbids_the_pods_of_machines_is_told_at_once() {
+    let (fake, text, setup) = machines();
+    let text = text.replace("startSeconds: 1", "startSeconds: 600");
+    let mut session = begin(&fake, &text).expect("it begins");
+    let workers = session.start(&setup, &mut go_on).expect("it starts");
+    session.stop(workers, &mut go_on).expect("it stops");
+    let words = "failed to create virtual machine pod: pods \"virt-launcher-x\" is forbidden: exceeded quota: q, \
+                 requested: requests.memory=2Gi, used: requests.memory=0, limited: requests.memory=1Gi";
+    fake.state().refused_launchers = Some(words.to_owned());
+    let setup = Setup { workers: 3, ..setup };
+    let error = session.start(&setup, &mut go_on).expect_err("it is forbidden").to_string();
+    assert!(error.starts_with("3 of 3 workers: virtual machine ringloom-test-2-0, "), "{error}");
+    assert!(error.contains(words) && error.contains("fewer workers"), "{error}");
+    assert_eq!(error.matches("exceeded quota").count(), 1, "they have it in common: {error}");
+}

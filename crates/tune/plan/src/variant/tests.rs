@@ -29,6 +29,7 @@ fn the_stored_form_is_flat_and_complete() {
     for wrong in [
         DEFAULT.replace(r#""disks":1"#, r#""disks":17"#),
         DEFAULT.replace(r#""vms":1"#, r#""vms":0"#),
+        DEFAULT.replace(r#""vms":1"#, r#""vms":129"#),
         DEFAULT.replace(r#","disks":1"#, ""),
         DEFAULT.replace("none", "1x64k"),
     ] {

@@ -25,8 +25,8 @@ use super::{Failure, Header, Line, RecordedRuns, Run, sane};
 
 /// The formats that can be read.
 const FORMATS: RangeInclusive<u64> = 2..=4;
-/// Sixteen guests with full histograms and a day of seconds take some 3 MB.
-const LINE_BYTES_MAX: u64 = 8 << 20;
+/// 128 workers of a cluster with full histograms and a day of seconds take some 10 MB.
+const LINE_BYTES_MAX: u64 = 16 << 20;
 /// Ten times the largest sweep: 1,440 points, 12 repeats each.
 const RUNS_MAX: usize = 200_000;
 /// Stands for a header that is missing, and for the fields that one lacks.

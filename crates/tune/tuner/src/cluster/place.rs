@@ -11,20 +11,28 @@ use storage::clock;
 
 use crate::measure::fio::{Ended, Place, Reports};
 
-/// So long after the first of several is told to start all of them do: longer than it takes to tell the last.
+/// So long after the first of several is told to start all of them do: longer than it takes to tell the last, with so much more for each.
 const AHEAD: Duration = Duration::from_secs(2);
+const AHEAD_EACH: Duration = Duration::from_millis(20);
 
 /// The moment at which all workers start.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Barrier {
+    ahead: Duration,
     at: Cell<Option<SystemTime>>,
 }
 
 impl Barrier {
+    /// For so many.
+    pub(super) fn of(workers: usize) -> Self {
+        let each = AHEAD_EACH * u32::try_from(workers).unwrap_or(u32::MAX);
+        Self { ahead: AHEAD + each, at: Cell::new(None) }
+    }
+
     /// The same for all that ask before it has come.
     fn moment(&self) -> SystemTime {
         let now = UNIX_EPOCH + clock::since_epoch();
-        let at = self.at.get().filter(|at| *at > now).unwrap_or(now + AHEAD);
+        let at = self.at.get().filter(|at| *at > now).unwrap_or(now + self.ahead);
         self.at.set(Some(at));
         at
     }

@@ -9,7 +9,7 @@ use ::plan::matrix::{Matrix, Writes};
 use ::plan::repeats::Repeats;
 use ::plan::runs::{PlannedRun, by_contender};
 use ::plan::settings::Settings;
-use ::plan::variant::{ClaimName, Layers, Placement, VMS_MAX, Variant};
+use ::plan::variant::{ClaimName, Layers, Placement, Variant, WORKERS_MAX};
 use anyhow::{Context, Result, bail, ensure};
 use records::environment::Environment;
 use records::results::{
@@ -39,6 +39,9 @@ const OPTIONS: [&str; 16] = [
     "tolerance",
     "predict",
 ];
+
+/// A job file has no more than the results can tell of.
+const _: () = assert!(::cluster::WORKERS_MAX <= WORKERS_MAX);
 
 /// How often workers are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,10 +219,6 @@ fn variants(job: &ClusterJob, storage: &[ClusterStorage]) -> Result<Vec<Variant>
     let mut variants = Vec::new();
     for name in storage.iter().map(|it| it.name) {
         for &workers in &job.workers {
-            ensure!(
-                (1..=VMS_MAX).contains(&workers),
-                "workers: {workers} is not between 1 and {VMS_MAX}"
-            );
             for placement in job.placement.iter().map(placement) {
                 let placement = if workers > 1 { placement } else { Placement::default() };
                 let claim: Option<ClaimName> = Some(name);

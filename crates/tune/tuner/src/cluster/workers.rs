@@ -1,19 +1,20 @@
 //! The workers of a contender in a round: started when its first run is due, gone when the next one has another contender.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ::cluster::{Placement as JobPlacement, Session, Setup, Treatment, VmIothreads, Worker};
 use ::plan::contender::{Contender, Subject};
 use ::plan::runs::PlannedRun;
+use ::plan::units::counted;
 use ::plan::variant::{Placement, Variant};
-use agent::{AgentError, Check, Disk, DiskRequest, Meters};
+use agent::{AgentError, Check, Disk, DiskRequest, Meters, Stopped, at_once};
 use anyhow::{Context, Result, bail, ensure};
 use load::fio::FioVersion;
 use load::probe::CacheMode;
 use records::meter::{Cost, HostCpu};
 use records::results::{Part, Run};
-use storage::interrupt::Interrupt;
 
 use super::place::{Barrier, WorkerPlace};
 use super::plan::ClusterPlan;
@@ -71,17 +72,49 @@ impl Workers {
             return Ok(());
         }
         self.stop(session, check)?;
-        progress.before("pods and virtual machines start");
         let setup = setup(contender, &variant)?;
-        self.workers = session.start(&setup, check)?;
-        self.judge(plan, &setup)?;
-        self.disks = Vec::new();
-        for place in 0..self.workers.len() {
-            let disk = self.disk(place, &setup, progress, check)?;
-            self.disks.push(disk);
+        if setup.treatment != Treatment::Pod && session.has_files(&setup.storage) {
+            self.lay_files(session, plan, &setup, progress, check)?;
         }
+        self.begin(session, plan, &setup, progress, check)?;
         self.purpose = Some(purpose);
         Ok(())
+    }
+
+    /// Starts workers and makes their disks ready.
+    fn begin(
+        &mut self,
+        session: &mut Session,
+        plan: &ClusterPlan,
+        setup: &Setup,
+        progress: &Progress,
+        check: Check<'_>,
+    ) -> Result<()> {
+        progress.before("pods and virtual machines start");
+        self.workers = session.start(setup, check)?;
+        self.judge(plan)?;
+        self.judge_clocks(setup.treatment)?;
+        self.disks = self.ready_disks(setup, progress, check)?;
+        Ok(())
+    }
+
+    /// The files that machines get as their disks, from pods: what KubeVirt would make itself has holes, another size than the file of
+    /// pods, and no room beside it.
+    fn lay_files(
+        &mut self,
+        session: &mut Session,
+        plan: &ClusterPlan,
+        setup: &Setup,
+        progress: &Progress,
+        check: Check<'_>,
+    ) -> Result<()> {
+        let places = 0..usize::from(setup.workers);
+        if places.clone().all(|place| self.filled.contains(&claim(setup, place))) {
+            return Ok(());
+        }
+        let pods = Setup { treatment: Treatment::Pod, ..setup.clone() };
+        self.begin(session, plan, &pods, progress, check)?;
+        self.stop(session, check)
     }
 
     /// Ends them.
@@ -102,16 +135,23 @@ impl Workers {
         }
     }
 
-    /// Refuses workers that cannot be measured, or not together.
-    fn judge(&mut self, plan: &ClusterPlan, setup: &Setup) -> Result<()> {
+    /// Refuses workers that cannot be measured.
+    fn judge(&self, plan: &ClusterPlan) -> Result<()> {
         for Worker { name, node, agent, .. } in &self.workers {
-            let (facts, clock) = (agent.facts(), agent.offset());
-            let fio = facts.fio.as_deref();
-            ensure!(fio.is_some(), "{name} on {node}: its image has no fio");
+            let facts = agent.facts();
+            ensure!(facts.fio.is_some(), "{name} on {node}: its image has no fio");
             ensure!(
                 facts.io_uring || engine(&plan.settings) != load::fio::Engine::IoUring,
                 "{name} on {node}: io_uring is forbidden there: engine: libaio"
             );
+        }
+        Ok(())
+    }
+
+    /// Refuses several that could not start together, and tells of clocks that are off.
+    fn judge_clocks(&mut self, treatment: Treatment) -> Result<()> {
+        for Worker { name, node, agent, .. } in &self.workers {
+            let clock = agent.offset();
             let error = Duration::from_nanos(clock.error_ns);
             ensure!(
                 error <= CLOCK_ERROR_MAX || self.workers.len() == 1,
@@ -119,36 +159,60 @@ impl Workers {
             );
             let off = Duration::from_nanos(clock.offset_ns.unsigned_abs());
             // A guest has a clock of its own, which is gone with it.
-            let whose = if setup.treatment == Treatment::Pod { node } else { name };
+            let whose = if treatment == Treatment::Pod { node } else { name };
             if off > CLOCK_OFF_MAX && self.off.insert(whose.clone()) {
                 let side = if clock.offset_ns > 0 { "ahead of" } else { "behind" };
-                say(&format!("Note: the clock of {whose} is {off:.1?} {side} this machine's."));
+                say(&format!(
+                    "Note: the clock of {whose} is {off:.1?} {side} this machine's; runs start together all the same."
+                ));
             }
         }
         Ok(())
     }
 
-    /// The disk of a worker, filled before its first run.
-    fn disk(
+    /// Several start at a time of their clocks, which may have been set, or have drifted, since they were measured last.
+    fn measure_clocks(&mut self, contender: Contender, check: Check<'_>) -> Result<()> {
+        if self.workers.len() < 2 {
+            return Ok(());
+        }
+        let measure = |worker: &mut Worker, check: Check<'_>| {
+            let Worker { name, node, agent, .. } = worker;
+            let told = || format!("the clock of {name} on {node}");
+            agent.measure_clock(check).map(drop).with_context(told)
+        };
+        at_once(&mut self.workers, measure, check).map_err(failure)?;
+        self.judge_clocks(treatment(contender)?)
+    }
+
+    /// Their disks, filled before their first run, all at the same time.
+    fn ready_disks(
         &mut self,
-        place: usize,
         setup: &Setup,
         progress: &Progress,
         check: Check<'_>,
-    ) -> Result<Disk> {
-        let Worker { name, node, disk: request, agent } = &mut self.workers[place];
-        let told = || format!("{name} on {node}");
-        let filling = &mut |bytes: u64| {
-            progress.before(format!("the claim of {name} is filled: {} MiB", bytes >> 20));
+    ) -> Result<Vec<Disk>> {
+        let written: Vec<AtomicU64> = self.workers.iter().map(|_| AtomicU64::new(0)).collect();
+        let is_filled = |place| self.filled.contains(&claim(setup, place));
+        let filled: Vec<bool> = (0..self.workers.len()).map(is_filled).collect();
+        let each = self.workers.iter_mut().zip(&written).zip(filled);
+        let mut told = 0;
+        let mut check = || {
+            let bytes: u64 = written.iter().map(|it| it.load(Ordering::Relaxed)).sum();
+            if bytes > told {
+                told = bytes;
+                let claims = counted(written.len(), "claim");
+                progress.before(format!("{claims} are filled: {} MiB", bytes >> 20));
+            }
+            check()
         };
-        let disk = agent.disk(request, filling, check).with_context(told)?;
-        ensure!(disk.writable, "{name} on {node}: {} cannot be written", disk.path);
-        let claim = (setup.storage.clone(), setup.placement.name().to_owned(), place.to_string());
-        if matches!(request, DiskRequest::Device { .. }) && !self.filled.contains(&claim) {
-            agent.fill(&disk.path, filling, check).with_context(told)?;
-            self.filled.insert(claim);
-        }
-        Ok(disk)
+        let disks = at_once(
+            each,
+            |((worker, written), is_filled), check| ready_disk(worker, is_filled, written, check),
+            &mut check,
+        );
+        let disks = disks.map_err(failure)?;
+        self.filled.extend((0..disks.len()).map(|place| claim(setup, place)));
+        Ok(disks)
     }
 
     /// Has fio run in all of them at once.
@@ -160,9 +224,10 @@ impl Workers {
     ) -> Result<Run> {
         let Surroundings { settings, interrupt, .. } = surroundings;
         let check = &mut || Ok(interrupt.check()?);
+        self.measure_clocks(planned.run.key.contender, check)?;
         let before = self.meters(planned, check)?;
         let work = Work::new(settings, planned, self.means(settings)?, self.workers.len())?;
-        let barrier = Barrier::default();
+        let barrier = Barrier::of(self.workers.len());
         let several = self.workers.len() > 1;
         let place = |worker| WorkerPlace { worker, barrier: several.then_some(&barrier) };
         let mut places: Vec<WorkerPlace<'_>> = self.workers.iter_mut().map(place).collect();
@@ -237,20 +302,6 @@ impl Workers {
     }
 }
 
-/// An error with what the cluster knows of it, if an agent is gone.
-pub(super) fn explained(
-    session: &mut Session,
-    error: anyhow::Error,
-    interrupt: &Interrupt,
-) -> anyhow::Error {
-    let is_lost = error.chain().any(|cause| cause.is::<AgentError>());
-    let why = is_lost.then(|| session.trouble(&mut || Ok(interrupt.check()?))).flatten();
-    match why {
-        Some(why) => error.context(why),
-        None => error,
-    }
-}
-
 /// CPUs in use on all nodes together.
 fn usage(before: &[Meters], after: &[Meters]) -> Option<HostCpu> {
     let mut all = HostCpu::default();
@@ -263,15 +314,50 @@ fn usage(before: &[Meters], after: &[Meters]) -> Option<HostCpu> {
     (all.of > 0).then_some(all)
 }
 
-fn setup(contender: Contender, variant: &Variant) -> Result<Setup> {
-    let treatment = match (contender.subject(), contender.number()) {
+/// The name of a worker's claim in `Workers::filled`.
+fn claim(setup: &Setup, place: usize) -> (String, String, String) {
+    (setup.storage.clone(), setup.placement.name().to_owned(), place.to_string())
+}
+
+/// The disk of a worker, all of it written once.
+fn ready_disk(
+    worker: &mut Worker,
+    is_filled: bool,
+    written: &AtomicU64,
+    check: Check<'_>,
+) -> Result<Disk> {
+    let Worker { name, node, disk: request, agent } = worker;
+    let told = || format!("{name} on {node}");
+    let filling = &mut |bytes: u64| written.store(bytes, Ordering::Relaxed);
+    let disk = agent.disk(request, filling, check).with_context(told)?;
+    ensure!(disk.writable, "{name} on {node}: {} cannot be written", disk.path);
+    // A file in a directory is whole when it is there.
+    if matches!(request, DiskRequest::Device { .. }) && !is_filled {
+        agent.fill(&disk.path, filling, check).with_context(told)?;
+    }
+    Ok(disk)
+}
+
+fn failure(stopped: Stopped<anyhow::Error>) -> anyhow::Error {
+    match stopped {
+        Stopped::Ended(why) => AgentError::Ended(why).into(),
+        Stopped::Failed(error) => error,
+    }
+}
+
+fn treatment(contender: Contender) -> Result<Treatment> {
+    Ok(match (contender.subject(), contender.number()) {
         (Subject::Pod, _) => Treatment::Pod,
         (Subject::VmKubevirt, Some(number)) => Treatment::Vm(match number.count() {
             0 => VmIothreads::None,
             count => VmIothreads::Pool(count),
         }),
         _ => bail!("{contender} is not measured on a cluster"),
-    };
+    })
+}
+
+fn setup(contender: Contender, variant: &Variant) -> Result<Setup> {
+    let treatment = treatment(contender)?;
     let storage = variant.claim.context("a cluster has claims")?.to_string();
     let placement = match variant.placement {
         Placement::Spread => JobPlacement::Spread,
