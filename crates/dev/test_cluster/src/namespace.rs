@@ -19,6 +19,8 @@ const OWN_DIRECTORIES: &[&str] = &["/run", "/var/log", "/var/lib/cni", "/var/lib
 pub(crate) fn prepare(place: &Place) -> Result<()> {
     // Pods' mounts have to reach the pods, and nothing may reach this machine.
     words("mount --make-rprivate /")?;
+    // A file system in a process ends when nobody has it mounted: not this copy, for as long as the cluster runs.
+    words("umount --all --lazy --types fuse")?;
     words("mount --make-rshared /")?;
     network()?;
     for directory in OWN_DIRECTORIES {
