@@ -12,7 +12,7 @@
 //!
 //! Invariants: a trial changes how long is looked and nothing else. What was found holds until the next trial, which
 //! comes the later the more often the same was found, and soon once the load is another one.
-//! Limits: at most a tenth of the time is trials. Too few requests for a window end a trial without a finding.
+//! Limits: at most a tenth of the time is trials, and less than a hundredth once the same was found five times. Too few requests for a window end a trial without a finding.
 //! Here is only the deciding; time, CPU time and counts are arguments.
 
 use std::time::{Duration, Instant};
@@ -51,6 +51,10 @@ const NEXT_AFTER: Duration = Duration::from_millis(250);
 const NEXT_AFTER_MAX: Duration = Duration::from_secs(8);
 /// A trial is followed by at least so many times its length without one.
 const REST: u32 = 10;
+/// Each time that the same is found there are twice as many, so often, as long as the load stays as it is...
+const DOUBLINGS_MAX: u32 = 4;
+/// ... and for no longer than that.
+const REST_MAX: Duration = Duration::from_secs(60);
 /// How often the load is compared with that of the last trial.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 /// By which factor it must differ, in two checks, to be another one.
@@ -142,6 +146,8 @@ pub(crate) struct PollTrial {
     rate: f64,
     /// Whether others have ended the last trial.
     was_crowded: bool,
+    /// How often in a row the last finding was found again.
+    repeated: u32,
 }
 
 impl PollTrial {
@@ -157,6 +163,7 @@ impl PollTrial {
             rested: now,
             rate: 0.0,
             was_crowded: false,
+            repeated: 0,
         }
     }
 
@@ -418,7 +425,10 @@ impl PollTrial {
         self.rate = side.answered / side.time;
         self.interval = if is_new { NEXT_AFTER } else { (self.interval * 2).min(NEXT_AFTER_MAX) };
         self.was_crowded = false;
+        self.repeated = if is_new { 0 } else { (self.repeated + 1).min(DOUBLINGS_MAX) };
+        let passed = now.saturating_duration_since(self.begun);
         self.rest(now);
+        self.next = self.next.max(now + (passed * (REST << self.repeated)).min(REST_MAX));
     }
 
     /// There are too few requests for a trial now.

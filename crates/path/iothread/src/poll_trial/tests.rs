@@ -218,3 +218,21 @@ fn beside_others_that_want_the_cpu_trials_become_rare() {
     }
     assert_eq!(rig.rules(), [PollRule::Long]);
 }
+
+/// A slow load, of which a window takes long.
+#[test]
+fn what_is_found_again_and_again_is_tried_for_less_than_a_hundredth_of_the_time() {
+    let mut rig = Rig::new(1, 0.05, 3);
+    let slow = Load { rate: [2000.0, 2040.0], cpu_us: [35.0, 300.0] };
+    rig.run(&[slow], 60.0, 1.0);
+    rig.tried = [Duration::ZERO; 2];
+    rig.run(&[slow], 300.0, 1.0);
+    let tried = rig.tried[0] + rig.tried[1];
+    assert!(!tried.is_zero() && tried < Duration::from_secs(3), "{tried:?} of five minutes");
+    // Another load is tried soon.
+    rig.run(&[WAKING], 10.0, 1.0);
+    while rig.trial.looks_now().is_some() {
+        rig.run(&[WAKING], 0.001, 1.0);
+    }
+    assert_eq!(rig.rules(), [PollRule::Long]);
+}
