@@ -12,7 +12,8 @@
 //!
 //! Invariants: a trial changes how long is looked and nothing else. What was found holds until the next trial, which
 //! comes the later the more often the same was found, and soon once the load is another one.
-//! Limits: at most a tenth of the time is trials, and less than a hundredth once the same was found five times. Too few requests for a window end a trial without a finding.
+//! Limits: at most a tenth of the time is trials, and less than a hundredth once the same was found five times. Too few
+//! requests for a window end a trial without a finding.
 //! Here is only the deciding; time, CPU time and counts are arguments.
 
 use std::time::{Duration, Instant};
@@ -203,7 +204,7 @@ impl PollTrial {
             return;
         }
         if std::mem::replace(&mut self.was_crowded, true) {
-            self.interval = (self.interval * 2).min(NEXT_AFTER_MAX);
+            self.double_interval();
             let [without, _] = self.sides;
             if without.time > 0.0 {
                 // Another load is a reason to try sooner.
@@ -423,26 +424,36 @@ impl PollTrial {
         let looks = self.sources.iter().flatten().any(|it| it.finding == PollFinding::Pays);
         let side = self.sides[usize::from(looks)];
         self.rate = side.answered / side.time;
-        self.interval = if is_new { NEXT_AFTER } else { (self.interval * 2).min(NEXT_AFTER_MAX) };
         self.was_crowded = false;
-        self.repeated = if is_new { 0 } else { (self.repeated + 1).min(DOUBLINGS_MAX) };
-        let passed = now.saturating_duration_since(self.begun);
-        self.rest(now);
-        self.next = self.next.max(now + (passed * (REST << self.repeated)).min(REST_MAX));
+        if is_new {
+            (self.interval, self.repeated) = (NEXT_AFTER, 0);
+        } else {
+            self.double_interval();
+            self.repeated = (self.repeated + 1).min(DOUBLINGS_MAX);
+        }
+        let length = self.rest(now);
+        self.next = self.next.max(now + (length * (REST << self.repeated)).min(REST_MAX));
     }
 
     /// There are too few requests for a trial now.
     fn put_off(&mut self, now: Instant) {
-        self.interval = (self.interval * 2).min(NEXT_AFTER_MAX);
+        self.double_interval();
         self.rest(now);
     }
 
-    /// No trial for a while.
-    fn rest(&mut self, now: Instant) {
-        self.rested = now + REST * now.saturating_duration_since(self.begun);
+    /// The next trials come half as often.
+    fn double_interval(&mut self) {
+        self.interval = (self.interval * 2).min(NEXT_AFTER_MAX);
+    }
+
+    /// No trial for a while; how long this one was.
+    fn rest(&mut self, now: Instant) -> Duration {
+        let length = now.saturating_duration_since(self.begun);
+        self.rested = now + REST * length;
         self.next = self.rested.max(now + self.interval);
         self.state = TrialState::Waiting { checked: now, answered: 0, others: 0 };
         self.due = now;
+        length
     }
 
     /// Has the next trial come soon if the load is not that of the last one any more.
