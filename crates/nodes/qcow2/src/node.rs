@@ -92,7 +92,7 @@ struct Shared {
     /// As it was when the node was made, or got another size.
     header: Mutex<Arc<Header>>,
     /// Its internal snapshots then, and since.
-    snapshots: Mutex<Arc<[SnapshotInfo]>>,
+    snapshots: Mutex<Vec<SnapshotInfo>>,
     state: Mutex<UseState>,
 }
 
@@ -141,7 +141,7 @@ impl Qcow2Node {
             reports,
             engines,
             header,
-            snapshots: Mutex::new(Arc::from([])),
+            snapshots: Mutex::default(),
             state,
         };
         shared.look_for_snapshots();

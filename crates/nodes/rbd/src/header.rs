@@ -3,7 +3,7 @@
 //! Threads: read by any, without waiting for the cluster; looked at by the thread that watches and by control threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use block::SnapshotInfo;
 
@@ -15,20 +15,21 @@ pub(crate) struct Header {
     /// In bytes.
     size: AtomicU64,
     /// The oldest first.
-    snapshots: Mutex<Arc<[SnapshotInfo]>>,
+    snapshots: Mutex<Vec<SnapshotInfo>>,
 }
 
 impl Header {
-    pub(crate) fn new(size: u64, snapshots: Vec<SnapshotInfo>) -> Arc<Self> {
-        Arc::new(Self { size: AtomicU64::new(size), snapshots: Mutex::new(snapshots.into()) })
+    /// Of an image of that size, of which no snapshots are known yet.
+    pub(crate) fn new(size: u64) -> Arc<Self> {
+        Arc::new(Self { size: AtomicU64::new(size), snapshots: Mutex::default() })
     }
 
     pub(crate) fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }
 
-    pub(crate) fn snapshots(&self) -> Arc<[SnapshotInfo]> {
-        Arc::clone(&self.snapshots.lock().expect("no holder of this lock panics"))
+    pub(crate) fn snapshots(&self) -> MutexGuard<'_, Vec<SnapshotInfo>> {
+        self.snapshots.lock().expect("no holder of this lock panics")
     }
 
     /// Asks for both. Blocks.
@@ -42,10 +43,13 @@ impl Header {
             }
             Err(error) => tracing::warn!("disk {name}: its size cannot be had: {error}"),
         }
+        self.look_for_snapshots(name, image);
+    }
+
+    /// Asks for the snapshots. Blocks.
+    pub(crate) fn look_for_snapshots(&self, name: &str, image: &Image) {
         match image.snapshots() {
-            Ok(now) => {
-                *self.snapshots.lock().expect("no holder of this lock panics") = now.into();
-            }
+            Ok(now) => *self.snapshots() = now,
             Err(error) => tracing::warn!("disk {name}: its snapshots cannot be had: {error}"),
         }
     }

@@ -210,11 +210,9 @@ fn open_image(
     if !info.size.is_multiple_of(SECTOR_BYTES) {
         return Err(RbdOpenError::Size { image: options.name(), bytes: info.size });
     }
-    let snapshots = opened.snapshots().unwrap_or_else(|error| {
-        tracing::warn!("disk {}: its snapshots cannot be had: {error}", options.name());
-        Vec::new()
-    });
-    Ok((opened, Header::new(info.size, snapshots), info.object_bytes))
+    let header = Header::new(info.size);
+    header.look_for_snapshots(&options.name(), &opened);
+    Ok((opened, header, info.object_bytes))
 }
 
 impl Node for RbdNode {

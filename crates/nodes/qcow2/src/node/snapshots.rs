@@ -166,7 +166,7 @@ impl Shared {
 impl InternalSnapshots for Shared {
     /// Those that the image had when the node was made or claimed, and since.
     fn snapshots(&self) -> Vec<SnapshotInfo> {
-        self.snapshots.lock().expect("no holder of this lock panics").to_vec()
+        self.snapshots.lock().expect("no holder of this lock panics").clone()
     }
 
     fn check_snapshots(&self) -> Result<(), SnapshotFailure> {
@@ -212,7 +212,7 @@ impl Shared {
             );
             Vec::new()
         });
-        *self.snapshots.lock().expect("no holder of this lock panics") = found.into();
+        *self.snapshots.lock().expect("no holder of this lock panics") = found;
     }
 
     /// Changes the snapshots of the image that is in use for writing as the caller decides from those that are there.

@@ -63,7 +63,7 @@ impl Disk {
 
 impl InternalSnapshots for Disk {
     fn snapshots(&self) -> Vec<SnapshotInfo> {
-        self.header.snapshots().to_vec()
+        self.header.snapshots().clone()
     }
 
     fn check_snapshots(&self) -> Result<(), SnapshotFailure> {
