@@ -31,9 +31,14 @@ pub(crate) struct RbdDisk {
 impl RbdDisk {
     /// Fills the image with the bytes of a file, in the cluster of this configuration or in one of its own.
     pub(crate) fn make(conf: Option<&Path>, file: &Path) -> Result<Self> {
-        let cluster = if conf.is_none() { Some(Cluster::start(Store::Memory)?) } else { None };
-        let conf = conf.map(Path::to_path_buf).or_else(|| cluster.as_ref().map(Cluster::conf));
-        let conf = conf.expect("one of them is there");
+        let (cluster, conf) = match conf {
+            Some(conf) => (None, conf.to_path_buf()),
+            None => {
+                let cluster = Cluster::start(Store::Memory)?;
+                let conf = cluster.conf();
+                (Some(cluster), conf)
+            }
+        };
         let text = fs::read_to_string(&conf).with_context(|| conf.display().to_string())?;
         let own = NamedTempFile::with_prefix("rl-bench-").context("make a file")?;
         // All are compared without a cache in the client.
