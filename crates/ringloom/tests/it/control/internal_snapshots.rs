@@ -33,11 +33,11 @@ fn image(bench: &Bench, name: &str) -> Value {
     json!({"driver": "qcow2", "node-name": name, "discard": "unmap", "file": file})
 }
 
-/// Disks `a` and `b`, each behind two exports, of which one is used.
-fn line(bench: &Bench) -> Vec<String> {
+/// Disks `a` and `b` of such nodes, each behind two exports, of which one is used.
+pub(crate) fn line(bench: &Bench, node: impl Fn(&str) -> Value) -> Vec<String> {
     let mut line = state(bench);
     for name in ["a", "b"] {
-        line.extend(["--blockdev".to_owned(), image(bench, name).to_string()]);
+        line.extend(["--blockdev".to_owned(), node(name).to_string()]);
         for id in [name.to_owned(), format!("{name}2")] {
             line.extend(["--export".to_owned(), export(bench, &id, name).to_string()]);
         }
@@ -72,6 +72,32 @@ fn written(bench: &Bench, disk: &str, snapshot: Option<&str>) -> Result<u64> {
         .with_context(|| format!("disk {disk}, snapshot {snapshot:?}"))
 }
 
+/// Transactions of which nothing may stay; disk `b` has a snapshot of that name.
+pub(crate) fn fail(qmp: &mut QmpClient, name: &str) -> Result<()> {
+    let failing = json!({"actions": [create("a", "none"), create("b", name)]});
+    let said = qmp.execute("transaction", &failing).err().context("the name is there")?;
+    ensure!(said.to_string().contains("already exists on device 'b'"), "{said}");
+    let aborted = json!({"actions": [create("b", "none"), {"type": "abort", "data": {}}]});
+    ensure!(qmp.execute("transaction", &aborted).is_err(), "it is aborted");
+    Ok(())
+}
+
+/// Each snapshot of both disks is of one instant, and they follow each other; `written` finds the last write that one has.
+pub(crate) fn check_instants(
+    names: &[String],
+    written: impl Fn(&str, &str) -> Result<u64>,
+) -> Result<()> {
+    let mut before = 0;
+    for name in names {
+        let (a, b) = (written("a", name)?, written("b", name)?);
+        // A write goes to the one disk first.
+        ensure!(a == b || a == b + 1, "{name} is not of one instant: {a} and {b}");
+        ensure!(a >= before, "{name}: {a} after {before}");
+        before = a;
+    }
+    Ok(())
+}
+
 /// Makes snapshots of both disks at one instant while a guest writes, and deletes some again.
 fn rounds(qmp: &mut QmpClient, writer: &Writer) -> Result<Vec<String>> {
     let mut kept = Vec::new();
@@ -82,12 +108,7 @@ fn rounds(qmp: &mut QmpClient, writer: &Writer) -> Result<Vec<String>> {
         let bitmap = json!({"type": "block-dirty-bitmap-add", "data": bitmap});
         let actions = json!({"actions": [create("a", &name), bitmap, create("b", &name)]});
         qmp.execute("transaction", &actions)?;
-        // Nothing of this may stay.
-        let failing = json!({"actions": [create("a", "none"), create("b", &name)]});
-        let said = qmp.execute("transaction", &failing).err().context("the name is there")?;
-        ensure!(said.to_string().contains("already exists on device 'b'"), "{said}");
-        let aborted = json!({"actions": [create("b", "none"), {"type": "abort", "data": {}}]});
-        ensure!(qmp.execute("transaction", &aborted).is_err(), "it is aborted");
+        fail(qmp, &name)?;
         kept.push(name);
         if round % 3 == 2 {
             let gone = kept.remove(round / 3);
@@ -170,7 +191,8 @@ pub(crate) fn while_written(
 fn of_one_instant(program: &Program) -> Result<()> {
     let bench = Bench::new()?;
     make(&bench)?;
-    let (server, mut qmp) = start(program, &bench, &line(&bench), &sockets(&bench))?;
+    let (server, mut qmp) =
+        start(program, &bench, &line(&bench, |name| image(&bench, name)), &sockets(&bench))?;
     let mut kept = Vec::new();
     let writes = while_written(&bench, &server, |writer| {
         kept = rounds(&mut qmp, writer)?;
@@ -178,14 +200,7 @@ fn of_one_instant(program: &Program) -> Result<()> {
     })?;
     drop(qmp);
     stop(server, &[&bench.path("a.sock") as &Path, &monitor_socket(&bench)])?;
-    let mut before = 0;
-    for name in &kept {
-        let (a, b) = (written(&bench, "a", Some(name))?, written(&bench, "b", Some(name))?);
-        // A write goes to the one disk first.
-        ensure!(a == b || a == b + 1, "{name} is not of one instant: {a} and {b}");
-        ensure!(a >= before, "{name}: {a} after {before}");
-        before = a;
-    }
+    check_instants(&kept, |disk, name| written(&bench, disk, Some(name)))?;
     for disk in ["a", "b"] {
         let found = written(&bench, disk, None)?;
         ensure!(found == writes, "disk {disk} has {found} of {writes} writes");
@@ -222,7 +237,8 @@ fn killed(program: &Program) -> Result<()> {
     for kill in 0..KILLS {
         let bench = Bench::new()?;
         make(&bench)?;
-        let (mut server, mut qmp) = start(program, &bench, &line(&bench), &sockets(&bench))?;
+        let (mut server, mut qmp) =
+            start(program, &bench, &line(&bench, |name| image(&bench, name)), &sockets(&bench))?;
         let sockets = [bench.path("a.sock"), bench.path("b.sock")];
         let writer = Writer::default();
         let made = std::thread::scope(|scope| -> Result<u64> {

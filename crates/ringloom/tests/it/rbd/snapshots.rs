@@ -1,18 +1,22 @@
 //! Snapshots of images of a cluster by commands of a monitor, while a guest writes: rbd's own tools find the disk as it was.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use testkit::ceph::Cluster;
+use testkit::deadline::poll_until;
 use testkit::process::{Bench, Program};
 use testkit::qmp::QmpClient;
 use testkit::report::skipped;
 
 use super::with_cluster;
 use crate::control::filters::{BYTES, last_write, sockets};
-use crate::control::internal_snapshots::{create, shown, while_written};
-use crate::control::{export, monitor, monitor_socket, start, state};
+use crate::control::internal_snapshots::{
+    check_instants, create, fail, line, shown, while_written,
+};
+use crate::control::{monitor, monitor_socket, start};
 use crate::support::stop;
 
 /// How many snapshots each disk gets.
@@ -28,18 +32,6 @@ fn node(cluster: &Cluster, disk: &str) -> Value {
     let driver = json!({"driver": "rbd", "pool": "rbd", "image": image(disk), "conf": conf});
     // Commands find it below a format.
     json!({"driver": "raw", "node-name": disk, "file": driver})
-}
-
-/// Disks `a` and `b` of the cluster, each behind two exports, of which one is used.
-fn line(cluster: &Cluster, bench: &Bench) -> Vec<String> {
-    let mut line = state(bench);
-    for name in ["a", "b"] {
-        line.extend(["--blockdev".to_owned(), node(cluster, name).to_string()]);
-        for id in [name.to_owned(), format!("{name}2")] {
-            line.extend(["--export".to_owned(), export(bench, &id, name).to_string()]);
-        }
-    }
-    line
 }
 
 /// The last write that a snapshot has, or the disk.
@@ -63,22 +55,16 @@ fn delete(qmp: &mut QmpClient, disk: &str, name: &str) -> Result<Value> {
 /// One of both disks, transactions that fail, one that is protected, one that rbd has made, one that goes again.
 fn round(cluster: &Cluster, qmp: &mut QmpClient, name: &str) -> Result<()> {
     qmp.execute("transaction", &json!({"actions": [create("a", name), create("b", name)]}))?;
-    let failing = json!({"actions": [create("a", "none"), create("b", name)]});
-    let said = qmp.execute("transaction", &failing).err().context("the name is there")?;
-    ensure!(said.to_string().contains("already exists on device 'b'"), "{said}");
-    let aborted = json!({"actions": [create("b", "none"), {"type": "abort", "data": {}}]});
-    ensure!(qmp.execute("transaction", &aborted).is_err(), "it is aborted");
+    fail(qmp, name)?;
     let (own, path) = (format!("{name}-own"), format!("{}@{name}", image("a")));
     cluster.rbd(&["snap", "protect", &path])?;
     let said = delete(qmp, "a", name).err().context("it is protected")?;
     ensure!(said.to_string().contains("it is protected, or has clones"), "{said}");
     cluster.rbd(&["snap", "unprotect", &path])?;
     cluster.rbd(&["snap", "create", "--no-progress", &format!("{}@{own}", image("a"))])?;
-    testkit::deadline::poll_until(
-        "a snapshot of rbd's",
-        std::time::Duration::from_secs(30),
-        || Ok(shown(qmp, "a")?.contains(&own).then_some(())),
-    )?;
+    poll_until("a snapshot of rbd's", Duration::from_secs(30), || {
+        Ok(shown(qmp, "a")?.contains(&own).then_some(()))
+    })?;
     let info = delete(qmp, "a", &own)?;
     ensure!(info["id"] == *own && info["vm-state-size"] == 0, "{info}");
     ensure!(info["date-sec"].as_u64().is_some_and(|date| date > 1_700_000_000), "{info}");
@@ -93,7 +79,8 @@ fn of_one_instant(program: &Program, cluster: &Cluster) -> Result<()> {
     }
     // A second of silence is no end of the daemon.
     let calm = cluster.outage();
-    let (server, mut qmp) = start(program, &bench, &line(cluster, &bench), &sockets(&bench))?;
+    let (server, mut qmp) =
+        start(program, &bench, &line(&bench, |disk| node(cluster, disk)), &sockets(&bench))?;
     let names: Vec<String> = (0..ROUNDS).map(|round| format!("s{round}")).collect();
     let writes = while_written(&bench, &server, |writer| {
         for name in &names {
@@ -111,15 +98,7 @@ fn of_one_instant(program: &Program, cluster: &Cluster) -> Result<()> {
     stop(server, &[&bench.path("a.sock") as &Path, &monitor_socket(&bench)])?;
     drop(calm);
     ensure!(listed(cluster, "a")? == names && listed(cluster, "b")? == names[1..], "rbd's lists");
-    let mut before = 0;
-    for name in &names[1..] {
-        let at = format!("@{name}");
-        let (a, b) = (written(cluster, "a", &at)?, written(cluster, "b", &at)?);
-        // A write goes to the one disk first.
-        ensure!(a == b || a == b + 1, "{name} is not of one instant: {a} and {b}");
-        ensure!(a >= before, "{name}: {a} after {before}");
-        before = a;
-    }
+    check_instants(&names[1..], |disk, name| written(cluster, disk, &format!("@{name}")))?;
     for disk in ["a", "b"] {
         let found = written(cluster, disk, "")?;
         ensure!(found == writes, "disk {disk} has {found} of {writes} writes");
