@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::run::output_of;
+use container_images::output_of;
 
 /// A system below a directory.
 #[derive(Debug)]

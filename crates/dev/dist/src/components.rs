@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::run::output_of;
+use container_images::output_of;
 
 /// A package of others.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,8 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::run::output_of;
 use crate::tree::{self, CONFIGURATION_FILES, TreeInput};
+use container_images::output_of;
 
 /// Who is written to about the package.
 const MAINTAINER: &str = "ringloom developers <packages@ringloom.invalid>";

@@ -15,5 +15,4 @@ pub mod help_page;
 pub mod images;
 pub mod manual;
 pub mod materials;
-pub mod run;
 pub mod tree;

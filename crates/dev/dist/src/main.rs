@@ -9,11 +9,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use container_images::output_of;
 use container_images::{NEEDED, missing_packages, static_program};
 use dist::chroot::{Chroot, try_packages};
 use dist::debian::{self, PackageInput};
 use dist::images::{self, ImagesInput};
-use dist::run::output_of;
 use dist::tree::TreeInput;
 
 /// Makes the Debian package, with manual pages, completions, licences and bill of materials, in target/packages

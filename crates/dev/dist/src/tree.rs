@@ -12,8 +12,8 @@ use anyhow::{Context, Result};
 use flate2::{Compression, GzBuilder};
 
 use crate::components::linked;
-use crate::run::output_of;
 use crate::{completions, manual, materials};
+use container_images::output_of;
 
 /// Files that an administrator may change, and an upgrade leaves alone.
 pub const CONFIGURATION_FILES: &[&str] = &["/etc/logrotate.d/ringloom"];

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use container_images::output_of;
 use dist::components::{Component, linked};
 use dist::debian::{self, PackageInput};
 use dist::materials;
-use dist::run::output_of;
 use dist::tree::TreeInput;
 use serde_json::Value;
 

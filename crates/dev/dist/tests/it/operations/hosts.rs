@@ -10,8 +10,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use container_images::output_of;
 use dist::debian::{self, PackageInput};
-use dist::run::output_of;
 use dist::tree::TreeInput;
 use serde_json::Value;
 use testkit::deadline::poll_until;
