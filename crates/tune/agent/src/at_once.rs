@@ -47,7 +47,9 @@ pub fn at_once<T: Send, R: Send, E: Send>(
     let (done, failed) = (Mutex::new(Vec::new()), Mutex::new(None));
     let carry_out = || {
         let is_stopped = || stop.load(Ordering::Relaxed);
-        while let Some((place, one)) = held(&queue).pop_front().filter(|_| !is_stopped()) {
+        // A function, so that the queue is free while something is done.
+        let next = || if is_stopped() { None } else { held(&queue).pop_front() };
+        while let Some((place, one)) = next() {
             let mut check = || if is_stopped() { Err(OtherFailed.into()) } else { Ok(()) };
             match work(one, &mut check) {
                 Ok(result) => held(&done).push((place, result)),
