@@ -11,6 +11,7 @@
 mod apt;
 mod kernel;
 mod needs;
+pub(crate) mod null;
 mod qmp;
 mod schema;
 mod sources;
@@ -40,6 +41,7 @@ impl User {
 /// Installs what is missing, or without root tells it and lets the tests skip.
 pub(crate) fn run(workspace: &Workspace) -> Result<User> {
     let user = User::current()?;
+    null::repair(user)?;
     let missing = needs::missing();
     let guest_dir = workspace.guest_dir();
     let has_kernel = kernel::is_present(&guest_dir.join("kernel"));

@@ -82,6 +82,9 @@ pub(crate) fn run(workspace: &Workspace, scope: &Scope) -> Result<()> {
     for test in &tally.passed_alone {
         println!("   failed beside other tests, passed alone: {test}");
     }
+    if let Some(fault) = install::null::fault()? {
+        println!("   since these tests began: {fault}");
+    }
     result?;
     match judge(&tally.skips, user) {
         Verdict::Accept => {}

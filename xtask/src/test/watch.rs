@@ -23,6 +23,10 @@ const LEFTOVER_GRACE: Duration = Duration::from_secs(10);
 /// How often the end of the command is looked for while it prints nothing.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
+/// How long a command may print nothing. The longest test takes a few minutes; what is silent for longer waits for ever, and would
+/// keep everybody from hearing which test it is.
+const SILENCE_MAX: Duration = Duration::from_secs(900);
+
 /// How many lines may wait to be logged; a command that prints faster is slowed down.
 const LINES_AHEAD: usize = 1024;
 
@@ -30,12 +34,13 @@ const LINES_AHEAD: usize = 1024;
 pub(crate) struct Log {
     path: PathBuf,
     file: BufWriter<File>,
+    silence_max: Duration,
 }
 
 impl Log {
     pub(crate) fn create(path: &Path) -> Result<Self> {
         let file = File::create(path).with_context(|| format!("{}", path.display()))?;
-        Ok(Self { path: path.to_owned(), file: BufWriter::new(file) })
+        Ok(Self { path: path.to_owned(), file: BufWriter::new(file), silence_max: SILENCE_MAX })
     }
 
     /// Adds a line, which the caller hears as if a command had printed it.
@@ -59,12 +64,21 @@ impl Log {
         command.stdout(Stdio::null()).stderr(Stdio::null());
 
         let lines = read_lines(reader);
-        let mut ended = None;
+        let (mut ended, mut heard, mut last) = (None, steps::now(), String::new());
+        let mut is_stuck = false;
         let leftover = loop {
             match lines.recv_timeout(LOOK_EVERY) {
-                Ok(line) => self.write(&line, take_line)?,
+                Ok(line) => {
+                    self.write(&line, take_line)?;
+                    (heard, last) = (steps::now(), line);
+                }
                 Err(RecvTimeoutError::Disconnected) => break false,
-                Err(RecvTimeoutError::Timeout) => {}
+                // Whoever looks into the log meanwhile wants to see where the tests are.
+                Err(RecvTimeoutError::Timeout) => self.flush()?,
+            }
+            if !is_stuck && steps::now().duration_since(heard) > self.silence_max {
+                is_stuck = true;
+                child.kill().context("cannot end the tests")?;
             }
             if ended.is_none() && child.try_wait().context("cannot wait for the tests")?.is_some() {
                 ended = Some(steps::now());
@@ -73,8 +87,14 @@ impl Log {
                 break true;
             }
         };
-        self.file.flush().with_context(|| format!("{}", self.path.display()))?;
+        self.flush()?;
         let status = child.wait().context("cannot wait for the tests")?;
+        if is_stuck {
+            let (limit, log) = (self.silence_max, self.path.display());
+            bail!(
+                "silent for {limit:?} after the line `{last}`, and killed; all output is in {log}"
+            );
+        }
         if !status.success() {
             bail!("{status}; all output is in {}", self.path.display());
         }
@@ -82,6 +102,10 @@ impl Log {
             bail!("a process that a test started is still running and holds the output");
         }
         Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.file.flush().with_context(|| format!("{}", self.path.display()))
     }
 }
 
@@ -108,10 +132,19 @@ mod tests {
     use super::*;
 
     fn run_shell(script: &str, name: &str) -> (Result<()>, Vec<String>, String) {
+        run_limited(script, name, SILENCE_MAX)
+    }
+
+    fn run_limited(
+        script: &str,
+        name: &str,
+        silence_max: Duration,
+    ) -> (Result<()>, Vec<String>, String) {
         let log = std::env::temp_dir().join(format!("xtask-{}-{name}.log", std::process::id()));
         let mut lines = Vec::new();
         let mut command = Command::new("sh");
         let result = Log::create(&log).and_then(|mut log| {
+            log.silence_max = silence_max;
             log.run(command.args(["-c", script]), &mut |line: &str| lines.push(line.to_owned()))
         });
         let text = std::fs::read_to_string(&log).expect("the log was written");
@@ -126,6 +159,15 @@ mod tests {
         result.expect("the script exits with 0");
         assert_eq!(lines, ["one", "two", "\u{fffd}three"]);
         assert_eq!(log, "one\ntwo\n\u{fffd}three\n");
+    }
+
+    #[test]
+    fn a_command_that_waits_for_ever_is_ended_and_its_last_line_told() {
+        let limit = Duration::from_millis(300);
+        let (result, lines, _) = run_limited("echo a test; exec sleep 600", "silent", limit);
+        let text = format!("{:#}", result.expect_err("it never ends by itself"));
+        assert!(text.contains("after the line `a test`") && text.contains("silent.log"), "{text}");
+        assert_eq!(lines, ["a test"]);
     }
 
     #[test]
