@@ -10,7 +10,7 @@ use std::panic;
 use std::sync::Arc;
 
 use daemon::{Log, LogEvent, Severity};
-use options::{LevelSetting, LogLevel, LogLevels};
+use options::{LOG_PARTS, LevelSetting, LogLevel, LogLevels};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::Interest;
@@ -81,12 +81,15 @@ fn part_of<'a>(metadata: &Metadata<'a>) -> &'a str {
     target.split_once("::").map_or(target, |(part, _)| part)
 }
 
-/// Lets through what is urgent enough for its part.
+/// Lets through what is urgent enough for its part. What libraries say is for those who look for a fault: an error of theirs comes
+/// back to our own code, which says it in a sentence or tries again.
 struct PartFilter(LogLevels);
 
 impl PartFilter {
     fn lets_through(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= tracing_level(self.0.of(part_of(metadata)))
+        let part = part_of(metadata);
+        let level = tracing_level(self.0.of(part));
+        *metadata.level() <= level && (LOG_PARTS.contains(&part) || level >= Level::DEBUG)
     }
 }
 
@@ -155,7 +158,7 @@ impl Visit for Sentence {
 mod tests {
     use std::path::Path;
 
-    use options::LOG_PARTS;
+    use super::LOG_PARTS;
 
     /// The crates of the daemon that say something are those that levels can be set for.
     #[test]

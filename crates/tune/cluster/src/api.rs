@@ -45,6 +45,8 @@ impl Default for ClusterAccess {
 
 /// A connection.
 pub(crate) struct Server {
+    /// As the kubeconfig has it.
+    address: String,
     pub(crate) client: Client,
     pub(crate) runtime: Runtime,
     pub(crate) patience: Duration,
@@ -81,13 +83,14 @@ impl Server {
                 None => Config::infer().await.map_err(|it| ClusterError::Access(it.into())),
             }
         })?;
+        let address = config.cluster_url.to_string();
         config.connect_timeout = Some(access.patience.min(CALL_LIMIT));
         config.read_timeout = None;
         let client = {
             let _inside = runtime.enter();
             Client::try_from(config).map_err(|it| ClusterError::Access(it.into()))?
         };
-        Ok(Self { client, runtime, patience: access.patience })
+        Ok(Self { address, client, runtime, patience: access.patience })
     }
 
     /// Waits for a future, asking whether to go on.
@@ -158,8 +161,11 @@ impl Server {
                 return Err(Failure::Error(ClusterError::Answer { what, source }));
             }
             if begun.elapsed() >= self.patience {
-                let (seconds, source) = (self.patience.as_secs(), Box::new(error));
-                return Err(Failure::Error(ClusterError::Lost { seconds, source }));
+                let (address, seconds) = (self.address.clone(), self.patience.as_secs());
+                // The library would say the same twice.
+                let source =
+                    if let kube::Error::Service(why) = error { why } else { Box::new(error) };
+                return Err(Failure::Error(ClusterError::Lost { address, seconds, source }));
             }
             again = true;
             self.pause(check).map_err(Failure::Error)?;

@@ -30,13 +30,15 @@ pub enum ClusterError {
     #[error("kubeconfig")]
     Access(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The API server does not answer.
-    #[error("the API server has not answered for {seconds} s")]
+    #[error("the API server has not answered for {seconds} s at {address}")]
     Lost {
+        /// Where it should be.
+        address: String,
         /// How long it was tried.
         seconds: u64,
         /// What happened last.
         #[source]
-        source: Box<kube::Error>,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The API server refuses.
     #[error("{what}: {why}{}", hint::behind(why))]

@@ -217,6 +217,14 @@ fn a_cluster_that_is_not_there_is_named() {
         rig.refuse("cluster job.yaml --kubeconfig nowhere", &["nowhere"])?;
         rig.refuse("cluster nowhere.yaml", &["nowhere.yaml"])?;
         rig.refuse(&format!("{line} --resume"), &["no ringloom-report to resume"])?;
+        let config = std::fs::read_to_string(&fake.kubeconfig)?;
+        let port = config.split("127.0.0.1:").nth(1).and_then(|it| it.split('"').next());
+        std::fs::write(&fake.kubeconfig, config.replace(port.context("a port")?, "1"))?;
+        let said = rig.run(&line)?.stderr;
+        let expected =
+            ["the API server has not answered for 5 s at http://127.0.0.1:1/: ", "refused"];
+        ensure!(expected.iter().all(|it| said.matches(it).count() == 1), "{said}");
+        ensure!(!said.contains("ERROR"), "nobody but us says it: {said}");
         check_nothing_left(rig, &fake, &[])
     });
 }

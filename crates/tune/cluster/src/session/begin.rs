@@ -15,6 +15,8 @@ use crate::objects::{self, Names, RunId, vm};
 use crate::rights::{self, Scope};
 use crate::survey::{self, Survey};
 
+/// An API server that has never answered is more likely none: a wrong address is told soon.
+const FIRST_PATIENCE: Duration = Duration::from_secs(5);
 /// What a begin has made that fails is removed within this time, whoever has ended the begin.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(120);
 
@@ -31,12 +33,15 @@ impl Session {
         check: Check<'_>,
     ) -> Result<Self, ClusterError> {
         let names = Names { run, namespace: job.namespace.clone() };
-        let cluster = Cluster { server: Server::new(access)?, names, has_vms: job.has_vms() };
-        let mut survey = Survey::default();
-        let server = &cluster.server;
+        let mut server = Server::new(access)?;
+        server.patience = access.patience.min(FIRST_PATIENCE);
         let version =
             server.ask("ask for the version", check, || server.client.apiserver_version())?;
-        survey.server = version.map(|it| it.git_version).unwrap_or_default();
+        server.patience = access.patience;
+        let version = version.map(|it| it.git_version).unwrap_or_default();
+        let mut survey = Survey { server: version, ..Survey::default() };
+        let cluster = Cluster { server, names, has_vms: job.has_vms() };
+        let server = &cluster.server;
         require_rights(&cluster, job, check)?;
         if job.has_vms() {
             require_kubevirt(&cluster, check)?;
