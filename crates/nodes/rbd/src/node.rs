@@ -87,9 +87,9 @@ pub enum RbdOpenError {
         source: io::Error,
     },
     /// No monitor answers, or they refuse the client.
-    #[error("the monitors {monitors} of the Ceph cluster cannot be connected to")]
+    #[error("{} of the Ceph cluster cannot be connected to", the_monitors(monitors))]
     Connect {
-        /// Which.
+        /// Which, if that is known.
         monitors: String,
         /// Why.
         #[source]
@@ -181,6 +181,11 @@ impl RbdNode {
         let disk = disk.map_err(|source| RbdOpenError::Watch { image: options.name(), source })?;
         Ok(Self { name: name.to_owned(), disk: Some(disk), policy })
     }
+}
+
+/// The monitors with their addresses, in a sentence.
+fn the_monitors(addresses: &str) -> String {
+    format!("the monitors {addresses}").trim_end().to_owned()
 }
 
 /// Connects, and opens an image; gives its size and that of its objects. Blocks.
