@@ -8,7 +8,7 @@ use crate::install;
 use crate::steps::{Workspace, must_succeed};
 
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
-    // Programs of this machine go into its images.
+    // Programs of this machine go into one of its images.
     if arguments.iter().any(|it| it == "up" || it == "test") {
         install::run(workspace)?;
     }

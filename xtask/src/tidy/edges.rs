@@ -45,7 +45,7 @@ const TABLE: &[Row] = &[
         ],
         &[],
     ),
-    row("test_cluster", &["guest"], &[]),
+    row("test_cluster", &["container_images", "guest"], &[]),
     row("fake_cluster", &["agent"], &[]),
     row("dist", &["container_images", "options", "ringloom"], &[]),
     row("container_images", &["agent"], &[]),

@@ -1,6 +1,7 @@
 //! The container images of `contrib`: built of their recipes by buildah without a registry, compared, and tried.
 //!
-//! Where it stands: `cargo xtask dist --images` builds all of them twice and tries them.
+//! Where it stands: `cargo xtask dist --images` builds all of them twice and tries them; `test_cluster` runs those of pods and
+//! guests.
 //!
 //! Invariants: an image is what its recipe makes of Debian's packages and of a program; nothing else is fetched. Limits: root,
 //! and the programs of [`NEEDED`].
@@ -17,7 +18,7 @@ mod store;
 mod trial;
 
 pub use archive::Archive;
-pub use program::static_program;
+pub use program::{cargo, static_program};
 pub use recipe::{Recipe, agent, guest, serve};
 pub use run::{NEEDED, missing_packages, output_of};
 pub use store::Store;

@@ -9,8 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use container_images::output_of;
-use container_images::{NEEDED, missing_packages, static_program};
+use container_images::{NEEDED, cargo, missing_packages, output_of, static_program};
 use dist::chroot::{Chroot, try_packages};
 use dist::debian::{self, PackageInput};
 use dist::images::{self, ImagesInput};
@@ -95,8 +94,7 @@ fn profile(is_debug: bool) -> (&'static str, &'static str) {
 /// Builds the program. The one of the profile `dist` is stripped: its lines are in a file beside it.
 fn build(workspace: &Path, target: &Path, is_debug: bool) -> Result<PathBuf> {
     let (profile, directory) = profile(is_debug);
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let words = ["build", "--locked", "-p", "ringloom", "--profile", profile];
-    output_of(cargo.args(words).current_dir(workspace))?;
+    output_of(cargo(workspace).args(words))?;
     Ok(target.join(directory).join("ringloom"))
 }

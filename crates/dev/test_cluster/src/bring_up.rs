@@ -23,6 +23,7 @@ pub(crate) fn up(place: &Place) -> Result<()> {
         println!("the cluster runs already");
         return tell(place);
     }
+    images::check_programs()?;
     programs::build(place)?;
     packages::fetch(place)?;
     down(place)?;

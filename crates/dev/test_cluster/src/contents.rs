@@ -1,4 +1,4 @@
-//! The files of an image while they are put together, from programs of this machine.
+//! The files of an image while they are put together, from programs of this machine, with their libraries at the same paths.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -58,17 +58,11 @@ impl Contents {
         Ok(())
     }
 
-    /// Adds a file with this content.
-    pub(crate) fn write(&self, to: &str, content: &[u8]) -> Result<PathBuf> {
-        let path = self.root.join(to);
-        make_dir(path.parent().context("it is below the root")?)?;
-        write(&path, content)?;
-        Ok(path)
-    }
-
     /// Adds a program that is text.
     pub(crate) fn script(&self, to: &str, text: &str) -> Result<()> {
-        let path = self.write(to, text.as_bytes())?;
+        let path = self.root.join(to);
+        make_dir(path.parent().context("it is below the root")?)?;
+        write(&path, text)?;
         let mode = Permissions::from_mode(0o755);
         std::fs::set_permissions(&path, mode).with_context(|| format!("chmod {}", path.display()))
     }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::clock::{Attempt, wait_for};
 use crate::host::control_group;
-use crate::images::PAUSE;
+use crate::images::AGENT;
 use crate::place::Place;
 use crate::programs::KUBERNETES;
 use crate::run::{make_dir, output_of, start, write};
@@ -121,7 +121,7 @@ address = "{ttrpc}"
 [plugins."io.containerd.internal.v1.opt"]
 path = "{opt}"
 [plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{PAUSE}"
+sandbox_image = "{AGENT}"
 disable_apparmor = true
 restrict_oom_score_adj = true
 [plugins."io.containerd.grpc.v1.cri".cni]

@@ -55,11 +55,6 @@ impl Place {
         self.root.join("images")
     }
 
-    /// Where cargo builds the static program.
-    pub(crate) fn static_target(&self) -> PathBuf {
-        self.root.join("static")
-    }
-
     /// The kubeconfig for this machine.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.run("kubeconfig")

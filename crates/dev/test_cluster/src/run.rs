@@ -7,8 +7,6 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::place::Place;
-
 /// The command line as a person would type it.
 pub(crate) fn words(command: &Command) -> String {
     let all = [command.get_program()].into_iter().chain(command.get_args());
@@ -36,19 +34,6 @@ pub(crate) fn output_given(command: &mut Command, input: &str) -> Result<String>
     let (said, wrong) = (text(&output.stdout), text(&output.stderr));
     ensure!(output.status.success(), "{words}: {}\n{said}{wrong}", output.status);
     Ok(said)
-}
-
-/// Cargo in the workspace, without what `cargo run` has told this program: build scripts such as that of `ring` look at it, and
-/// everything above them would be compiled again after each cargo command of a user.
-pub(crate) fn cargo(place: &Place) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    let is_told =
-        |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_told)) {
-        command.env_remove(name);
-    }
-    command.current_dir(&place.workspace);
-    command
 }
 
 /// Runs a program with its output on the terminal. It must succeed.
@@ -81,11 +66,6 @@ pub(crate) fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
 /// Reads a file of text.
 pub(crate) fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("read {}", path.display()))
-}
-
-/// Reads a file of bytes.
-pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).with_context(|| format!("read {}", path.display()))
 }
 
 /// Removes a file or directory with all that is in it, if it is there.

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use container_images::cargo;
 use serde_json::{Value, json};
 
 use crate::bring_up::up;
@@ -14,7 +15,7 @@ use crate::images::AGENT;
 use crate::kubectl::Kubectl;
 use crate::node::NODES;
 use crate::place::Place;
-use crate::run::{cargo, must_succeed};
+use crate::run::must_succeed;
 use crate::volumes::Mode;
 
 const NAMESPACE: &str = "smoke";
@@ -45,7 +46,7 @@ pub(crate) fn test(place: &Place) -> Result<()> {
 
 /// The tests of the crate `cluster` that ask for a real one.
 fn tests_of_cluster(place: &Place, kubectl: &Path) -> Result<()> {
-    let mut command = cargo(place);
+    let mut command = cargo(&place.workspace);
     command.args(["test", "--package", "cluster", "--test", "it", "--", "--ignored", "real::"]);
     command.env("RINGLOOM_CLUSTER_KUBECONFIG", place.kubeconfig());
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -189,7 +190,11 @@ fn pod(name: &str, mode: Mode) -> Value {
         "fio --name=load {target} --rw=randwrite --bs=4k --size={LOAD_BYTES} --direct=1 --ioengine=libaio --iodepth=8 \
          --verify=crc32c --invalidate=0 --output=/tmp/report --output-format=json >&2 && cat /tmp/report"
     );
-    let mut container = json!({"name": "fio", "image": AGENT, "command": ["sh", "-c", load]});
+    let mut container = json!({
+        "name": "fio", "image": AGENT, "command": ["sh", "-c", load],
+        // Claims belong to root, and the image's user is another.
+        "securityContext": {"runAsUser": 0},
+    });
     match mode {
         Mode::Block => {
             container["volumeDevices"] = json!([{"name": "claim", "devicePath": DEVICE}])
