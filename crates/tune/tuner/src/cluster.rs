@@ -38,12 +38,6 @@ use crate::run::{Destination, FAILURES_MAX, Material, place, say_how_to_go_on};
 /// How long the removal may take after a signal, and so much longer for each worker that there was at once.
 const REMOVAL: Duration = Duration::from_secs(120);
 const REMOVAL_EACH: Duration = Duration::from_secs(2);
-/// What a start of a pod takes, about.
-const POD_START: Duration = Duration::from_secs(10);
-/// The same of a virtual machine.
-const VM_START: Duration = Duration::from_secs(60);
-/// What a run takes on top of what it measures.
-const AROUND_RUN: Duration = Duration::from_secs(4);
 
 /// Runs `ringloom tune cluster`.
 ///
@@ -101,17 +95,13 @@ fn check_removed(left: &[String]) -> Result<()> {
 /// Of the runs that are left.
 fn announce(plan: &ClusterPlan, runs: &[PlannedRun]) {
     let ClusterPlan { matrix, settings, .. } = plan;
-    let starts = Starts::of(runs);
-    let time = starts.pods * POD_START
-        + starts.vms * VM_START
-        + u32::try_from(runs.len()).unwrap_or(u32::MAX) * plan.run_time(AROUND_RUN);
     say(&format!(
         "About {}: {} ({}, {}), {}. Seed {}.",
-        human_time(time),
+        human_time(plan.time(runs, 0)),
         counted(runs.len(), "run"),
         counted(matrix.entries.len(), "cell"),
         report::repeats(settings.repeats),
-        started(starts),
+        started(Starts::of(runs, 0)),
         settings.seed
     ));
     matrix.pruned.iter().for_each(|pruned| say(&format!("Left out: {pruned}.")));
@@ -208,8 +198,10 @@ impl Measuring<'_> {
     fn all(&mut self, session: &mut Session, runs: &[PlannedRun]) -> Result<()> {
         let few = FAILURES_MAX.min(runs.len()).max(1);
         let mut in_a_row = 0;
+        let begun = clock::now();
         for (place, planned) in runs.iter().enumerate() {
-            match self.one(session, planned, runs.len() - place) {
+            self.tell_time(planned, runs, place, begun.elapsed());
+            match self.one(session, planned) {
                 Ok(run) => {
                     in_a_row = 0;
                     self.results.append(Line::Run(Box::new(run)))?;
@@ -232,17 +224,23 @@ impl Measuring<'_> {
         Ok(())
     }
 
+    /// Says how long this run will take and all that are left, by what those before it have taken.
+    fn tell_time(&self, planned: &PlannedRun, runs: &[PlannedRun], place: usize, passed: Duration) {
+        let plan = &self.command.plan;
+        let (all, rest) = (plan.time(runs, 0), plan.time(runs, place));
+        let done = all.saturating_sub(rest);
+        let pace = if done.is_zero() { 1.0 } else { passed.div_duration_f64(done) };
+        let [rest, later] = [rest, plan.time(runs, place + 1)].map(|it| it.mul_f64(pace));
+        self.progress.begin(&planned.key.to_string(), rest.saturating_sub(later), rest);
+    }
+
     fn one(
         &mut self,
         session: &mut Session,
         planned: &PlannedRun,
-        left: usize,
     ) -> Result<records::results::Run> {
         let Command { plan, out, interrupt, .. } = self.command;
         let name = planned.key.to_string();
-        let expected = plan.run_time(AROUND_RUN);
-        let all = expected * u32::try_from(left).unwrap_or(u32::MAX);
-        self.progress.begin(&name, expected, all);
         let measured = (|| {
             let check = &mut || Ok(interrupt.check()?);
             self.workers.prepare(session, plan, planned, &self.progress, check)?;

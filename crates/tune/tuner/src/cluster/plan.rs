@@ -43,6 +43,13 @@ const OPTIONS: [&str; 16] = [
 /// A job file has no more than the results can tell of.
 const _: () = assert!(::cluster::WORKERS_MAX <= WORKERS_MAX);
 
+/// What a start of a pod takes, about.
+const POD_START: Duration = Duration::from_secs(10);
+/// The same of a virtual machine.
+const VM_START: Duration = Duration::from_secs(60);
+/// What a run takes on top of what it measures.
+const AROUND_RUN: Duration = Duration::from_secs(4);
+
 /// How often workers are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Starts {
@@ -51,12 +58,15 @@ pub(super) struct Starts {
 }
 
 impl Starts {
-    /// For these runs.
-    pub(super) fn of(runs: &[PlannedRun]) -> Self {
+    /// For the runs from this place on; those before it have left their workers.
+    pub(super) fn of(runs: &[PlannedRun], place: usize) -> Self {
         let mut starts = Self { pods: 0, vms: 0 };
         let group = |run: &PlannedRun| (run.round, run.key.variant, run.key.contender);
-        for runs in runs.chunk_by(|one, next| group(one) == group(next)) {
-            if runs[0].key.contender.subject().is_vm() {
+        for at in place..runs.len() {
+            if at > 0 && group(&runs[at - 1]) == group(&runs[at]) {
+                continue;
+            }
+            if runs[at].key.contender.subject().is_vm() {
                 starts.vms += 1;
             } else {
                 starts.pods += 1;
@@ -96,10 +106,15 @@ impl ClusterPlan {
         self.runs.iter().filter(|run| !recorded.has(run)).cloned().collect()
     }
 
-    /// What a run takes, with so much around what it measures.
-    pub(super) fn run_time(&self, around: Duration) -> Duration {
+    /// What the runs from this place on take, about.
+    pub(super) fn time(&self, runs: &[PlannedRun], place: usize) -> Duration {
         let Settings { ramp, runtime, .. } = &self.settings;
-        ramp.duration().saturating_add(runtime.duration()).saturating_add(around)
+        let run = ramp.duration().saturating_add(runtime.duration()).saturating_add(AROUND_RUN);
+        let count = u32::try_from(runs.len().saturating_sub(place)).unwrap_or(u32::MAX);
+        let starts = Starts::of(runs, place);
+        run.saturating_mul(count)
+            .saturating_add(POD_START.saturating_mul(starts.pods))
+            .saturating_add(VM_START.saturating_mul(starts.vms))
     }
 
     /// What is measured, with what the cluster says of its classes.
@@ -236,5 +251,40 @@ fn placement(placement: &JobPlacement) -> Placement {
     match placement {
         JobPlacement::Spread => Placement::Spread,
         JobPlacement::Packed => Placement::Packed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JOB: &str = "\
+namespace: perf
+images: {agent: a:1, guest: g:1}
+treatments: [pod, vm]
+iothreads: [none, 2]
+workers: [1]
+storage: [{name: local, size: 1Gi}]
+workload: {op: [randread, randwrite], bs: 4k, jobs: 1, iodepth: 16, runtime: 5, ramp: 1}
+rounds: 2
+";
+
+    #[test]
+    fn a_start_is_part_of_the_first_run_of_its_workers() {
+        let job = ClusterJob::parse(JOB).expect("a job");
+        let plan = ClusterPlan::new(&job, None).expect("a plan");
+        let runs = &plan.runs;
+        assert_eq!(runs.len(), 12);
+        assert_eq!(Starts::of(runs, 0), Starts { pods: 2, vms: 4 });
+        for place in 0..runs.len() {
+            let took = (plan.time(runs, place) - plan.time(runs, place + 1)).as_secs();
+            let start = match (place % 2, runs[place].key.contender.subject().is_vm()) {
+                (0, true) => 60,
+                (0, false) => 10,
+                _ => 0,
+            };
+            assert_eq!(took, 10 + start, "the run {place}");
+        }
+        assert_eq!(plan.time(runs, runs.len()), Duration::ZERO);
     }
 }
