@@ -5,8 +5,9 @@
 //! A thread that looks never sleeps, so whoever shares its CPU (a client, a vCPU, another iothread, a stranger) waits
 //! for it until its time slice is over. So it offers the CPU to them every [`YIELD_EVERY`] (sched_yield). If somebody
 //! waits, that takes as long as they run, and while a request comes for a thread that sleeps the scheduler prefers it.
-//! So after [`LOST_MAX`] in [`PERIOD`] it looks no more, until [`CLOSED_FOR`] is over. Then it tries again: that costs
-//! others no more than [`YIELD_EVERY`], and looking is back that soon when the CPU is free.
+//! So after [`LOST_MAX`] in [`PERIOD`] it looks no more, until [`CLOSED_FOR`] is over. Then it tries again, and if that goes
+//! on, more and more seldom, down to [`CLOSED_FOR_MAX`]: until others have taken enough once more, it looks in vain, which
+//! costs a quarter of the CPU where the requests are carried out by other threads of this CPU and it tries again every time.
 //!
 //! Limits: a neighbour is seen only if the scheduler has it wait on the same CPU. What runs beside it, on the other
 //! thread of a core or in another virtual machine, is not.
@@ -21,14 +22,20 @@ const ACCEPTED: Duration = Duration::from_micros(20);
 const PERIOD: Duration = Duration::from_millis(50);
 /// ... others may take so much of the CPU while it looks.
 const LOST_MAX: Duration = Duration::from_millis(2);
-/// How long it does not look after that.
+/// How long it does not look after that, if it has looked for [`PERIOD`] before...
 const CLOSED_FOR: Duration = Duration::from_millis(50);
+/// ... and otherwise for twice as long as the last time, up to this.
+const CLOSED_FOR_MAX: Duration = Duration::from_millis(1600);
 
 /// Whether an iothread may look before it sleeps, by what others do on its CPU.
 #[derive(Debug)]
 pub(crate) struct PollGate {
     /// When it opens, if it is closed.
     closed_until: Option<Instant>,
+    /// How long it is closed the next time.
+    closed_for: Duration,
+    /// How long the thread has looked since it was open again.
+    looked: Duration,
     /// When the period began, and how long others had the CPU in it.
     since: Instant,
     lost: Duration,
@@ -38,13 +45,21 @@ pub(crate) struct PollGate {
 
 impl PollGate {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { closed_until: None, since: now, lost: Duration::ZERO, offered: now }
+        Self {
+            closed_until: None,
+            closed_for: CLOSED_FOR,
+            looked: Duration::ZERO,
+            since: now,
+            lost: Duration::ZERO,
+            offered: now,
+        }
     }
 
     /// Whether the thread may look now.
     pub(crate) fn is_open(&mut self, now: Instant) -> bool {
         if self.closed_until.is_some_and(|until| now >= until) {
             self.closed_until = None;
+            (self.since, self.lost, self.looked) = (now, Duration::ZERO, Duration::ZERO);
         }
         self.closed_until.is_none()
     }
@@ -61,7 +76,11 @@ impl PollGate {
 
     /// The CPU was offered, and the thread has it again; whether it may go on looking.
     pub(crate) fn yielded(&mut self, before: Instant, now: Instant) -> bool {
+        self.looked += before.saturating_duration_since(self.offered);
         self.offered = now;
+        if self.looked >= PERIOD {
+            self.closed_for = CLOSED_FOR;
+        }
         if now.saturating_duration_since(self.since) > PERIOD {
             (self.since, self.lost) = (now, Duration::ZERO);
         }
@@ -70,8 +89,8 @@ impl PollGate {
             self.lost += took;
         }
         if self.lost > LOST_MAX {
-            self.closed_until = Some(now + CLOSED_FOR);
-            (self.since, self.lost) = (now, Duration::ZERO);
+            self.closed_until = Some(now + self.closed_for);
+            self.closed_for = (self.closed_for * 2).min(CLOSED_FOR_MAX);
         }
         self.closed_until.is_none()
     }
@@ -104,6 +123,39 @@ mod tests {
         assert!(!gate.is_open(taken + CLOSED_FOR - US));
         assert!(gate.is_open(taken + CLOSED_FOR));
         assert!(gate.yielded(taken + CLOSED_FOR, taken + CLOSED_FOR + US));
+    }
+
+    /// Looks without a pause, while others take so much of the CPU at each offer, until the gate closes; when that was.
+    fn closed_after(gate: &mut PollGate, mut now: Instant, took: Duration) -> Instant {
+        assert!(gate.is_open(now));
+        gate.begin(now);
+        loop {
+            let before = now + YIELD_EVERY;
+            now = before + took;
+            if !gate.yielded(before, now) {
+                return now;
+            }
+        }
+    }
+
+    #[test]
+    fn who_takes_the_cpu_again_and_again_is_tried_more_and_more_seldom() {
+        let mut now = SystemClock.now();
+        let mut gate = PollGate::new(now);
+        for times in [1, 2, 4, 8, 16, 32, 32] {
+            now = closed_after(&mut gate, now, 40 * US);
+            assert!(!gate.is_open(now + CLOSED_FOR * times - US), "{times}");
+            now += CLOSED_FOR * times;
+        }
+        // Nobody wants it for a while: what comes then is new.
+        assert!(gate.is_open(now));
+        gate.begin(now);
+        for _ in 0..PERIOD.as_micros() / YIELD_EVERY.as_micros() + 1 {
+            assert!(gate.yielded(now + YIELD_EVERY, now + YIELD_EVERY));
+            now += YIELD_EVERY;
+        }
+        now = closed_after(&mut gate, now, 40 * US);
+        assert!(gate.is_open(now + CLOSED_FOR));
     }
 
     #[test]
