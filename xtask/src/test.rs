@@ -28,6 +28,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::install::null;
 use crate::steps::{Workspace, describe, step};
 use crate::test::changed::{Affected, BINARY, BinaryTests, Selection};
 use crate::test::programs::{FailedTest, TestProgram};
@@ -74,16 +75,13 @@ pub(crate) fn run(workspace: &Workspace, scope: &Scope) -> Result<()> {
     check::read(workspace)?;
 
     let mut tally = Tally::default();
-    let result = run_tests(workspace, &selection, &mut tally);
+    let result = run_tests(workspace, &selection, user, &mut tally);
     println!("{}", tally.summary());
     for skip in tally.skips.iter().collect::<BTreeSet<_>>() {
         println!("   skipped: {skip}");
     }
     for test in &tally.passed_alone {
         println!("   failed beside other tests, passed alone: {test}");
-    }
-    if let Some(fault) = install::null::fault()? {
-        println!("   since these tests began: {fault}");
     }
     result?;
     match judge(&tally.skips, user) {
@@ -98,7 +96,12 @@ pub(crate) fn run(workspace: &Workspace, scope: &Scope) -> Result<()> {
 }
 
 /// Runs the selected tests and the loom models; the tally has what ran before a failure.
-fn run_tests(workspace: &Workspace, selection: &Selection, tally: &mut Tally) -> Result<()> {
+fn run_tests(
+    workspace: &Workspace,
+    selection: &Selection,
+    user: install::User,
+    tally: &mut Tally,
+) -> Result<()> {
     let log_dir = workspace.target_dir().join("xtask");
     std::fs::create_dir_all(&log_dir).with_context(|| format!("{}", log_dir.display()))?;
     // The tests start `ringloom` as a process: it is built before any of them runs.
@@ -146,6 +149,8 @@ fn run_tests(workspace: &Workspace, selection: &Selection, tally: &mut Tally) ->
         beside.result
     })?;
     let failed = [result?, beside.failed].concat();
+    // Tests with programs of other users fail without it, whoever has taken it away meanwhile.
+    null::repair(user)?;
     let passed = alone::run(workspace, &failed, &log_dir.join("test-alone.log"))?;
     tally.have_passed_alone(passed);
     if !modelled.is_empty() {

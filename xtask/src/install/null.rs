@@ -16,19 +16,15 @@ const MODE: u32 = 0o666;
 /// Major number 1, minor number 3.
 const DEVICE: u64 = 1 << 8 | 3;
 
-/// What is wrong with it, if anything.
-pub(crate) fn fault() -> Result<Option<String>> {
-    Ok(fault_of(&fs::metadata(PLACE).context(PLACE)?))
-}
-
 /// As root it is made as it has to be.
 pub(crate) fn repair(user: User) -> Result<()> {
-    let Some(fault) = fault()? else { return Ok(()) };
+    let found = fs::metadata(PLACE).ok();
+    let Some(fault) = fault(found.as_ref()) else { return Ok(()) };
     println!("   {fault}");
     if user != User::Root {
         return Ok(());
     }
-    if !is_null(&fs::metadata(PLACE).context(PLACE)?) {
+    if !found.is_some_and(|it| is_null(&it)) {
         let new = Path::new("/dev/null.new");
         must_succeed(Command::new("mknod").arg(new).args(["c", "1", "3"]))?;
         fs::rename(new, PLACE).context(PLACE)?;
@@ -42,15 +38,13 @@ fn is_null(found: &Metadata) -> bool {
     found.file_type().is_char_device() && found.rdev() == DEVICE
 }
 
-fn fault_of(found: &Metadata) -> Option<String> {
+/// What is wrong with it, if anything.
+fn fault(found: Option<&Metadata>) -> Option<String> {
+    let Some(found) = found.filter(|it| is_null(it)) else {
+        return Some(format!("{PLACE} is not the device of that name, which tests need"));
+    };
     let mode = found.mode() & 0o7777;
-    match is_null(found) {
-        false => Some(format!("{PLACE} is not the device of that name, which tests need")),
-        true if mode & MODE != MODE => {
-            Some(format!("{PLACE} has mode {mode:o}, and tests need {MODE:o}"))
-        }
-        true => None,
-    }
+    (mode & MODE != MODE).then(|| format!("{PLACE} has mode {mode:o}, and tests need {MODE:o}"))
 }
 
 #[cfg(test)]
@@ -59,9 +53,9 @@ mod tests {
 
     #[test]
     fn only_the_device_that_all_may_use_is_right() {
-        let fault = |place: &str| fault_of(&fs::metadata(place).expect("it is there"));
+        let fault = |place: &str| fault(fs::metadata(place).ok().as_ref());
         assert_eq!(fault(PLACE), None);
-        for other in ["/dev/zero", "/proc/self/status"] {
+        for other in ["/dev/zero", "/proc/self/status", "/dev/no-such-device"] {
             assert!(fault(other).expect("another one").contains("not the device"));
         }
     }
