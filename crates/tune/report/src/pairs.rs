@@ -101,6 +101,9 @@ pub(super) fn finding(pair: &Pair) -> String {
         format!("{} IOPS as geometric mean; ", percent_gain(mean))
     });
     let unknown = rows - known().count();
+    if unknown == rows {
+        return format!("{mean}too few repeats to tell in any of {}.", counted(rows, "row"));
+    }
     let few = if unknown == 0 {
         String::new()
     } else {

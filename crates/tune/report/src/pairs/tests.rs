@@ -63,7 +63,7 @@ fn too_few_repeats_are_told() {
         .collect();
     let found = text(&runs);
     assert!(found.contains("(−50 % to −50 %)"), "{found}");
-    assert!(found.contains("of too few repeats to tell in 1."), "{found}");
+    assert!(found.contains("too few repeats to tell in any of 1 row."), "{found}");
 }
 
 #[test]
