@@ -19,7 +19,7 @@ mod trial;
 
 pub use archive::Archive;
 pub use program::{cargo, static_program};
-pub use recipe::{Recipe, agent, guest, serve};
-pub use run::{NEEDED, missing_packages, output_of};
+pub use recipe::{AGENT_NAME, GUEST_NAME, Recipe, agent, guest, serve};
+pub use run::{NEEDED, check_programs, output_of};
 pub use store::Store;
 pub use trial::{try_agent, try_guest, try_serve};

@@ -9,10 +9,17 @@ use anyhow::{Context as _, Result, ensure};
 pub const NEEDED: &[(&str, &str)] = &[("buildah", "buildah"), ("mmdebstrap", "mmdebstrap")];
 
 /// The packages of those programs that are not there, of a list like [`NEEDED`].
-pub fn missing_packages<'a>(needed: &[(&str, &'a str)]) -> Vec<&'a str> {
+fn missing_packages<'a>(needed: &[(&str, &'a str)]) -> Vec<&'a str> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_there = |name: &str| std::env::split_paths(&path).any(|it| it.join(name).exists());
     needed.iter().filter(|(name, _)| !is_there(name)).map(|(_, package)| *package).collect()
+}
+
+/// Whether those programs are all there, of a list like [`NEEDED`]; the error is the command that brings the others.
+pub fn check_programs(needed: &[(&str, &str)]) -> Result<()> {
+    let packages = missing_packages(needed);
+    ensure!(packages.is_empty(), "first: apt-get install {}", packages.join(" "));
+    Ok(())
 }
 
 /// What a program printed. It must succeed.

@@ -7,9 +7,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Parser;
-use container_images::{NEEDED, cargo, missing_packages, output_of, static_program};
+use container_images::{NEEDED, cargo, output_of, static_program};
 use dist::chroot::{Chroot, try_packages};
 use dist::debian::{self, PackageInput};
 use dist::images::{self, ImagesInput};
@@ -81,9 +81,7 @@ fn check_programs(arguments: &DistArgs) -> Result<()> {
     } else if arguments.chroot {
         needed.push(("mmdebstrap", "mmdebstrap"));
     }
-    let packages = missing_packages(&needed);
-    ensure!(packages.is_empty(), "first: apt-get install {}", packages.join(" "));
-    Ok(())
+    container_images::check_programs(&needed)
 }
 
 /// The profile of cargo's that the program is built with, and how cargo calls its directory.

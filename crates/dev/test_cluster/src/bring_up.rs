@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use container_images::{NEEDED, check_programs};
 
 use crate::clock::{Attempt, now, wait_for};
 use crate::kubectl::Kubectl;
@@ -23,7 +24,7 @@ pub(crate) fn up(place: &Place) -> Result<()> {
         println!("the cluster runs already");
         return tell(place);
     }
-    images::check_programs()?;
+    check_programs(NEEDED)?;
     programs::build(place)?;
     packages::fetch(place)?;
     down(place)?;

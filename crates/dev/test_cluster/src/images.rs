@@ -4,8 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
-use container_images::{NEEDED, Store, agent, guest, missing_packages, static_program};
+use anyhow::Result;
+use container_images::{AGENT_NAME, GUEST_NAME, Store, agent, guest, static_program};
 
 use crate::clock::now;
 use crate::contents::Contents;
@@ -18,6 +18,9 @@ pub(crate) const AGENT: &str = "ringloom.test/agent:1";
 pub(crate) const LAUNCHER: &str = "ringloom.test/launcher:1";
 /// A kernel and an initramfs whose agent listens.
 pub(crate) const GUEST: &str = "ringloom.test/guest:1";
+
+/// How the launcher's archive is called.
+const LAUNCHER_NAME: &str = "launcher";
 
 /// All of them.
 pub(crate) const NAMES: &[&str] = &[AGENT, GUEST, LAUNCHER];
@@ -34,15 +37,8 @@ const EPOCH: u64 = 0;
 
 /// The archives of all images.
 pub(crate) fn archives(place: &Place) -> Vec<PathBuf> {
-    let names = ["ringloom-agent", "ringloom-guest", "launcher"];
+    let names = [AGENT_NAME, GUEST_NAME, LAUNCHER_NAME];
     names.iter().map(|name| place.images().join(name).with_extension("tar")).collect()
-}
-
-/// Whether all programs are there that images are made with.
-pub(crate) fn check_programs() -> Result<()> {
-    let packages = missing_packages(NEEDED);
-    ensure!(packages.is_empty(), "first: apt-get install {}", packages.join(" "));
-    Ok(())
 }
 
 /// Makes all images.
@@ -62,7 +58,7 @@ pub(crate) fn make(place: &Place) -> Result<()> {
 }
 
 fn launcher(place: &Place) -> Result<()> {
-    let contents = Contents::new(place, "launcher")?;
+    let contents = Contents::new(place, LAUNCHER_NAME)?;
     contents.busybox()?;
     // virt-controller has the container of a kernel begin with this one.
     contents.link("/bin/busybox", "usr/bin/cp")?;
